@@ -1,0 +1,96 @@
+"""A timed SSE engine: every stream brings one token an event, at a fixed rate, for a fixed number of tokens.
+
+Run as a program it prints its port and serves until its standard input ends. The events have the shape and the size of
+vLLM's and llama-server's (about 240 bytes), one HTTP chunk and one write each, so that clients are compared on the
+wake-ups that a real engine causes.
+"""
+
+import asyncio
+import json
+import random
+import sys
+from typing import Final, cast
+
+import uvloop
+
+RATE_HZ: Final = 50.0
+_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def _chunk(payload: bytes) -> bytes:
+    frame = b"data: " + payload + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(frame), frame)
+
+
+def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+    return json.dumps(
+        {
+            "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+            "object": "chat.completion.chunk",
+            "created": 1760000000,
+            "model": "timed",
+            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}],
+        }
+    ).encode()
+
+
+TOKEN: Final = _chunk(_event({"content": " token"}))
+_END: Final = _chunk(_event({}, "stop")) + _chunk(b"[DONE]") + b"0\r\n\r\n"
+
+
+class TimedStream(asyncio.Protocol):
+    """One connection: waits for a request, then streams on the clock, never ahead of it."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._sent = 0
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._started_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Start when the whole request is there."""
+        assert self._transport is not None
+        self._received += data
+        head, separator, body = bytes(self._received).partition(b"\r\n\r\n")
+        if not separator:
+            return
+        lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        if len(body) < int(lengths[0]):
+            return
+        self._received.clear()
+        self._sent = 0
+        self._transport.write(_HEAD)
+        loop = asyncio.get_running_loop()
+        self._started_at = loop.time() + random.random() / RATE_HZ  # the streams' phases are spread evenly
+        loop.call_at(self._started_at, self._tick)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop writing."""
+        self._transport = None
+
+    def _tick(self) -> None:
+        if self._transport is None:
+            return
+        if self._sent == self._tokens:
+            self._transport.write(_END)
+            return
+        self._transport.write(TOKEN)
+        self._sent += 1
+        asyncio.get_running_loop().call_at(self._started_at + self._sent / RATE_HZ, self._tick)
+
+
+async def _serve(tokens: int) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: TimedStream(tokens), "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await loop.run_in_executor(None, sys.stdin.read)
+    server.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(int(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""The HTTP surface: thin routes over the service."""

@@ -1,0 +1,31 @@
+"""The HTTP surface, put together."""
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+
+from service import __version__
+from service.api import problems
+from service.api.auth import KeyGate
+from service.api.jobs import jobs_router
+from service.api.workers import health_router, workers_router
+from service.conversations.spec import Limits
+from service.jobs import Jobs
+from workers.fleet import Fleet
+
+
+def build_app(jobs: Jobs, fleet: Fleet, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
+    """Return the ASGI application over a running node."""
+    app = FastAPI(
+        title="Roundhouse",
+        version=__version__,
+        description="Keeps LLM engines running and puts multi-agent conversation jobs on them.",
+        docs_url=None,  # its page would be loaded from a foreign host
+        redoc_url=None,
+    )
+    problems.install(app)
+    app.include_router(jobs_router(jobs, limits))
+    app.include_router(workers_router(fleet))
+    app.include_router(health_router(fleet))
+    app.add_middleware(KeyGate, keys=api_keys)
+    return app

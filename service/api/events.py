@@ -1,0 +1,75 @@
+"""A job as server-sent events: what is durable with its number, how far the turns are in between without one."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import anyio
+import msgspec
+from starlette.responses import StreamingResponse
+
+from service.conversations.job import JobId
+from service.errors import JobNotFound
+from service.jobs import Jobs
+from service.scheduling.scheduler import Progress
+from service.store.records import StoredEvent
+
+PROGRESS_INTERVAL_S: Final = 0.5  # as often as a person reads; tokens are coalesced in between
+KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
+
+
+async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
+    """Return the events of a job, from the one after number ``after`` to its end.
+
+    The watcher reads the store at its own pace: a slow one delays nobody and loses nothing.
+
+    Raises:
+        JobNotFound: there is none.
+    """
+    await jobs.events_after(job_id, after)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(jobs, job_id, after), media_type="text/event-stream", headers=headers)
+
+
+async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]:
+    told: Sequence[Progress] = ()
+    silent_s = 0.0
+    while not jobs.watch.is_closed:
+        change = jobs.watch.next_change(job_id)
+        try:
+            events, is_over = await jobs.events_after(job_id, after)
+        except JobNotFound:
+            return  # deleted while it was followed
+        if events:
+            after = events[-1].number
+            silent_s = 0.0
+            yield b"".join(map(_frame, events))
+        if is_over:
+            return
+        if events:
+            continue
+        with anyio.move_on_after(PROGRESS_INTERVAL_S):
+            await change.wait()
+        progress = jobs.progress(job_id)
+        silent_s += PROGRESS_INTERVAL_S
+        if progress != told:
+            told, silent_s = progress, 0.0
+            yield b"event: progress\ndata: %s\n\n" % msgspec.json.encode({"turns": [_turn(turn) for turn in progress]})
+        elif silent_s >= KEEP_ALIVE_S:
+            silent_s = 0.0
+            yield b": keep-alive\n\n"
+
+
+def _frame(event: StoredEvent) -> bytes:
+    return f"id: {event.number}\nevent: {event.kind}\ndata: {event.data}\n\n".encode()
+
+
+def _turn(progress: Progress) -> dict[str, object]:
+    return {
+        "conversation": progress.key.conversation_id,
+        "agent": progress.key.agent_id,
+        "round": progress.key.round,
+        "prompt_tokens_done": progress.prompt_tokens_done,
+        "prompt_tokens": progress.prompt_tokens,
+        "output_tokens": progress.output_tokens,
+        "tokens_per_s": round(progress.tokens_per_s, 1),
+    }

@@ -1,0 +1,149 @@
+"""The HTTP surface of jobs."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from service.api import schemas
+from service.api.body import read_document
+from service.api.events import follow
+from service.conversations.job import JobId
+from service.conversations.spec import JobSpec, Limits
+from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.transcript import rfc3339
+from service.errors import InvalidParameter
+from service.jobs import Jobs, JobView
+
+MAX_KEY_LENGTH: Final = 255
+JSON: Final = "application/json"
+BODY: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {JSON: {"schema": JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")}},
+    }
+}
+
+
+def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
+    """Return the routes of jobs."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    _add_posting(router, jobs, limits)
+    _add_looking(router, jobs)
+    _add_reading(router, jobs)
+    _add_ending(router, jobs)
+    return router
+
+
+def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
+    @router.post("", status_code=202, response_model=schemas.JobOut, openapi_extra=BODY, summary="Post a job")
+    async def post_job(
+        request: Request,
+        idempotency_key: Annotated[str | None, Header()] = None,
+        queue: Annotated[bool, Query(description="false: refuse with 429 unless every first turn starts now")] = True,
+    ) -> Response:
+        if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
+            raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
+        document = await read_document(request, limits)
+        stored, is_new = await jobs.post(document, idempotency_key, queue=queue)
+        body = job_document(await jobs.get(stored.id))
+        location = {"Location": f"/v1/jobs/{stored.id}"}
+        return _json(body, status=202 if is_new else 200, headers=location)
+
+
+def _add_looking(router: APIRouter, jobs: Jobs) -> None:
+    @router.get("", response_model=schemas.JobList, summary="List jobs, the newest first")
+    async def list_jobs(
+        state: JobState | None = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        cursor: Annotated[str | None, Query(description="next_cursor of the page before")] = None,
+    ) -> Response:
+        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):  # noqa: PLR2004 - int64
+            raise InvalidParameter("cursor: not one of ours; take next_cursor of the page before")
+        views = await jobs.page(state, limit, int(cursor) if cursor else None)
+        more = str(views[-1].stored.number) if len(views) == limit else None
+        return _json({"jobs": [job_document(view) for view in views], "next_cursor": more})
+
+    @router.get("/{job_id}", response_model=schemas.JobOut, summary="Look at a job")
+    async def get_job(job_id: str) -> Response:
+        return _json(job_document(await jobs.get(JobId(job_id))))
+
+    @router.get("/{job_id}/events", summary="Follow a job as server-sent events", response_class=StreamingResponse)
+    async def get_events(job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
+        if last_event_id and not (last_event_id.isascii() and last_event_id.isdecimal()):
+            raise InvalidParameter("Last-Event-ID: not one of ours; it is the id of the last event that was read")
+        return await follow(jobs, JobId(job_id), min(int(last_event_id or 0), 2**62))
+
+
+def _add_reading(router: APIRouter, jobs: Jobs) -> None:
+    @router.get("/{job_id}/result", response_model=schemas.ResultOut, summary="Read all transcripts")
+    async def get_result(job_id: str, format: Literal["json", "jsonl"] = "json") -> Response:  # noqa: A002 - the contract's
+        view = await jobs.get(JobId(job_id))
+        await jobs.ended(view.stored.id)
+        transcripts = jobs.transcripts(view.stored.id)
+        if format == "jsonl":
+            return StreamingResponse(_lines(transcripts), media_type="application/x-ndjson")
+        conversations = [transcript async for transcript in transcripts]
+        return _json({"id": view.stored.id, "state": view.stored.state, "conversations": conversations})
+
+    @router.get(
+        "/{job_id}/conversations/{conversation_id}",
+        response_model=schemas.TranscriptOut,
+        summary="Read one transcript as it is so far",
+    )
+    async def get_conversation(job_id: str, conversation_id: str) -> Response:
+        return _json(await jobs.transcript(JobId(job_id), conversation_id))
+
+
+def _add_ending(router: APIRouter, jobs: Jobs) -> None:
+    @router.post("/{job_id}/cancel", status_code=202, response_model=schemas.JobOut, summary="End a job early")
+    async def cancel_job(job_id: str) -> Response:
+        await jobs.cancel(JobId(job_id))
+        return _json(job_document(await jobs.get(JobId(job_id))), status=202)
+
+    @router.delete("/{job_id}", status_code=204, summary="Release all that is stored of an ended job")
+    async def delete_job(job_id: str) -> Response:
+        await jobs.delete(JobId(job_id))
+        return Response(status_code=204)
+
+
+def job_document(view: JobView) -> dict[str, object]:
+    """Return a job as callers see it."""
+    talks, turns = view.tally.conversations, view.tally.turns
+    ended = {state: turns.get(state, 0) for state in (TurnState.COMPLETED, TurnState.FAILED, TurnState.CANCELLED)}
+    total = view.job.total_turns
+    return {
+        "id": view.stored.id,
+        "name": view.stored.name,
+        "state": view.stored.state,
+        "created_at": rfc3339(view.stored.created_at),
+        "started_at": rfc3339(view.stored.started_at),
+        "finished_at": rfc3339(view.stored.finished_at),
+        "progress": {
+            "conversations": {
+                "total": len(view.job.conversations),
+                "completed": talks.get(ConversationState.COMPLETED, 0),
+                "failed": talks.get(ConversationState.FAILED, 0),
+                "cancelled": talks.get(ConversationState.CANCELLED, 0),
+            },
+            "turns": {
+                "total": total,
+                "pending": max(0, total - sum(ended.values()) - view.ready - view.in_flight),
+                "ready": view.ready,
+                "in_flight": view.in_flight,
+                **ended,
+            },
+        },
+        "metadata": dict(view.job.metadata),
+    }
+
+
+async def _lines(transcripts: AsyncIterator[dict[str, object]]) -> AsyncIterator[bytes]:
+    async for transcript in transcripts:
+        yield msgspec.json.encode(transcript) + b"\n"
+
+
+def _json(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(document), status_code=status, media_type=JSON, headers=headers)

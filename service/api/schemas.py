@@ -1,0 +1,207 @@
+"""What the HTTP surface answers, for its description in /openapi.json."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel
+
+from service.conversations.states import ConversationState, JobState, TurnState
+
+
+class ConversationCounts(BaseModel):
+    """How many conversations are how far."""
+
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+class TurnCounts(BaseModel):
+    """How many turns are how far."""
+
+    total: int
+    pending: int
+    ready: int
+    in_flight: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+class ProgressOut(BaseModel):
+    """How far a job is."""
+
+    conversations: ConversationCounts
+    turns: TurnCounts
+
+
+class JobOut(BaseModel):
+    """A job."""
+
+    id: str
+    name: str
+    state: JobState
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    progress: ProgressOut
+    metadata: dict[str, object]
+
+
+class JobList(BaseModel):
+    """A page of jobs, the newest first."""
+
+    jobs: list[JobOut]
+    next_cursor: str | None
+
+
+class AttemptOut(BaseModel):
+    """One try of a turn."""
+
+    outcome: TurnState
+    reason: str | None
+    detail: str | None
+    text: str
+    worker: str
+    incarnation: int
+    started_at: datetime
+    finished_at: datetime
+
+
+class UsageOut(BaseModel):
+    """What a turn cost, in tokens."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+
+class TurnOut(BaseModel):
+    """One agent speaking once in one round."""
+
+    agent: str
+    round: int
+    state: TurnState
+    reason: str | None
+    detail: str | None
+    text: str
+    thinking: str
+    tool_calls: list[dict[str, object]]
+    signals: list[dict[str, object]]
+    finish_reason: str | None
+    attempts: list[AttemptOut]
+    usage: UsageOut
+    worker: str | None
+    incarnation: int | None
+    weight_version: int | None
+    queued_at: datetime | None
+    started_at: datetime | None
+    first_token_at: datetime | None
+    finished_at: datetime | None
+
+
+class TranscriptOut(BaseModel):
+    """One conversation; turns in the order in which they became visible."""
+
+    id: str
+    state: ConversationState
+    reason: str | None
+    metadata: dict[str, object]
+    turns: list[TurnOut]
+
+
+class ResultOut(BaseModel):
+    """All transcripts of a job that has ended."""
+
+    id: str
+    state: JobState
+    conversations: list[TranscriptOut]
+
+
+class SlotsOut(BaseModel):
+    """A worker's slots."""
+
+    total: int
+    in_use: int
+
+
+class ExitOut(BaseModel):
+    """How an engine's process ended."""
+
+    status: int | None
+    signal: int | None
+    text: str
+
+
+class WorkerOut(BaseModel):
+    """A worker."""
+
+    id: str
+    model: str
+    engine: str
+    state: str
+    because: str
+    pid: int | None
+    pgid: int | None
+    port: int
+    incarnation: int
+    restarts: int
+    slots: SlotsOut
+    last_exit: ExitOut | None
+    verdict: str | None
+    tokens_per_s: float
+    weight_version: int | None
+
+
+class WorkerList(BaseModel):
+    """All workers, in the order of the configuration."""
+
+    workers: list[WorkerOut]
+
+
+class LogLineOut(BaseModel):
+    """One line that an engine printed."""
+
+    number: int
+    incarnation: int
+    at: str
+    text: str
+
+
+class LogsOut(BaseModel):
+    """The last lines of a worker's engine, of this and the previous incarnation."""
+
+    id: str
+    incarnation: int
+    lines: list[LogLineOut]
+
+
+class HealthOut(BaseModel):
+    """The process serves."""
+
+    status: Literal["ok"]
+
+
+class ReadyOut(BaseModel):
+    """Every model has a ready worker."""
+
+    status: Literal["ready"]
+
+
+class ProblemFault(BaseModel):
+    """One thing that is wrong with a request."""
+
+    path: str
+    message: str
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[ProblemFault]

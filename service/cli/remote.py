@@ -1,0 +1,270 @@
+"""The commands that speak to a running service over HTTP."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import httpx
+import typer
+import yaml
+from httpx_sse import ServerSentEvent, connect_sse
+from rich.console import Console
+from rich.table import Table
+
+from service.cli.console import print_transcript
+from service.errors import ConfigError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+LIMIT_S: Final = 30.0  # for one answer; streams wait for as long as the service keeps them alive
+RECONNECT_S: Final = 1.0
+FOLLOW_INTERVAL_S: Final = 0.5
+DONE: Final = "completed"
+
+
+class Unreachable(Exception):
+    """The service does not answer."""
+
+
+class Refused(Exception):
+    """The service answered, and the answer is no."""
+
+    def __init__(self, problem: Mapping[str, Any], status: int) -> None:
+        faults = "".join(f"\n  {fault['path']}: {fault['message']}" for fault in problem.get("errors", ()))
+        text = problem.get("title", f"status {status}") if faults else problem.get("detail", f"status {status}")
+        super().__init__(f"{text}{faults}")
+        self.status = status
+
+
+UrlOption = Annotated[str, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is.")]
+KeyOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_API_KEY", help="One of the service's api_keys.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(submit)
+    app.command()(status)
+    app.command()(result)
+    app.command()(watch)
+    app.command()(cancel)
+    app.command()(workers)
+    app.command()(logs)
+
+
+def submit(
+    job: Annotated[Path, typer.Argument(help="A job file, YAML or JSON.")],
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
+    idempotency_key: Annotated[str | None, typer.Option(help="Posting again with the same key posts nothing.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Post a job."""
+    try:
+        document = yaml.safe_load(job.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{job}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{job}: not YAML: {error}") from error
+    headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+    with connect(url, api_key) as service:
+        try:
+            posted = ask(service, "POST", "/v1/jobs", json=document, headers=headers)
+        except Refused as refused:
+            if refused.status == 422:  # noqa: PLR2004 - the job file is at fault, not the service
+                raise ConfigError(f"{job}: {refused}") from refused
+            raise
+        if not wait:
+            print_document(posted, posted["id"], as_json=as_json)
+            return
+        typer.echo(posted["id"], err=True)
+        end = follow(service, posted["id"], as_json=as_json)
+    raise typer.Exit(0 if end == DONE else EXIT_FAILED)
+
+
+def status(
+    job_id: Annotated[str | None, typer.Argument(help="Without one, all jobs are listed.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one job, or list them."""
+    with connect(url, api_key) as service:
+        answer = ask(service, "GET", f"/v1/jobs/{job_id}" if job_id else "/v1/jobs")
+    jobs = [answer] if job_id else answer["jobs"]
+    table = Table("id", "name", "state", "conversations", "turns", "in flight", "ready", box=None)
+    for job in jobs:
+        talks, turns = job["progress"]["conversations"], job["progress"]["turns"]
+        table.add_row(
+            job["id"],
+            job["name"],
+            job["state"],
+            f"{talks['completed']}/{talks['total']}",
+            f"{turns['completed']}/{turns['total']}",
+            str(turns["in_flight"]),
+            str(turns["ready"]),
+        )
+    print_document(answer, table, as_json=as_json)
+
+
+def result(
+    job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False
+) -> None:
+    """Print the transcripts of a job that has ended."""
+    with connect(url, api_key) as service:
+        answer = ask(service, "GET", f"/v1/jobs/{job_id}/result")
+    if as_json:
+        print_document(answer, "", as_json=True)
+    else:
+        for transcript in answer["conversations"]:
+            print_transcript(Console(), job_id, transcript)
+    raise typer.Exit(0 if answer["state"] == DONE else EXIT_FAILED)
+
+
+def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+    """Follow a job's events to its end."""
+    with connect(url, api_key) as service:
+        end = follow(service, job_id, as_json=as_json)
+    raise typer.Exit(0 if end == DONE else EXIT_FAILED)
+
+
+def cancel(
+    job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False
+) -> None:
+    """End a job early; what was said is kept."""
+    with connect(url, api_key) as service:
+        answer = ask(service, "POST", f"/v1/jobs/{job_id}/cancel")
+    print_document(answer, f"{answer['id']}: {answer['state']}, to be cancelled", as_json=as_json)
+
+
+def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+    """List the workers."""
+    with connect(url, api_key) as service:
+        answer = ask(service, "GET", "/v1/workers")
+    table = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", box=None)
+    for worker in answer["workers"]:
+        slots = f"{worker['slots']['in_use']}/{worker['slots']['total']}"
+        cells = [worker[name] for name in ("id", "model", "engine", "state", "pid", "port")]
+        table.add_row(*(str(cell) for cell in (*cells, slots, worker["restarts"], worker["tokens_per_s"])))
+    print_document(answer, table, as_json=as_json)
+
+
+def logs(
+    worker_id: str,
+    *,
+    follow_on: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new lines.")] = False,
+    tail: Annotated[int, typer.Option(min=0, max=10_000, help="How many lines.")] = 100,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the last output lines of a worker's engine."""
+    after = 0
+    with connect(url, api_key) as service:
+        while True:
+            params = {"tail": tail, "after": after}
+            for line in ask(service, "GET", f"/v1/workers/{worker_id}/logs", params=params)["lines"]:
+                after = line["number"]
+                typer.echo(json.dumps(line) if as_json else line["text"])
+            if not follow_on:
+                return
+            tail = 10_000
+            time.sleep(FOLLOW_INTERVAL_S)
+
+
+@contextmanager
+def connect(url: str, api_key: str | None) -> Iterator[httpx.Client]:
+    """Return a client of the service; it does not speak to it yet."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=LIMIT_S, trust_env=False) as client:
+        yield client
+
+
+def ask(service: httpx.Client, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - JSON of the service
+    """Return the JSON of an answer.
+
+    Raises:
+        Unreachable: the service does not answer.
+        Refused: it answered with an error.
+    """
+    try:
+        answer = service.request(method, path, **request)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unreachable(f"no service at {service.base_url}: {error}; start one with 'roundhouse serve'") from error
+    return _checked(answer)
+
+
+def follow(service: httpx.Client, job_id: str, *, as_json: bool) -> str:
+    """Print a job's events to its end, over reconnections; return the state that it ended in.
+
+    Raises:
+        Unreachable: the service does not answer.
+        Refused: there is no such job.
+    """
+    last = "0"
+    state = ask(service, "GET", f"/v1/jobs/{job_id}")["state"]
+    while True:
+        try:
+            for event in _events(service, job_id, last):
+                last = event.id or last
+                data = json.loads(event.data)
+                typer.echo(json.dumps({"event": event.event, **data}) if as_json else _event_line(event.event, data))
+                if event.event == "end":
+                    return str(data["state"])
+        except httpx.HTTPError:
+            pass  # the connection broke; the next look says whether the service is still there
+        state = ask(service, "GET", f"/v1/jobs/{job_id}")["state"]
+        if state not in ("queued", "running"):
+            return str(state)
+        time.sleep(RECONNECT_S)
+
+
+def print_document(document: object, shown: object, *, as_json: bool) -> None:
+    """Print for machines, or for people."""
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        Console().print(shown, highlight=False, soft_wrap=True)
+
+
+def _events(service: httpx.Client, job_id: str, last: str) -> Iterator[ServerSentEvent]:
+    headers = {"Last-Event-ID": last}
+    with connect_sse(service, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
+        if source.response.is_error:
+            source.response.read()
+            _checked(source.response)
+        yield from source.iter_sse()
+
+
+def _checked(answer: httpx.Response) -> Any:  # noqa: ANN401 - JSON of the service
+    try:
+        document = answer.json() if answer.content else {}
+    except ValueError as error:
+        raise Refused(
+            {"detail": f"{answer.url} is no Roundhouse: {answer.text[:100]!r}"}, answer.status_code
+        ) from error
+    if answer.is_error:
+        raise Refused(document if isinstance(document, dict) else {}, answer.status_code)
+    return document
+
+
+def _event_line(kind: str, data: Mapping[str, Any]) -> str:
+    match kind:
+        case "turn":
+            reason = f" ({data['reason']})" if data.get("reason") else ""
+            on = f" on {data['worker']}" if data.get("worker") else ""
+            return f"{data['conversation']} round {data['round']} {data['agent']}: {data['state']}{reason}{on}"
+        case "conversation":
+            return f"{data['conversation']}: {data['state']}"
+        case "progress":
+            tokens = sum(turn["output_tokens"] for turn in data["turns"])
+            return f"{len(data['turns'])} turns in flight, {tokens} tokens so far"
+        case _:
+            return f"job: {data['state']}"

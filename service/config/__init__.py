@@ -1,0 +1,1 @@
+"""The configuration: its schema, its file, and the workers that follow from it."""

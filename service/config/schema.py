@@ -1,0 +1,116 @@
+"""The configuration as operators write it (contract, section 4); every key has a default but ``models``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from service.conversations.spec import Limits
+from service.faults import StrictModel
+from service.scheduling.policy import POLICIES
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+Scalar = str | int | float | bool | None
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _known_policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    return name
+
+
+class ServerConfig(StrictModel):
+    """The HTTP front end and where state is kept."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    state_dir: Path = Path("state")
+    api_keys: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    drain_s: float = Field(default=30.0, ge=0)
+
+    @model_validator(mode="after")
+    def _needs_keys(self) -> "ServerConfig":
+        if self.host not in LOOPBACK and not self.api_keys:
+            raise ValueError(
+                f"host {self.host} is reachable from outside and needs api_keys "
+                "(or ROUNDHOUSE_API_KEYS); or keep host: 127.0.0.1"
+            )
+        return self
+
+
+class StoreConfig(StrictModel):
+    """Where jobs are stored."""
+
+    url: Literal["sqlite"] = "sqlite"
+
+
+class SchedulingConfig(StrictModel):
+    """In which order turns go to slots."""
+
+    policy: Annotated[str, AfterValidator(_known_policy)] = "progress"
+
+
+class TimeoutsConfig(StrictModel):
+    """Limits on one worker's engine, in seconds; null is for ever."""
+
+    start_s: Seconds = 600.0
+    stop_grace_s: Seconds = 10.0
+    prefill_stall_s: Seconds | None = 120.0
+    decode_stall_s: Seconds | None = 60.0
+    request_s: Seconds | None = None
+
+
+class RestartConfig(StrictModel):
+    """When a broken engine is started again."""
+
+    initial_s: Seconds = 1.0
+    max_s: Seconds = 60.0
+    failures: int = Field(default=5, ge=1)
+    window_s: Seconds = 600.0
+
+
+class ModelConfig(StrictModel):
+    """One model, and the workers that serve it."""
+
+    engine: Literal["llama-server", "embedded"]
+    model: str | None = None
+    command: list[str] = Field(default_factory=list)
+    args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    replicas: int = Field(default=1, ge=1, le=256)
+    host: str = "127.0.0.1"
+    port: Port = 9100
+    slots: int = Field(default=4, ge=1, le=4096)
+    context: int = Field(default=4096, ge=16)
+    params: dict[str, object] = Field(default_factory=dict)
+    timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
+    restart: RestartConfig = Field(default_factory=RestartConfig)
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+
+
+class Config(StrictModel):
+    """The whole configuration."""
+
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    store: StoreConfig = Field(default_factory=StoreConfig)
+    scheduling: SchedulingConfig = Field(default_factory=SchedulingConfig)
+    limits: Limits = Field(default_factory=Limits)
+    models: dict[ModelName, ModelConfig] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> "Config":
+        owners: dict[tuple[str, int], str] = {(self.server.host, self.server.port): "server"}
+        for name, model in self.models.items():
+            for index in range(model.replicas):
+                place = (model.host, model.port + index)
+                owner = owners.setdefault(place, f"models.{name}")
+                if owner != f"models.{name}":
+                    raise ValueError(
+                        f"models.{name}.port: port {place[1]} of replica {index} is {owner}'s already; "
+                        "give one of them another (replicas take the ports that follow)"
+                    )
+        return self

@@ -1,0 +1,107 @@
+"""From the configuration to the specifications of its workers."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from service.config.schema import Config, ModelConfig
+from service.errors import ConfigError
+from workers.errors import InvalidSpec
+from workers.launch import command_for
+from workers.policy.restart import RestartPolicy
+from workers.policy.silence import SilenceLimits
+from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
+
+TINY_MODEL: Final = "tiny.gguf"
+_REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
+
+
+def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
+    """Return one specification a replica; relative paths are taken from ``base``, the configuration's folder.
+
+    Raises:
+        ConfigError: a model file or a program is not there, or a flag is given twice.
+    """
+    specs: list[WorkerSpec] = []
+    for name, model in config.models.items():
+        file = _model_file(name, model, base, state_dir)
+        specs += [_spec(name, model, file, index) for index in range(model.replicas)]
+    for spec in specs:
+        _check_launch(spec)
+    return specs
+
+
+def needs_tiny_model(config: Config) -> bool:
+    """Whether a model is to be run that names no file, so that Roundhouse makes one."""
+    return any(_is_tiny(model) for model in config.models.values())
+
+
+def tiny_model_path(state_dir: Path) -> Path:
+    """Return where the model is that Roundhouse makes itself."""
+    return state_dir.resolve() / "models" / TINY_MODEL
+
+
+def _is_tiny(model: ModelConfig) -> bool:
+    return EngineKind(model.engine) is EngineKind.EMBEDDED and model.model is None and not model.command
+
+
+def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> str | None:
+    if _is_tiny(model):
+        return str(tiny_model_path(state_dir))
+    if model.model is None:
+        if model.command:
+            return None
+        raise ConfigError(f"models.{name}.model: is required for engine {model.engine}: the path of a GGUF file")
+    path = (base / Path(model.model).expanduser()).resolve()
+    if path.is_file() or model.command:
+        return str(path)
+    if (
+        EngineKind(model.engine) is EngineKind.LLAMA_SERVER
+        and _REPOSITORY.match(model.model)
+        and not model.model.endswith(".gguf")
+    ):
+        return model.model
+    raise ConfigError(f"models.{name}.model: there is no file {path}")
+
+
+def _spec(name: str, model: ModelConfig, file: str | None, index: int) -> WorkerSpec:
+    t = model.timeouts
+    return WorkerSpec(
+        id=WorkerId(f"{name}-{index}"),
+        model=name,
+        engine=EngineKind(model.engine),
+        model_file=file,
+        host=model.host,
+        port=model.port + index,
+        slots=model.slots,
+        context=model.context,
+        command=tuple(model.command),
+        args={key: _flag(value) for key, value in model.args.items()},
+        env=model.env,
+        timeouts=WorkerTimeouts(
+            start_s=t.start_s,
+            stop_grace_s=t.stop_grace_s,
+            request_s=t.request_s,
+            silence=SilenceLimits(prefill_s=t.prefill_stall_s, decode_s=t.decode_stall_s),
+        ),
+        restart=RestartPolicy(**model.restart.model_dump()),
+    )
+
+
+def _flag(value: object) -> Flag:
+    if isinstance(value, list):
+        return tuple(value)
+    assert value is None or isinstance(value, str | int | float | bool)  # noqa: S101 - the schema allows nothing else
+    return value
+
+
+def _check_launch(spec: WorkerSpec) -> None:
+    try:
+        program = command_for(spec, {}).argv[0]
+    except InvalidSpec as error:
+        raise ConfigError(f"models.{spec.model}.{error}") from error
+    if shutil.which(program) is None:
+        raise ConfigError(
+            f"models.{spec.model}.command: there is no program {program!r}; give its path with command: [...]"
+        )

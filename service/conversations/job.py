@@ -1,0 +1,67 @@
+"""A job as the rest of the service knows it: valid, complete, unchanging."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, NewType
+
+JobId = NewType("JobId", str)
+
+
+class TurnKey(NamedTuple):
+    """One agent speaking once in one round of one conversation."""
+
+    job_id: JobId
+    conversation_id: str
+    agent_id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round."""
+
+    id: str
+    role: str
+    model: str
+    system: str
+    params: Mapping[str, object] = field(default_factory=dict)
+    visible_to: frozenset[str] | None = None
+    waits_for: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """One independent exchange of a job's agents."""
+
+    id: str
+    prompt: str
+    rounds: int
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Agents and the conversations that they hold."""
+
+    id: JobId
+    name: str
+    agents: tuple[Agent, ...]
+    conversations: tuple[Conversation, ...]
+    priority: int = 0
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def agents_by_id(self) -> Mapping[str, Agent]:
+        """The agents by their ids."""
+        return {agent.id: agent for agent in self.agents}
+
+    @cached_property
+    def conversations_by_id(self) -> Mapping[str, Conversation]:
+        """The conversations by their ids."""
+        return {conversation.id: conversation for conversation in self.conversations}
+
+    @property
+    def total_turns(self) -> int:
+        """How many turns the job has."""
+        return len(self.agents) * sum(conversation.rounds for conversation in self.conversations)

@@ -1,0 +1,182 @@
+"""A job as callers write it, and the whole list of what is wrong with it (contract, section 5)."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from service.conversations.job import Agent, Conversation, Job, JobId
+from service.errors import Fault, InvalidJob
+from service.faults import StrictModel, faults_of, unknown
+
+Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+
+class Limits(StrictModel):
+    """What one job may ask for."""
+
+    body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="size of a posted body")
+    depth: int = Field(default=64, gt=0, description="nesting of a posted body")
+    agents: int = Field(default=256, gt=0, description="agents of a job")
+    conversations: int = Field(default=10_000, gt=0, description="conversations of a job")
+    rounds: int = Field(default=1_000, gt=0, description="rounds of a conversation")
+    turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
+
+
+class AgentSpec(StrictModel):
+    """One speaker of a job."""
+
+    id: Identifier
+    role: str = "participant"
+    model: str
+    system: str = ""
+    params: dict[str, object] = Field(default_factory=dict)
+    visible_to: list[str] | None = None
+    speak_after_within_round: list[str] = Field(default_factory=list)
+
+
+class ConversationSpec(StrictModel):
+    """One conversation of a job."""
+
+    id: Identifier | None = None
+    prompt: str
+    rounds: int | None = Field(default=None, ge=1)
+    metadata: dict[str, object] = Field(default_factory=dict)
+
+
+class JobSpec(StrictModel):
+    """A job: agents, and the conversations that they are to hold."""
+
+    name: str = Field(default="job", min_length=1, max_length=200)
+    mode: Literal["rounds"] = "rounds"
+    rounds: int = Field(default=1, ge=1)
+    agents: list[AgentSpec] = Field(min_length=1)
+    conversations: list[ConversationSpec] = Field(min_length=1)
+    priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
+    metadata: dict[str, object] = Field(default_factory=dict)
+
+
+def parse_job(document: object, job_id: JobId, models: Collection[str], limits: Limits) -> Job:
+    """Return the job that ``document`` (decoded JSON or YAML) describes; ``models`` are those that are configured.
+
+    Raises:
+        InvalidJob: with every fault that was found.
+    """
+    if not isinstance(document, dict):
+        raise InvalidJob([Fault(path="", message="a job is an object with agents and conversations")])
+    try:
+        spec = JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise InvalidJob(faults_of(error, JobSpec)) from error
+    conversations = _conversations(spec)
+    faults = [
+        *_agent_faults(spec, models),
+        *_cycle_faults(spec),
+        *_conversation_faults(conversations),
+        *_limit_faults(spec, conversations, limits),
+    ]
+    if faults:
+        raise InvalidJob(faults)
+    return Job(
+        id=job_id,
+        name=spec.name,
+        agents=tuple(_agent(agent) for agent in spec.agents),
+        conversations=conversations,
+        priority=spec.priority,
+        metadata=spec.metadata,
+    )
+
+
+def _agent(spec: AgentSpec) -> Agent:
+    return Agent(
+        id=spec.id,
+        role=spec.role,
+        model=spec.model,
+        system=spec.system,
+        params=spec.params,
+        visible_to=None if spec.visible_to is None else frozenset(spec.visible_to),
+        waits_for=frozenset(spec.speak_after_within_round),
+    )
+
+
+def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
+    return tuple(
+        Conversation(
+            id=f"c{index}" if given.id is None else given.id,
+            prompt=given.prompt,
+            rounds=spec.rounds if given.rounds is None else given.rounds,
+            metadata=given.metadata,
+        )
+        for index, given in enumerate(spec.conversations)
+    )
+
+
+def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
+    ids = [agent.id for agent in spec.agents]
+    for index, agent in enumerate(spec.agents):
+        place = f"agents[{index}]"
+        if agent.id in ids[:index]:
+            yield Fault(path=f"{place}.id", message=f"{agent.id!r} is the id of agents[{ids.index(agent.id)}] already")
+        if agent.model not in models:
+            yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
+        named = {"visible_to": agent.visible_to or [], "speak_after_within_round": agent.speak_after_within_round}
+        for key, others in named.items():
+            for position, other in enumerate(others):
+                if other not in ids:
+                    yield Fault(path=f"{place}.{key}[{position}]", message=unknown("agent", other, ids))
+
+
+def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
+    cycle = find_cycle({agent.id: agent.speak_after_within_round for agent in spec.agents})
+    if cycle:
+        index = [agent.id for agent in spec.agents].index(cycle[0])
+        yield Fault(
+            path=f"agents[{index}].speak_after_within_round",
+            message=f"a cycle, in which nobody could ever speak: {' waits for '.join((*cycle, cycle[0]))}",
+        )
+
+
+def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
+    seen: dict[str, int] = {}
+    for index, conversation in enumerate(conversations):
+        first = seen.setdefault(conversation.id, index)
+        if first != index:
+            yield Fault(
+                path=f"conversations[{index}].id",
+                message=f"{conversation.id!r} is the id of conversations[{first}] already",
+            )
+
+
+def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:
+    rounds = max(conversation.rounds for conversation in conversations)
+    turns = len(spec.agents) * sum(conversation.rounds for conversation in conversations)
+    for path, what, asked, limit in (
+        ("agents", "agents", len(spec.agents), limits.agents),
+        ("conversations", "conversations", len(conversations), limits.conversations),
+        ("rounds", "rounds", rounds, limits.rounds),
+        ("", "turns", turns, limits.turns),
+    ):
+        if asked > limit:
+            yield Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")
+
+
+def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Return one cycle of ``waits`` (who waits for whom), or () where there is none."""
+    finished: set[str] = set()
+    for start in waits:
+        path: list[str] = []
+        stack: list[tuple[str, Iterator[str]]] = [(start, iter(waits[start]))] if start not in finished else []
+        if stack:
+            path.append(start)
+        while stack:
+            _, others = stack[-1]
+            other = next((each for each in others if each in waits and each not in finished), None)
+            if other is None:
+                finished.add(path.pop())
+                stack.pop()
+            elif other in path:
+                return tuple(path[path.index(other) :])
+            else:
+                path.append(other)
+                stack.append((other, iter(waits[other])))
+    return ()

@@ -1,0 +1,50 @@
+"""The states of jobs, conversations and turns (contract, section 5.5)."""
+
+from enum import StrEnum
+from typing import Final
+
+
+class JobState(StrEnum):
+    """How far a job is."""
+
+    QUEUED = "queued"  # durable, no turn has started
+    RUNNING = "running"  # at least one turn has started
+    COMPLETED = "completed"  # every conversation completed
+    COMPLETED_WITH_FAILURES = "completed_with_failures"  # some did, some did not
+    FAILED = "failed"  # no conversation completed
+    CANCELLED = "cancelled"  # ended by its caller
+
+
+class ConversationState(StrEnum):
+    """How far a conversation is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TurnState(StrEnum):
+    """How far a turn is."""
+
+    PENDING = "pending"  # waits for others to speak
+    READY = "ready"  # waits for a slot
+    IN_FLIGHT = "in_flight"  # on a slot
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED_JOBS: Final = frozenset(
+    {JobState.COMPLETED, JobState.COMPLETED_WITH_FAILURES, JobState.FAILED, JobState.CANCELLED}
+)
+
+
+def job_state_after(ended: frozenset[ConversationState], *, was_cancelled: bool) -> JobState:
+    """Return how a job ends whose conversations ended in these ways."""
+    if was_cancelled:
+        return JobState.CANCELLED
+    if ended == {ConversationState.COMPLETED}:
+        return JobState.COMPLETED
+    return JobState.COMPLETED_WITH_FAILURES if ConversationState.COMPLETED in ended else JobState.FAILED

@@ -1,0 +1,113 @@
+"""What is kept of a turn and of a conversation, and how callers see it (contract, section 6)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from service.conversations.job import Conversation, TurnKey
+from service.conversations.states import ConversationState, TurnState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenUsage:
+    """What a turn cost, in tokens; None is not known."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try of a turn on one incarnation of one worker; ``text`` is what came, whole or not."""
+
+    outcome: TurnState
+    reason: str | None
+    detail: str | None
+    text: str
+    worker: str
+    incarnation: int
+    started_at: datetime
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One entry of a transcript; all times are UTC."""
+
+    key: TurnKey
+    state: TurnState
+    reason: str | None = None
+    detail: str | None = None
+    text: str = ""
+    thinking: str = ""
+    finish_reason: str | None = None
+    attempts: tuple[Attempt, ...] = ()
+    usage: TokenUsage = TokenUsage()
+    worker: str | None = None
+    incarnation: int | None = None
+    queued_at: datetime | None = None
+    started_at: datetime | None = None
+    first_token_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+def rfc3339(at: datetime | None) -> str | None:
+    """Return a UTC time in RFC 3339, to the microsecond."""
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def turn_document(turn: Turn) -> dict[str, object]:
+    """Return a turn as it stands in a transcript."""
+    return {
+        "agent": turn.key.agent_id,
+        "round": turn.key.round,
+        "state": turn.state.value,
+        "reason": turn.reason,
+        "detail": turn.detail,
+        "text": turn.text,
+        "thinking": turn.thinking,
+        "tool_calls": [],
+        "signals": [],
+        "finish_reason": turn.finish_reason,
+        "attempts": [attempt_document(attempt) for attempt in turn.attempts],
+        "usage": {
+            "prompt_tokens": turn.usage.prompt_tokens,
+            "completion_tokens": turn.usage.completion_tokens,
+            "cached_tokens": turn.usage.cached_tokens,
+        },
+        "worker": turn.worker,
+        "incarnation": turn.incarnation,
+        "weight_version": None,
+        "queued_at": rfc3339(turn.queued_at),
+        "started_at": rfc3339(turn.started_at),
+        "first_token_at": rfc3339(turn.first_token_at),
+        "finished_at": rfc3339(turn.finished_at),
+    }
+
+
+def attempt_document(attempt: Attempt) -> dict[str, object]:
+    """Return an attempt as it stands in a transcript."""
+    return {
+        "outcome": attempt.outcome.value,
+        "reason": attempt.reason,
+        "detail": attempt.detail,
+        "text": attempt.text,
+        "worker": attempt.worker,
+        "incarnation": attempt.incarnation,
+        "started_at": rfc3339(attempt.started_at),
+        "finished_at": rfc3339(attempt.finished_at),
+    }
+
+
+def transcript_document(
+    conversation: Conversation, state: ConversationState, reason: str | None, turns: Sequence[Turn]
+) -> dict[str, object]:
+    """Return a transcript: ``turns`` in the order in which they became visible."""
+    return {
+        "id": conversation.id,
+        "state": state.value,
+        "reason": reason,
+        "metadata": dict(conversation.metadata),
+        "turns": [turn_document(turn) for turn in turns],
+    }

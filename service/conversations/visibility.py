@@ -1,0 +1,46 @@
+"""Who reads what (contract, sections 5 and 5.1). Pure.
+
+``visible_to`` says who reads an agent's words in later rounds; an agent that waits for another within a round reads
+what that one said in it, whatever ``visible_to`` says (seed 000, "Within a Round"). An agent always sees its own words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from service.conversations.job import Agent, Job
+
+Spoken = Mapping[tuple[str, int], str]  # the words of (agent, round), of the turns that are completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utterance:
+    """What one agent said in one round."""
+
+    agent: str
+    round: int
+    text: str
+
+
+def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
+    """Return what ``listener`` may read when it speaks in ``round_number``, in a stable order.
+
+    The order is the one in which it could have heard the words: before each of its own turns the words of the agents
+    that it waits for, after it those of the others. So a later prompt extends an earlier one, and engines' prefix
+    caches keep what they have.
+    """
+    heard: list[Utterance] = []
+    for number in range(round_number + 1):
+        waited = [agent for agent in job.agents if agent.id in listener.waits_for]
+        others = [agent for agent in job.agents if agent.id not in listener.waits_for and agent.id != listener.id]
+        is_past = number < round_number
+        order = [*waited, listener, *others] if is_past else waited
+        for speaker in order:
+            words = spoken.get((speaker.id, number))
+            if words is not None and (not is_past or is_visible_later(speaker, listener.id)):
+                heard.append(Utterance(agent=speaker.id, round=number, text=words))
+    return tuple(heard)
+
+
+def is_visible_later(speaker: Agent, listener_id: str) -> bool:
+    """Whether ``listener_id`` may read in later rounds what ``speaker`` says."""
+    return speaker.id == listener_id or speaker.visible_to is None or listener_id in speaker.visible_to

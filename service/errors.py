@@ -1,0 +1,202 @@
+"""What can go wrong in the service, as its callers see it. Each leaf has a status of HTTP and a code for machines.
+
+ServiceError
+├── BodyMalformed         400  the body is no JSON, or nested too deeply
+├── BodyTooLarge          413
+├── InvalidParameter      400  a query parameter or a header
+├── InvalidJob            422  with every fault by its path
+├── NotAuthorised         401
+├── JobNotFound           404
+├── ConversationNotFound  404
+├── WorkerNotFound        404
+├── IdempotencyConflict   409  the same key with another body
+├── NotFinished           409  the result of a job that runs
+├── NotEnded              409  the deletion of a job that runs
+├── NoSlotAvailable       429
+├── ShuttingDown          503
+├── NotReady              503  a model has no ready worker
+├── StoreError            500  the store cannot read or write
+└── ConfigError           of the command line alone: the configuration cannot be used
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing wrong with what a caller gave: where, and what with its mend."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        """Say both."""
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ServiceError(Exception):
+    """Something in the service failed."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+    retry_after_s: int | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+class BodyMalformed(ServiceError):
+    """The body is no JSON."""
+
+    status = 400
+    code = "body_malformed"
+    title = "The body is not usable JSON"
+
+
+class BodyTooLarge(ServiceError):
+    """The body is larger than the limit."""
+
+    status = 413
+    code = "body_too_large"
+    title = "The body is too large"
+
+
+class InvalidParameter(ServiceError):
+    """A query parameter or a header is not usable."""
+
+    status = 400
+    code = "invalid_parameter"
+    title = "A parameter is not usable"
+
+
+class InvalidJob(ServiceError):
+    """The job is refused whole; ``faults`` lists everything that is wrong with it."""
+
+    status = 422
+    code = "invalid_job"
+    title = "The job is refused"
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("; ".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
+
+
+class NotAuthorised(ServiceError):
+    """No key, or one that is not known."""
+
+    status = 401
+    code = "not_authorised"
+    title = "A key is needed"
+
+
+class JobNotFound(ServiceError):
+    """No job of that id."""
+
+    status = 404
+    code = "job_not_found"
+    title = "No such job"
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"there is no job {job_id}")
+
+
+class ConversationNotFound(ServiceError):
+    """No conversation of that id in the job."""
+
+    status = 404
+    code = "conversation_not_found"
+    title = "No such conversation"
+
+    def __init__(self, job_id: str, conversation_id: str) -> None:
+        super().__init__(f"there is no conversation {conversation_id} in job {job_id}")
+
+
+class WorkerNotFound(ServiceError):
+    """No worker of that id."""
+
+    status = 404
+    code = "worker_not_found"
+    title = "No such worker"
+
+    def __init__(self, worker_id: str) -> None:
+        super().__init__(f"there is no worker {worker_id}")
+
+
+class IdempotencyConflict(ServiceError):
+    """The key was used with another body."""
+
+    status = 409
+    code = "idempotency_conflict"
+    title = "The key was used with another body"
+
+    def __init__(self, key: str, job_id: str) -> None:
+        super().__init__(f"Idempotency-Key {key!r} belongs to job {job_id}, whose body was another")
+
+
+class NotFinished(ServiceError):
+    """The job has no result yet."""
+
+    status = 409
+    code = "not_finished"
+    title = "The job has not ended"
+    retry_after_s = 1
+
+    def __init__(self, job_id: str, state: str) -> None:
+        super().__init__(f"job {job_id} is {state}")
+
+
+class NotEnded(ServiceError):
+    """Only a job that has ended can be deleted."""
+
+    status = 409
+    code = "not_ended"
+    title = "The job has not ended"
+
+    def __init__(self, job_id: str, state: str) -> None:
+        super().__init__(f"job {job_id} is {state}; cancel it first, or wait for its end")
+
+
+class NoSlotAvailable(ServiceError):
+    """Not every first turn can start at once, and the caller asked not to wait."""
+
+    status = 429
+    code = "no_slot_available"
+    title = "No slot is available"
+    retry_after_s = 1
+
+
+class ShuttingDown(ServiceError):
+    """The service takes no new jobs."""
+
+    status = 503
+    code = "shutting_down"
+    title = "The service is stopping"
+    retry_after_s = 5
+
+
+class NotReady(ServiceError):
+    """A model has no ready worker."""
+
+    status = 503
+    code = "not_ready"
+    title = "Not every model has a ready worker"
+    retry_after_s = 1
+
+    def __init__(self, models: Sequence[str]) -> None:
+        super().__init__(f"no ready worker for: {', '.join(models)}")
+        self.faults = tuple(Fault(path=f"models.{model}", message="has no ready worker") for model in models)
+
+
+class ConfigError(ServiceError):
+    """The configuration cannot be used."""
+
+    code = "invalid_configuration"
+    title = "The configuration cannot be used"
+
+
+class StoreError(ServiceError):
+    """The store cannot read or write."""
+
+    code = "store_error"
+    title = "The store failed"

@@ -1,0 +1,76 @@
+"""From pydantic's errors to faults that name the place and the mend, for configurations and jobs alike."""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from service.errors import Fault
+
+
+class StrictModel(BaseModel):
+    """What a caller may give: a key that is not known is a fault."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
+    """Return one fault for each error of ``model``'s validation."""
+    faults: list[Fault] = []
+    for entry in error.errors(include_url=False):
+        location = entry["loc"]
+        if entry["type"] == "extra_forbidden":
+            known = _keys_at(model, location[:-1])
+            faults.append(Fault(path=path_of(location), message=unknown("key", str(location[-1]), known)))
+        elif entry["type"] == "missing":
+            faults.append(Fault(path=path_of(location), message="is required"))
+        else:
+            text = entry["msg"].removeprefix("Value error, ")
+            faults.append(Fault(path=path_of(location), message=text[:1].lower() + text[1:]))
+    return faults
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that ``name`` is not known, and which of ``known`` is nearest."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"unknown {kind} {name!r}; did you mean {near[0]!r}?"
+    return f"unknown {kind} {name!r}; known: {', '.join(names) or 'none'}"
+
+
+def path_of(location: Sequence[str | int]) -> str:
+    """Return ``agents[0].model`` for ("agents", 0, "model")."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _keys_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    current: object = model
+    for part in location:
+        current = _model_in(current)
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            field = current.model_fields.get(str(part))
+            current = field.annotation if field else None
+        else:
+            current = _element_of(current)
+    current = _model_in(current)
+    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def _model_in(annotation: object) -> object:
+    """Return the member of a union that is no None, or the annotation itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(annotation) if member is not type(None)]
+        models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
+        return (models or members)[0]
+    return annotation
+
+
+def _element_of(annotation: object) -> object:
+    arguments = [argument for argument in typing.get_args(annotation) if argument is not Ellipsis]
+    return arguments[-1] if arguments else None

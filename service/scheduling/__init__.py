@@ -1,0 +1,1 @@
+"""Which turn runs where and when: a pure core, and a shell that acts it out."""

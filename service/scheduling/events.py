@@ -1,0 +1,149 @@
+"""What the scheduler is told, and what it answers: events in the past tense, actions in the imperative. Values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from service.conversations.job import Job, JobId, TurnKey
+from service.conversations.states import ConversationState, JobState, TurnState
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdmitted:
+    """A job is to be run; ``ended`` holds the turns that ended before, in an earlier life of the service."""
+
+    job: Job
+    ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelled:
+    """A caller wants no more of a job."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    """A worker's slots may be used."""
+
+    worker: str
+    model: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotReady:
+    """A worker's slots may not be used; the turns on them tell their own end."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCompleted:
+    """A turn has spoken."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnInterrupted:
+    """A turn's engine failed; the turn is to run again."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFailed:
+    """A turn has failed for good, and its conversation with it."""
+
+    key: TurnKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCutOff:
+    """A turn in flight was ended because its conversation was."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """Nothing more is to be started."""
+
+
+Event = (
+    JobAdmitted
+    | JobCancelled
+    | WorkerReady
+    | WorkerNotReady
+    | TurnCompleted
+    | TurnInterrupted
+    | TurnFailed
+    | TurnCutOff
+    | Closing
+)
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnIsReady:
+    """The turn waits for nothing but a slot."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTurn:
+    """Run the turn on a slot of the worker, and tell its end."""
+
+    key: TurnKey
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOffTurn:
+    """End the turn that is in flight, and tell when it has ended."""
+
+    key: TurnKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationStarted:
+    """The first turn of a conversation is being started."""
+
+    job_id: JobId
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationEnded:
+    """Nothing of the conversation runs or will run; ``unspoken`` are its turns that never ended."""
+
+    job_id: JobId
+    conversation_id: str
+    state: ConversationState
+    reason: str | None
+    unspoken: tuple[TurnKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted:
+    """The first turn of a job is being started."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """All conversations of the job have ended."""
+
+    job_id: JobId
+    state: JobState
+
+
+Action = TurnIsReady | StartTurn | CutOffTurn | ConversationStarted | ConversationEnded | JobStarted | JobEnded

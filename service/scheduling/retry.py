@@ -1,0 +1,27 @@
+"""Whether a turn whose engine failed is tried again. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from workers.outcome import EngineFailed, FailureReason
+
+POISONOUS_DEATHS: Final = 2  # incarnations that one turn may bring down (contract, section 5.5)
+MAX_ENGINE_FAILURES: Final = 5  # failures that brought nothing down: an engine that refuses again and again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strikes:
+    """What a turn has been part of so far."""
+
+    deaths: int = 0
+    failures: int = 0
+
+
+def strike(strikes: Strikes, failed: EngineFailed) -> tuple[Strikes, FailureReason | None]:
+    """Return the strikes after one more failure, and the reason to give up, if that was one too many."""
+    if failed.brought_down:
+        deaths = strikes.deaths + 1
+        reason = FailureReason.POISONED if deaths >= POISONOUS_DEATHS else None
+        return Strikes(deaths=deaths, failures=strikes.failures), reason
+    failures = strikes.failures + 1
+    return Strikes(deaths=strikes.deaths, failures=failures), failed.reason if failures >= MAX_ENGINE_FAILURES else None

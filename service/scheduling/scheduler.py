@@ -1,0 +1,299 @@
+"""Acts out what the scheduling core decides: takes slots, runs turns, and tells the store what became of them.
+
+Every event is handled at once and without waiting, so the core's state and the slots change together. Slots are given
+back before anything is written, and nothing here waits for the store.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import assert_never
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from service.conversations.job import Job, JobId, TurnKey
+from service.conversations.rendering import render_conversation
+from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.transcript import Turn
+from service.scheduling import events
+from service.scheduling.core import SchedulingCore
+from service.scheduling.policy import Policy
+from service.scheduling.retry import strike
+from service.scheduling.turn import TurnRun
+from service.store import records
+from service.store.records import Record
+from transport.request import ChatRequest
+from workers.fleet import Fleet
+from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.prompting.bios import BiosFacts, bios_prompt
+from workers.prompting.stack import stack_messages
+from workers.slots import Lease
+from workers.states import WorkerState
+from workers.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a turn in flight is: tokens of the prompt read, of the answer written."""
+
+    key: TurnKey
+    prompt_tokens_done: int
+    prompt_tokens: int | None
+    output_tokens: int
+    tokens_per_s: float
+
+
+class _Live:
+    """A job that has not ended, with the words that its prompts are made of."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.spoken: dict[str, dict[tuple[str, int], str]] = {talk.id: {} for talk in job.conversations}
+
+
+class Scheduler:
+    """Puts the turns of all jobs on the slots of all workers.
+
+    ``run`` must be running; it owns the tasks of the turns. ``append`` takes the facts for the store, in order.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        fleet: Fleet,
+        params_by_model: Mapping[str, Mapping[str, object]],
+        append: Callable[[Sequence[Record]], None],
+    ) -> None:
+        self._core = SchedulingCore(policy)
+        self._fleet = fleet
+        self._params_by_model = params_by_model
+        self._append = append
+        self._tasks: TaskGroup | None = None
+        self._jobs: dict[JobId, _Live] = {}
+        self._runs: dict[TurnKey, TurnRun] = {}
+        self._in_flight: set[TurnKey] = set()
+        self._idle = anyio.Event()
+        fleet.subscribe(self._worker_changed)
+
+    def __repr__(self) -> str:
+        """State the pools."""
+        return f"<Scheduler {self._core!r}>"
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Run turns until cancelled."""
+        async with anyio.create_task_group() as self._tasks:
+            task_status.started()
+            await anyio.sleep_forever()
+
+    # Jobs
+
+    def admit(self, job: Job, ended: Sequence[Turn] = ()) -> None:
+        """Take a job that is stored; ``ended`` are the turns that an earlier life of the service has recorded."""
+        live = self._jobs[job.id] = _Live(job)
+        for turn in ended:
+            if turn.state is TurnState.COMPLETED:
+                live.spoken[turn.key.conversation_id][turn.key.agent_id, turn.key.round] = turn.text
+        self._post(events.JobAdmitted(job=job, ended={turn.key: (turn.state, turn.reason) for turn in ended}))
+
+    def cancel(self, job_id: JobId) -> None:
+        """End a job: what waits is dropped, what runs is cut off."""
+        self._post(events.JobCancelled(job_id=job_id))
+
+    def could_start_now(self, job: Job) -> bool:
+        """Whether every first turn of ``job`` would be on a slot at once."""
+        return self._core.could_start_now(job)
+
+    # Looking
+
+    def counts(self, job_id: JobId) -> Mapping[TurnState, int]:
+        """Count the turns of a job that are ready and in flight."""
+        return self._core.counts(job_id)
+
+    def turns_in_flight(self, job_id: JobId, conversation_id: str) -> list[Turn]:
+        """Return the turns of a conversation that are on slots, with what they have said so far."""
+        return [
+            self._runs[key].snapshot(TurnState.IN_FLIGHT)
+            for key in self._in_flight
+            if key.job_id == job_id and key.conversation_id == conversation_id
+        ]
+
+    def progress(self, job_id: JobId) -> list[Progress]:
+        """Return how far each turn of a job that is on a slot is."""
+        return [_progress(self._runs[key]) for key in sorted(self._in_flight) if key.job_id == job_id]
+
+    # Ending
+
+    def close_nowait(self) -> None:
+        """Start nothing more; turns in flight go on."""
+        self._post(events.Closing())
+
+    async def wait_idle(self) -> None:
+        """Return when nothing is in flight; call it after ``close_nowait``."""
+        while self._in_flight:
+            await self._idle.wait()
+
+    # Acting
+
+    def _post(self, event: events.Event, told: Sequence[Record] = ()) -> None:
+        """Handle one event; the only writer of the core and of the pools. Nothing here waits."""
+        facts = list(told)
+        for action in self._core.handle(event):
+            facts += self._act(action)
+        if facts:
+            self._append(facts)
+
+    def _act(self, action: events.Action) -> list[Record]:
+        """Carry out one action; return the facts that it makes."""
+        now = datetime.now(UTC)
+        facts: list[Record] = []
+        match action:
+            case events.TurnIsReady():
+                facts += self._note_ready(action.key, now)
+            case events.StartTurn():
+                facts += self._start(action, now)
+            case events.CutOffTurn():
+                self._runs[action.key].cut_off(action.reason)
+            case events.ConversationStarted():
+                facts.append(_conversation(action, ConversationState.RUNNING, None, now))
+            case events.ConversationEnded():
+                facts += [self._drop(key, now) for key in action.unspoken]
+                facts.append(_conversation(action, action.state, action.reason, now))
+            case events.JobStarted():
+                facts.append(records.JobMoved(job_id=action.job_id, state=JobState.RUNNING, at=now))
+            case events.JobEnded():
+                del self._jobs[action.job_id]
+                facts.append(records.JobMoved(job_id=action.job_id, state=action.state, at=now))
+            case _:
+                assert_never(action)
+        return facts
+
+    def _note_ready(self, key: TurnKey, now: datetime) -> list[Record]:
+        if key in self._runs:
+            return []  # interrupted: the record of that says it
+        self._runs[key] = TurnRun(key)
+        return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now)]
+
+    def _start(self, action: events.StartTurn, now: datetime) -> list[Record]:
+        worker = self._fleet.get(action.worker)
+        if worker is None or self._tasks is None:
+            raise RuntimeError(f"{action} cannot be carried out")
+        lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
+        self._in_flight.add(action.key)
+        self._tasks.start_soon(self._run_turn, action.key, worker, lease)
+        return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
+
+    def _drop(self, key: TurnKey, now: datetime) -> Record:
+        run = self._runs.pop(key, None)
+        reason = FailureReason.CANCELLED
+        if run is not None:
+            return records.TurnEnded(turn=run.snapshot(TurnState.CANCELLED, reason), at=now)
+        return records.TurnEnded(turn=Turn(key=key, state=TurnState.CANCELLED, reason=reason), at=now)
+
+    def _worker_changed(self, worker: Worker) -> None:
+        if worker.state is WorkerState.READY:
+            spec = worker.spec
+            self._post(events.WorkerReady(worker=spec.id, model=spec.model, slots=spec.slots))
+        else:
+            self._post(events.WorkerNotReady(worker=worker.spec.id))
+
+    # Turns
+
+    async def _run_turn(self, key: TurnKey, worker: Worker, lease: Lease) -> None:
+        run = self._runs[key]
+        generation, scope = run.begin_attempt(worker.spec.id, worker.incarnation)
+        outcome: Outcome
+        try:
+            request = self._request(key)
+            with scope:
+                outcome = await worker.generate(lease, request, generation)
+            if scope.cancelled_caught:
+                outcome = Cancelled(reason=CancelReason.JOB_CANCELLED)
+        except Exception as error:
+            logger.exception("turn %s: a defect of Roundhouse", key)
+            outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
+        self._in_flight.discard(key)
+        self._land(run, outcome)
+        self._tell_idle()
+
+    def _land(self, run: TurnRun, outcome: Outcome) -> None:
+        """Take the end of an attempt: state first, records with it, before anything is awaited."""
+        if isinstance(outcome, Cancelled) and outcome.reason is CancelReason.SHUTDOWN:
+            return  # the turn stays as it is stored: the next life of the service runs it
+        run.end_attempt(outcome)
+        key = run.key
+        match outcome:
+            case Completed():
+                words = self._jobs[key.job_id].spoken[key.conversation_id]
+                words[key.agent_id, key.round] = run.generation.text if run.generation else ""
+                self._finish(run, events.TurnCompleted(key=key), TurnState.COMPLETED)
+            case Cancelled():
+                self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
+            case RequestFailed():
+                failed = events.TurnFailed(key=key, reason=outcome.reason)
+                self._finish(run, failed, TurnState.FAILED, outcome.reason, outcome.detail)
+            case EngineFailed():
+                run.strikes, reason = strike(run.strikes, outcome)
+                if reason is not None:
+                    failed = events.TurnFailed(key=key, reason=reason)
+                    self._finish(run, failed, TurnState.FAILED, reason, outcome.detail)
+                    return
+                logger.warning("turn %s: %s: %s; it runs again", key, outcome.reason, outcome.detail)
+                at = datetime.now(UTC)
+                worker = run.attempts[-1].worker
+                interrupted = records.TurnInterrupted(key=key, worker=worker, reason=outcome.reason, at=at)
+                self._post(events.TurnInterrupted(key=key), [interrupted])
+
+    def _finish(
+        self, run: TurnRun, event: events.Event, state: TurnState, reason: str | None = None, detail: str | None = None
+    ) -> None:
+        del self._runs[run.key]
+        turn = run.snapshot(state, reason, detail)
+        self._post(event, [records.TurnEnded(turn=turn, at=datetime.now(UTC))])
+
+    def _request(self, key: TurnKey) -> ChatRequest:
+        live = self._jobs[key.job_id]
+        agent = live.job.agents_by_id[key.agent_id]
+        conversation = live.job.conversations_by_id[key.conversation_id]
+        said = render_conversation(live.job, conversation, agent, key.round, live.spoken[key.conversation_id])
+        bios = bios_prompt(BiosFacts(now=datetime.now().astimezone()))
+        return ChatRequest(
+            model=agent.model,
+            messages=stack_messages(bios, agent.system, said),
+            params={**self._params_by_model.get(agent.model, {}), **agent.params},
+        )
+
+    def _tell_idle(self) -> None:
+        if not self._in_flight:
+            self._idle.set()
+            self._idle = anyio.Event()
+
+
+def _conversation(
+    action: events.ConversationStarted | events.ConversationEnded,
+    state: ConversationState,
+    reason: str | None,
+    at: datetime,
+) -> Record:
+    return records.ConversationMoved(
+        job_id=action.job_id, conversation_id=action.conversation_id, state=state, reason=reason, at=at
+    )
+
+
+def _progress(run: TurnRun) -> Progress:
+    generation = run.generation
+    if generation is None:
+        return Progress(key=run.key, prompt_tokens_done=0, prompt_tokens=None, output_tokens=0, tokens_per_s=0.0)
+    told = generation.prompt_progress
+    first, last = generation.first_token_at, generation.last_event_at
+    seconds = last - first if first is not None else 0.0
+    return Progress(
+        key=run.key,
+        prompt_tokens_done=told.processed if told else 0,
+        prompt_tokens=told.total if told else None,
+        output_tokens=generation.output_events,
+        tokens_per_s=(generation.output_events - 1) / seconds if seconds > 0 else 0.0,
+    )

@@ -1,0 +1,114 @@
+"""One turn from the moment it is ready to its end, over all its attempts."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import assert_never
+
+import anyio
+
+from service.conversations.job import TurnKey
+from service.conversations.states import TurnState
+from service.conversations.transcript import Attempt, TokenUsage, Turn
+from service.scheduling.retry import Strikes
+from workers.generation import Generation
+from workers.outcome import Cancelled, Completed, EngineFailed, Outcome, RequestFailed
+
+
+class TurnRun:
+    """What is known of a turn that has not ended; written by the scheduler alone."""
+
+    def __init__(self, key: TurnKey) -> None:
+        self.key = key
+        self.strikes = Strikes()
+        self.attempts: list[Attempt] = []
+        self.cut_off_reason: str | None = None
+        self._queued_at = datetime.now(UTC)
+        self._started_at: datetime | None = None
+        self._attempt_at: datetime | None = None
+        self._scope = anyio.CancelScope()
+        self._worker: str | None = None
+        self._incarnation: int | None = None
+        self.generation: Generation | None = None
+
+    def __repr__(self) -> str:
+        """State how far the turn is."""
+        return f"<TurnRun {self.key} worker={self._worker} attempts={len(self.attempts)}>"
+
+    def begin_attempt(self, worker: str, incarnation: int) -> tuple[Generation, anyio.CancelScope]:
+        """Note that the turn is on a slot; return what its answer goes into, and the scope to ask for it in."""
+        self._attempt_at = datetime.now(UTC)
+        self._started_at = self._started_at or self._attempt_at
+        self._worker, self._incarnation = worker, incarnation
+        self._scope = anyio.CancelScope()
+        self.generation = Generation(time.monotonic)
+        return self.generation, self._scope
+
+    def cut_off(self, reason: str) -> None:
+        """End the attempt that is running."""
+        self.cut_off_reason = reason
+        self._scope.cancel()
+
+    def end_attempt(self, outcome: Outcome) -> None:
+        """Keep what an attempt has brought, however it ended."""
+        state, reason, detail = _ending(outcome)
+        if self.generation is None or self._attempt_at is None or self._worker is None or self._incarnation is None:
+            raise RuntimeError(f"{self!r} has no attempt to end")
+        self.attempts.append(
+            Attempt(
+                outcome=state,
+                reason=reason,
+                detail=detail,
+                text=self.generation.text,
+                worker=self._worker,
+                incarnation=self._incarnation,
+                started_at=self._attempt_at,
+                finished_at=datetime.now(UTC),
+            )
+        )
+
+    def snapshot(self, state: TurnState, reason: str | None = None, detail: str | None = None) -> Turn:
+        """Return the turn as it stands in a transcript, in ``state``."""
+        generation = self.generation
+        usage = generation.usage if generation else None
+        is_over = state not in (TurnState.READY, TurnState.IN_FLIGHT)
+        return Turn(
+            key=self.key,
+            state=state,
+            reason=reason,
+            detail=detail,
+            text=generation.text if generation else "",
+            thinking=generation.reasoning if generation else "",
+            finish_reason=generation.finish_reason if generation else None,
+            attempts=tuple(self.attempts),
+            usage=TokenUsage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+            )
+            if usage
+            else TokenUsage(),
+            worker=self._worker,
+            incarnation=self._incarnation,
+            queued_at=self._queued_at,
+            started_at=self._started_at,
+            first_token_at=self._first_token_at(),
+            finished_at=datetime.now(UTC) if is_over else None,
+        )
+
+    def _first_token_at(self) -> datetime | None:
+        generation = self.generation
+        if generation is None or generation.first_token_at is None or self._attempt_at is None:
+            return None
+        return self._attempt_at + timedelta(seconds=generation.first_token_at - generation.started_at)
+
+
+def _ending(outcome: Outcome) -> tuple[TurnState, str | None, str | None]:
+    match outcome:
+        case Completed():
+            return TurnState.COMPLETED, None, None
+        case EngineFailed() | RequestFailed():
+            return TurnState.FAILED, outcome.reason, outcome.detail
+        case Cancelled():
+            return TurnState.CANCELLED, outcome.reason, None
+        case _:
+            assert_never(outcome)

@@ -1,0 +1,100 @@
+"""The service: HTTP over a running node, from the first signal to the last process."""
+
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import uvicorn
+
+from service.api.app import build_app
+from service.config.schema import Config
+from service.errors import ConfigError
+from service.node import Node, open_node
+from workers.spec import WorkerSpec
+
+HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
+BACKLOG: Final = 2048
+logger = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without hands on our signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        text = f"cannot listen on {host}:{port}: {error.strerror}; give another with --port or server.port"
+        raise ConfigError(text) from error
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
+
+    Raises:
+        StoreError: the store cannot be opened, or failed (then in a group).
+    """
+    with listener:
+        async with open_node(config, specs, state_dir) as node, anyio.create_task_group() as tasks:
+            app = build_app(node.jobs, node.fleet, config.limits, config.server.api_keys)
+            server = _Server(
+                uvicorn.Config(
+                    app,
+                    lifespan="off",
+                    http="httptools",
+                    log_config=None,
+                    access_log=False,
+                    server_header=False,
+                    timeout_graceful_shutdown=HTTP_GRACE_S,
+                )
+            )
+            tasks.start_soon(_run_http, server, listener)
+            logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
+            await _until_stopped(node, config.server.drain_s)
+            server.should_exit = True
+
+
+async def _run_http(server: _Server, listener: socket.socket) -> None:
+    await server.serve(sockets=[listener])
+    if not server.should_exit:
+        raise RuntimeError("the HTTP server ended by itself")
+
+
+async def _until_stopped(node: Node, drain_s: float) -> None:
+    hurry = anyio.Event()
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        first = await anext(signals)
+        logger.info("%s: draining for up to %g s; once more stops at once", first.name, drain_s)
+
+        async def wait_second() -> None:
+            second = await anext(signals)
+            logger.info("%s: stopping at once", second.name)
+            hurry.set()
+
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(wait_second)
+            await node.shut_down(drain_s, hurry)
+            waiting.cancel_scope.cancel()
+    logger.info("stopped")

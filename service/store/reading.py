@@ -1,0 +1,129 @@
+"""The store's queries: each returns a function of a reader's connection."""
+
+import sqlite3
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final, TypeVar
+
+from service.conversations.job import JobId
+from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
+from service.conversations.transcript import Turn
+from service.errors import JobNotFound
+from service.store.records import StoredConversation, StoredEvent, StoredJob, Tally
+from service.store.turns import decode_turn
+
+T = TypeVar("T")
+Query = Callable[[sqlite3.Connection], T]
+_JOB_COLUMNS: Final = (
+    "id, number, name, state, document, body_hash, is_cancel_requested, created_at, started_at, finished_at"
+)
+
+
+def job(job_id: JobId) -> Query[StoredJob]:
+    """One job; JobNotFound where there is none."""
+
+    def query(connection: sqlite3.Connection) -> StoredJob:
+        row = connection.execute(f"SELECT {_JOB_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()  # noqa: S608
+        if row is None:
+            raise JobNotFound(job_id)
+        return _job(row)
+
+    return query
+
+
+def jobs(state: JobState | None, limit: int, before: int | None) -> Query[list[StoredJob]]:
+    """List jobs, the newest first, with a number below ``before``."""
+
+    def query(connection: sqlite3.Connection) -> list[StoredJob]:
+        rows = connection.execute(
+            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR number < ?2)"  # noqa: S608
+            " ORDER BY number DESC LIMIT ?3",
+            (state, before, limit),
+        )
+        return [_job(row) for row in rows]
+
+    return query
+
+
+def unfinished_jobs() -> Query[list[StoredJob]]:
+    """List the jobs that have not ended, the oldest first."""
+
+    def query(connection: sqlite3.Connection) -> list[StoredJob]:
+        marks = ", ".join("?" * len(ENDED_JOBS))
+        rows = connection.execute(
+            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE state NOT IN ({marks}) ORDER BY number",  # noqa: S608
+            tuple(ENDED_JOBS),
+        )
+        return [_job(row) for row in rows]
+
+    return query
+
+
+def conversations(job_id: JobId) -> Query[list[StoredConversation]]:
+    """List the conversations of a job, in its order."""
+
+    def query(connection: sqlite3.Connection) -> list[StoredConversation]:
+        rows = connection.execute(
+            "SELECT id, state, reason FROM conversations WHERE job_id = ? ORDER BY position", (job_id,)
+        )
+        return [StoredConversation(id=row[0], state=ConversationState(row[1]), reason=row[2]) for row in rows]
+
+    return query
+
+
+def turns(job_id: JobId, conversation_id: str | None = None) -> Query[list[Turn]]:
+    """List the ended turns of a job or of one conversation, in the order in which they became visible."""
+
+    def query(connection: sqlite3.Connection) -> list[Turn]:
+        rows = connection.execute(
+            "SELECT record FROM turns WHERE job_id = ?1 AND (?2 IS NULL OR conversation_id = ?2) ORDER BY number",
+            (job_id, conversation_id),
+        )
+        return [decode_turn(row[0]) for row in rows]
+
+    return query
+
+
+def tally(job_id: JobId) -> Query[Tally]:
+    """Count a job's conversations and ended turns by state."""
+
+    def query(connection: sqlite3.Connection) -> Tally:
+        states = "SELECT state, count(*) FROM {} WHERE job_id = ? GROUP BY state"
+        talks = dict(connection.execute(states.format("conversations"), (job_id,)).fetchall())
+        ended = dict(connection.execute(states.format("turns"), (job_id,)).fetchall())
+        return Tally(
+            conversations={ConversationState(state): count for state, count in talks.items()},
+            turns={TurnState(state): count for state, count in ended.items()},
+        )
+
+    return query
+
+
+def events(job_id: JobId, after: int, limit: int) -> Query[list[StoredEvent]]:
+    """List events of a job with a number above ``after``; JobNotFound where the job is not there."""
+
+    def query(connection: sqlite3.Connection) -> list[StoredEvent]:
+        job(job_id)(connection)
+        rows = connection.execute(
+            "SELECT number, kind, data FROM events WHERE job_id = ? AND number > ? ORDER BY number LIMIT ?",
+            (job_id, after, limit),
+        )
+        return [StoredEvent(number=row[0], kind=row[1], data=row[2]) for row in rows]
+
+    return query
+
+
+def _job(row: tuple[str, ...]) -> StoredJob:
+    identifier, number, name, state, document, body_hash, is_cancel_requested, created, started, finished = row
+    return StoredJob(
+        id=JobId(identifier),
+        number=int(number),
+        name=name,
+        state=JobState(state),
+        document=document,
+        body_hash=body_hash,
+        is_cancel_requested=bool(is_cancel_requested),
+        created_at=datetime.fromisoformat(created),
+        started_at=datetime.fromisoformat(started) if started else None,
+        finished_at=datetime.fromisoformat(finished) if finished else None,
+    )

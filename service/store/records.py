@@ -1,0 +1,114 @@
+"""What the service tells its store: facts in the past tense, applied in the order in which they are told."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from service.conversations.job import JobId, TurnKey
+from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.transcript import Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMoved:
+    """A job is in another state."""
+
+    job_id: JobId
+    state: JobState
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationMoved:
+    """A conversation is in another state."""
+
+    job_id: JobId
+    conversation_id: str
+    state: ConversationState
+    reason: str | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnMoved:
+    """A turn got ready, or was put on a slot of ``worker``."""
+
+    key: TurnKey
+    state: TurnState
+    worker: str | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """A turn is in a state that it will not leave."""
+
+    turn: Turn
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnInterrupted:
+    """An attempt of a turn ended with its engine; the turn will run again."""
+
+    key: TurnKey
+    worker: str
+    reason: str
+    at: datetime
+
+
+Record = JobMoved | ConversationMoved | TurnMoved | TurnEnded | TurnInterrupted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job as it is stored first; ``document`` is the JSON that was posted."""
+
+    id: JobId
+    name: str
+    document: str
+    conversations: tuple[str, ...]
+    body_hash: str
+    idempotency_key: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJob:
+    """A job as the store knows it."""
+
+    id: JobId
+    number: int
+    name: str
+    state: JobState
+    document: str
+    body_hash: str
+    is_cancel_requested: bool
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredConversation:
+    """A conversation as the store knows it."""
+
+    id: str
+    state: ConversationState
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEvent:
+    """One event of a job; ``data`` is JSON."""
+
+    number: int
+    kind: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How many conversations and ended turns of a job are in each state."""
+
+    conversations: dict[ConversationState, int]
+    turns: dict[TurnState, int]

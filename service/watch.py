@@ -1,0 +1,35 @@
+"""Wakes whoever follows a job when something of it has become durable; watchers read the store, nothing is pushed."""
+
+from collections.abc import Iterable
+
+import anyio
+
+from service.conversations.job import JobId
+
+
+class JobWatch:
+    """One event for each job that somebody follows; a slow watcher costs nothing and loses nothing."""
+
+    def __init__(self) -> None:
+        self._events: dict[JobId, anyio.Event] = {}
+        self.is_closed = False
+
+    def __repr__(self) -> str:
+        """State how many jobs are followed."""
+        return f"<JobWatch {len(self._events)} jobs>"
+
+    def next_change(self, job_id: JobId) -> anyio.Event:
+        """Return the event of the job's next change; take it before you read, and wait for it after."""
+        return self._events.setdefault(job_id, anyio.Event())
+
+    def close(self) -> None:
+        """Wake everybody: nothing more is to be waited for."""
+        self.is_closed = True
+        self.committed(list(self._events))
+
+    def committed(self, job_ids: Iterable[JobId]) -> None:
+        """Wake the watchers of these jobs."""
+        for job_id in job_ids:
+            event = self._events.pop(job_id, None)
+            if event is not None:
+                event.set()

@@ -1,0 +1,93 @@
+"""House rules that no linter knows, checked over the tracked source files; part of ``make lint``."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+SOURCE: Final = ("service", "workers", "transport")
+MAX_LINES: Final = 400
+NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
+STDLIB_ONLY: Final = ("workers/guardian.py",)
+# Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
+FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")
+
+
+def main() -> None:
+    """Print every fault; exit with 1 if there is any."""
+    faults = sorted(fault for path in _tracked() for fault in _check(path))
+    for fault in faults:
+        print(fault)
+    print(f"house rules: {len(faults)} faults")
+    sys.exit(1 if faults else 0)
+
+
+def _tracked() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def _check(path: Path) -> Iterator[str]:
+    name = path.relative_to(ROOT)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if FOREIGN.search(line):
+            yield f"{name}:{number}: names a path of one machine, or a package index"
+    if path.suffix != ".py":
+        return
+    if name.parts[0] in SOURCE:
+        yield from _check_source(name, text)
+    if name.parts[0] == "tests":
+        yield from _check_tests(name, ast.parse(text))
+
+
+def _check_source(name: Path, text: str) -> Iterator[str]:
+    if len(text.splitlines()) > MAX_LINES:
+        yield f"{name}: {len(text.splitlines())} lines are more than {MAX_LINES}: a room that wants a wall"
+    if name.stem in NO_NAMES:
+        yield f"{name}: a name that says nothing about the domain"
+    tree = ast.parse(text)
+    if name.stem != "__init__" and ast.get_docstring(tree) is None:
+        yield f"{name}: the module says nothing about what it owns"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from _check_dataclass(name, node)
+        if str(name) in STDLIB_ONLY and isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
+            for module in modules:
+                if module.partition(".")[0] not in sys.stdlib_module_names:
+                    yield f"{name}:{node.lineno}: imports {module}, which is not of the standard library"
+
+
+def _check_dataclass(name: Path, node: ast.ClassDef) -> Iterator[str]:
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if not (isinstance(called, ast.Name) and called.id == "dataclass"):
+            continue
+        given = {key.arg for key in decorator.keywords} if isinstance(decorator, ast.Call) else set()
+        missing = {"frozen", "kw_only"} - given
+        if missing:
+            yield f"{name}:{node.lineno}: dataclass {node.name} is not {' and '.join(sorted(missing))}"
+
+
+def _check_tests(name: Path, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
+            if node.name.startswith("test_") and not ast.get_docstring(node):
+                yield f"{name}:{node.lineno}: {node.name} does not say what it requires"
+        elif "programs" not in name.parts and isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".sleep"):
+            yield f"{name}:{node.lineno}: sleeps; wait for the condition instead"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One engine at one address: bytes to semantic events. Knows neither processes nor jobs."""

@@ -1,0 +1,83 @@
+"""The client of one engine at one address. It knows neither processes nor jobs."""
+
+import asyncio
+from typing import Final
+
+import anyio
+import httpx
+
+from transport.dialects import llama_server
+from transport.errors import EngineProtocolError, EngineRejected, EngineTimeout, EngineUnreachable
+from transport.exchange import Exchange, Receiver
+from transport.request import ChatRequest
+
+CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
+PROBE_LIMIT_S: Final = 5.0  # one probe; whoever probes decides how many may fail
+_OK: Final = 200
+
+
+class EngineClient:
+    """Speaks llama-server's dialect to the engine at ``host:port``; holds no connection between calls."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._head = (
+            f"POST {llama_server.CHAT_PATH} HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\n"
+            "Accept: text/event-stream\r\nConnection: close\r\nContent-Length: "
+        ).encode("ascii")
+        self._base_url = f"http://{authority}"
+
+    def __repr__(self) -> str:
+        """State where the engine is."""
+        return f"<EngineClient {self._base_url}>"
+
+    async def probe_ready(self) -> None:
+        """Return when GET /v1/models answers 200 with JSON (seed 002, section 11); it is asked once.
+
+        Raises:
+            EngineUnreachable: nobody answers.
+            EngineTimeout: no answer in time.
+            EngineRejected: an answer other than 200.
+            EngineProtocolError: an answer that is no JSON.
+        """
+        # No proxy of the environment may come between us and a loopback engine.
+        async with httpx.AsyncClient(base_url=self._base_url, timeout=PROBE_LIMIT_S, trust_env=False) as client:
+            try:
+                response = await client.get("/v1/models")
+                models = response.json() if response.status_code == _OK else None
+            except httpx.TimeoutException as error:
+                raise EngineTimeout("answer to GET /v1/models", PROBE_LIMIT_S) from error
+            except httpx.HTTPError as error:
+                raise EngineUnreachable(str(error) or type(error).__name__) from error
+            except ValueError as error:
+                raise EngineProtocolError(f"GET /v1/models answered 200 with no JSON: {error}") from error
+        if response.status_code != _OK:
+            raise EngineRejected(response.status_code, "", response.text[:200])
+        if not isinstance(models, dict):
+            raise EngineProtocolError("GET /v1/models answered 200 with JSON that is no object")
+
+    async def stream(self, request: ChatRequest, receiver: Receiver) -> None:
+        """Send ``request`` and return when its answer is complete; ``receiver`` gets each event as it comes.
+
+        There is no limit on the answer's length in time: whoever calls watches ``receiver`` and cancels. A cancel
+        closes the connection, which is how an engine is told to stop.
+
+        Raises:
+            EngineError: any of its leaves; events received before the failure stand.
+        """
+        body = llama_server.encode(request)
+        loop = asyncio.get_running_loop()
+        exchange = Exchange(b"%s%d\r\n\r\n%s" % (self._head, len(body), body), receiver, loop.create_future())
+        try:
+            with anyio.fail_after(CONNECT_LIMIT_S):
+                transport, _ = await loop.create_connection(lambda: exchange, self._host, self._port)
+        except TimeoutError as error:
+            raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
+        except OSError as error:
+            raise EngineUnreachable(f"cannot connect to {self._host}:{self._port}: {error}") from error
+        try:
+            await exchange.finished
+        finally:
+            transport.abort()

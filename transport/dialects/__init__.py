@@ -1,0 +1,1 @@
+"""What engines' servers say in their own words."""

@@ -1,0 +1,175 @@
+"""llama-server's dialect of the OpenAI chat API: a request to its body, a frame to its events.
+
+Source: llama.cpp, ``tools/server`` (README and ``server-task.cpp``), builds of 2026.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
+from transport.events import (
+    Event,
+    Finished,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+from transport.request import ChatRequest
+
+CHAT_PATH: Final = "/v1/chat/completions"
+DONE: Final = b"[DONE]"
+_TOO_MANY: Final = 429
+_UNAVAILABLE: Final = 503
+_SERVER_ERROR: Final = 500
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(Struct, gc=False):
+    index: int = 0
+    id: str | None = None
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Delta(Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(Struct, gc=False):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+
+
+class _PromptDetails(Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Timings(Struct, gc=False):
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    cache_n: int = 0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+
+
+class _Progress(Struct, gc=False):
+    total: int
+    processed: int
+    cache: int = 0
+    time_ms: float = 0.0
+
+
+class _Error(Struct, gc=False):
+    code: int | str | None = None
+    message: str = ""
+    type: str = ""
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    prompt_progress: _Progress | None = None
+    error: _Error | str | None = None
+
+
+class _ErrorBody(Struct, gc=False):
+    error: _Error | str
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
+
+
+def encode(request: ChatRequest) -> bytes:
+    """Return the JSON body: the caller's parameters, then the fields that are ours whatever the caller said."""
+    body: dict[str, object] = dict(request.params)
+    body["model"] = request.model
+    body["messages"] = [{"role": message.role, "content": message.content} for message in request.messages]
+    body["stream"] = True
+    body["stream_options"] = {"include_usage": True}
+    body["return_progress"] = True  # the heartbeat of a long prefill
+    return msgspec.json.encode(body)
+
+
+def decode(frame: bytes) -> list[Event]:
+    """Return the events of one frame; a frame may hold several or none.
+
+    Raises:
+        MalformedFrame: not the JSON of this dialect.
+        EngineRejected: the engine reports an error inside the stream.
+    """
+    try:
+        chunk = _decode_chunk(frame)
+    except msgspec.MsgspecError as error:
+        raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
+    if chunk.error is not None:
+        raise _rejection(chunk.error, _SERVER_ERROR, None)
+    events: list[Event] = []
+    if chunk.choices:
+        _add_choice(chunk.choices[0], events)
+    if chunk.prompt_progress is not None:
+        told = chunk.prompt_progress
+        events.append(PromptProgress(told.total, told.cache, told.processed, told.time_ms))
+    if chunk.usage is not None:
+        details = chunk.usage.prompt_tokens_details
+        cached = (details.cached_tokens if details else None) or 0
+        events.append(Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, cached))
+    if chunk.timings is not None:
+        t = chunk.timings
+        events.append(Timings(t.prompt_n, t.prompt_ms, t.cache_n, t.predicted_n, t.predicted_ms))
+    return events
+
+
+def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
+    """Return the error that an answer other than a 200 stream stands for, whatever its body is."""
+    retry_after = headers.get("retry-after", "")
+    retry_after_s = float(retry_after) if retry_after.isdecimal() else None
+    try:
+        told = _decode_error_body(body).error
+    except msgspec.MsgspecError:
+        told = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
+    return _rejection(told, status, retry_after_s)
+
+
+def _add_choice(choice: _Choice, events: list[Event]) -> None:
+    delta = choice.delta
+    if delta.content:
+        events.append(TextDelta(delta.content))
+    if delta.reasoning_content:
+        events.append(ReasoningDelta(delta.reasoning_content))
+    if delta.tool_calls:
+        events.extend(
+            ToolCallDelta(call.index, call.id, call.function.name, call.function.arguments or "")
+            for call in delta.tool_calls
+        )
+    if choice.finish_reason:
+        events.append(Finished(choice.finish_reason))
+
+
+def _rejection(told: _Error | str, status: int, retry_after_s: float | None) -> EngineRejected:
+    error = _Error(message=told) if isinstance(told, str) else told
+    if isinstance(error.code, int):
+        status = error.code
+    if error.type == "exceed_context_size_error":
+        return ContextOverflow(status, error.type, error.message)
+    if status in (_TOO_MANY, _UNAVAILABLE):
+        return EngineOverloaded(status, error.type, error.message, retry_after_s)
+    return EngineRejected(status, error.type, error.message)

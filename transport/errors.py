@@ -1,0 +1,106 @@
+"""What can go wrong between us and one engine.
+
+    EngineError
+    ├── EngineUnreachable      no connection, or it broke before an answer began
+    ├── EngineTimeout          the engine did not connect or answer a probe in time
+    ├── EngineRejected         it answered, and the answer is no (a status, or an error inside a 200 stream)
+    │   ├── EngineOverloaded   429 or 503: no now, perhaps yes later
+    │   └── ContextOverflow    the prompt is longer than the slot's context
+    └── EngineProtocolError    it answered, and the answer is not the protocol
+        ├── MalformedFrame     not HTTP, not SSE, or not the JSON that the dialect promises
+        ├── FrameTooLarge      one event larger than the cap
+        └── TruncatedStream    the stream ended before the engine said that it was finished
+
+Foreign errors (OSError, httptools, msgspec, httpx) are translated where they are met, with the cause chained.
+"""
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """Something between us and the engine failed."""
+
+    code: ClassVar[str] = "engine_error"
+
+
+class EngineUnreachable(EngineError):
+    """No connection to the engine, or it broke before an answer began."""
+
+    code = "engine_unreachable"
+
+
+class EngineTimeout(EngineError):
+    """The engine did not do in time what ``waited_for`` names."""
+
+    code = "engine_timeout"
+
+    def __init__(self, waited_for: str, limit_s: float) -> None:
+        super().__init__(f"no {waited_for} within {limit_s:g} s")
+        self.waited_for = waited_for
+        self.limit_s = limit_s
+
+
+class EngineRejected(EngineError):
+    """The engine refused the request, before the stream or inside it."""
+
+    code = "engine_rejected"
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(f"{status} {kind}: {message}" if kind else f"{status}: {message}")
+        self.status = status
+        self.kind = kind
+        self.message = message
+
+    @property
+    def is_about_the_request(self) -> bool:
+        """Whether the request itself is at fault, so that sending it again can never help."""
+        return 400 <= self.status < 500  # noqa: PLR2004 - the HTTP class of client errors
+
+
+class EngineOverloaded(EngineRejected):
+    """The engine cannot take the request now: 429, or 503 while it loads."""
+
+    code = "engine_overloaded"
+
+    def __init__(self, status: int, kind: str, message: str, retry_after_s: float | None) -> None:
+        super().__init__(status, kind, message)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def is_about_the_request(self) -> bool:
+        """Never: the same request may be taken a moment later."""
+        return False
+
+
+class ContextOverflow(EngineRejected):
+    """The prompt does not fit the context of one slot."""
+
+    code = "context_overflow"
+
+
+class EngineProtocolError(EngineError):
+    """The engine's answer is not the protocol that it should speak."""
+
+    code = "engine_protocol"
+
+
+class MalformedFrame(EngineProtocolError):
+    """Bytes that are not HTTP, not SSE, or not the dialect's JSON."""
+
+    code = "malformed_frame"
+
+
+class FrameTooLarge(EngineProtocolError):
+    """One event grew past the cap on a frame."""
+
+    code = "frame_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"one event is larger than {limit_bytes} bytes")
+        self.limit_bytes = limit_bytes
+
+
+class TruncatedStream(EngineProtocolError):
+    """The stream ended before the engine said that it was finished."""
+
+    code = "truncated_stream"

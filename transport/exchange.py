@@ -1,0 +1,147 @@
+"""One HTTP/1.1 POST on one fresh connection, its answer handed over as the bytes arrive.
+
+This is the token path, so it is an ``asyncio.Protocol`` over httptools and not an HTTP client: nothing is awaited and
+no task is woken between the socket and the receiver (``bench/token_path.py`` compares). No connection is used twice.
+llama-server closes idle ones after five seconds, a pooled client meets that as a reset of its next request, and a new
+connection costs a tenth of a millisecond on loopback.
+"""
+
+import asyncio
+from typing import Final, Protocol, cast
+
+import httptools
+
+from transport.dialects import llama_server
+from transport.errors import EngineError, EngineUnreachable, MalformedFrame, TruncatedStream
+from transport.events import Event
+from transport.stream import ChatStream
+
+MAX_ERROR_BODY_BYTES: Final = 64 * 1024  # enough for any message; an engine that sends more has nothing more to say
+_OK: Final = 200
+
+
+class Receiver(Protocol):
+    """Takes what an engine sends for one request, in the event loop and without waiting."""
+
+    def touch(self) -> None:
+        """Bytes of the body have come: progress, whatever they hold (seed 002, section 11)."""
+
+    def receive(self, event: Event) -> None:
+        """Take one event."""
+
+
+class Exchange(asyncio.Protocol):
+    """The answer to one request; ``finished`` is done when it is complete or has failed with an ``EngineError``."""
+
+    def __init__(self, request: bytes, receiver: Receiver, finished: "asyncio.Future[None]") -> None:
+        self._request = request
+        self._receiver = receiver
+        self.finished = finished
+        self._stream = ChatStream()
+        self._parser = httptools.HttpResponseParser(self)
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._is_stream = False
+        self._error_body = bytearray()
+
+    def __repr__(self) -> str:
+        """State how far the answer is."""
+        return f"<Exchange status={self._status or None} finished={self.finished.done()} {self._stream!r}>"
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request."""
+        # asyncio declares the base class; uvloop's transports are no subclass of asyncio.Transport.
+        cast("asyncio.Transport", transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came and hand it over."""
+        if self.finished.done():
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            # An error raised in one of our callbacks arrives as the context of httptools' own.
+            cause = error.__context__
+            if isinstance(cause, EngineError):
+                self._fail(cause)
+            else:
+                self._fail(MalformedFrame(f"the answer is not HTTP: {error}"), error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Judge what the end of the connection means for the answer."""
+        if self.finished.done():
+            return
+        if not self._status:
+            self._fail(EngineUnreachable("the connection broke before an answer began"), exc)
+        elif not self._is_stream:
+            self._reject()
+        else:
+            self._close_stream(exc)
+
+    # httptools callbacks
+
+    def on_status(self, _status: bytes) -> None:
+        """Take the status line."""
+        self._status = self._parser.get_status_code()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header."""
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Decide whether a stream follows."""
+        self._status = self._parser.get_status_code()
+        content_type = self._headers.get("content-type", "")
+        if self._status == _OK and not content_type.startswith("text/event-stream"):
+            raise MalformedFrame(f"the answer is {content_type or 'of no type'} and not an event stream")
+        self._is_stream = self._status == _OK
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        if not self._is_stream:
+            room = MAX_ERROR_BODY_BYTES - len(self._error_body)
+            self._error_body += body[:room]
+            return
+        receiver = self._receiver
+        receiver.touch()
+        for event in self._stream.feed(body):
+            receiver.receive(event)
+        if self._stream.is_complete:
+            self._settle()
+
+    def on_message_complete(self) -> None:
+        """Take the end of the answer."""
+        if self.finished.done():
+            return
+        if self._is_stream:
+            self._close_stream(None)
+        else:
+            self._reject()
+
+    # outcomes
+
+    def _close_stream(self, exc: Exception | None) -> None:
+        try:
+            for event in self._stream.close():
+                self._receiver.receive(event)
+        except TruncatedStream as error:
+            self._fail(error, exc)
+        except EngineError as error:
+            self._fail(error)
+        else:
+            self._settle()
+
+    def _reject(self) -> None:
+        self._fail(llama_server.decode_error(self._status, self._headers, bytes(self._error_body)))
+
+    def _settle(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
+        if cause is not None:
+            error.__cause__ = cause
+        if not self.finished.done():
+            self.finished.set_exception(error)

@@ -1,0 +1,1 @@
+"""Engine processes, their supervisors, their slots, and one request's life."""

@@ -1,0 +1,115 @@
+"""The embedded engine's program: takes llama-server's flags and runs llama.cpp's server from the xllamacpp wheel.
+
+The wheel parses no argv, so the table below says which of llama-server's flags set which field of its parameters. A
+flag that is not in the table is refused with exit status 2, as llama-server refuses one that it does not know.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import xllamacpp
+
+
+def _set(path: str) -> Callable[[object, object], None]:
+    *owners, field = path.split(".")
+
+    def apply(params: object, value: object) -> None:
+        for owner in owners:
+            params = getattr(params, owner)
+        setattr(params, field, value)
+
+    return apply
+
+
+def _hosts(params: object, value: object) -> None:
+    params.hostnames = [value]  # type: ignore[attr-defined]
+
+
+def _alias(params: object, value: object) -> None:
+    params.model_alias = {value}  # type: ignore[attr-defined]
+
+
+VALUES: dict[tuple[str, ...], tuple[type, Callable[[object, object], None]]] = {
+    ("-m", "--model"): (str, _set("model.path")),
+    ("-a", "--alias"): (str, _alias),
+    ("--host",): (str, _hosts),
+    ("--port",): (int, _set("port")),
+    ("-np", "--parallel"): (int, _set("n_parallel")),
+    ("-c", "--ctx-size"): (int, _set("n_ctx")),
+    ("-b", "--batch-size"): (int, _set("n_batch")),
+    ("-ub", "--ubatch-size"): (int, _set("n_ubatch")),
+    ("-n", "--predict", "--n-predict"): (int, _set("n_predict")),
+    ("-t", "--threads"): (int, _set("cpuparams.n_threads")),
+    ("-tb", "--threads-batch"): (int, _set("cpuparams_batch.n_threads")),
+    ("--threads-http",): (int, _set("n_threads_http")),
+    ("-ngl", "--gpu-layers", "--n-gpu-layers"): (int, _set("n_gpu_layers")),
+    ("-mg", "--main-gpu"): (int, _set("main_gpu")),
+    ("-to", "--timeout"): (int, _set("timeout_read")),
+    ("--cache-ram",): (int, _set("cache_ram_mib")),
+    ("--cache-reuse",): (int, _set("n_cache_reuse")),
+    ("-sps", "--slot-prompt-similarity"): (float, _set("slot_prompt_similarity")),
+    ("--slot-save-path",): (str, _set("slot_save_path")),
+    ("--sse-ping-interval",): (int, _set("sse_ping_interval")),
+    ("--chat-template",): (str, _set("chat_template")),
+    ("--seed", "-s"): (int, _set("sampling.seed")),
+    ("--temp",): (float, _set("sampling.temp")),
+}
+SWITCHES: dict[tuple[str, ...], tuple[bool, Callable[[object, object], None]]] = {
+    ("--metrics",): (True, _set("endpoint_metrics")),
+    ("--slots",): (True, _set("endpoint_slots")),
+    ("--no-slots",): (False, _set("endpoint_slots")),
+    ("--props",): (True, _set("endpoint_props")),
+    ("--kv-unified", "-kvu"): (True, _set("kv_unified")),
+    ("--no-kv-unified", "-no-kvu"): (False, _set("kv_unified")),
+    ("--warmup",): (True, _set("warmup")),
+    ("--no-warmup",): (False, _set("warmup")),
+    ("--cont-batching", "-cb"): (True, _set("cont_batching")),
+    ("--no-cont-batching", "-nocb"): (False, _set("cont_batching")),
+    ("--context-shift",): (True, _set("ctx_shift")),
+    ("--no-context-shift",): (False, _set("ctx_shift")),
+    ("--jinja",): (True, _set("use_jinja")),
+    ("--no-jinja",): (False, _set("use_jinja")),
+    ("--cache-prompt",): (True, _set("cache_prompt")),
+    ("--no-cache-prompt",): (False, _set("cache_prompt")),
+}
+
+
+def parse(argv: list[str]) -> xllamacpp.CommonParams:
+    """Return the parameters that ``argv`` asks for; an unknown flag, or a value of the wrong kind, exits with 2."""
+    parser = argparse.ArgumentParser(prog="roundhouse-embedded", description=__doc__, allow_abbrev=False)
+    for flags, (kind, _) in VALUES.items():
+        parser.add_argument(*flags, type=kind, dest=flags[0], required="--model" in flags)
+    for flags, (value, _) in SWITCHES.items():
+        parser.add_argument(*flags, action="store_const", const=value, dest=flags[0])
+    given = vars(parser.parse_args(argv))
+    params = xllamacpp.CommonParams()
+    params.warmup = False  # a first request warms a small model as well, and readiness comes sooner
+    params.endpoint_metrics = False  # llama-server's default; the wheel's own is on
+    for flags, (_, apply) in (*VALUES.items(), *SWITCHES.items()):
+        if given[flags[0]] is not None:
+            apply(params, given[flags[0]])
+    if not Path(params.model.path).is_file():
+        parser.error(f"model file {params.model.path} is not there")
+    return params
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends at once."""
+    # Blocked before the server starts its threads, so that the signal reaches sigwait below and nothing else.
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    server = xllamacpp.Server(parse(sys.argv[1:]))
+    print(f"roundhouse-embedded: serving at {server.listening_address}", flush=True)
+    signal.sigwait(signals)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    print("roundhouse-embedded: stopping", flush=True)
+    del server
+
+
+if __name__ == "__main__":
+    main()

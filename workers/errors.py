@@ -1,0 +1,47 @@
+"""What can go wrong with a worker, as seen by whoever uses it.
+
+    WorkerError
+    ├── SpawnFailed       the engine's program cannot be started at all
+    ├── StartFailed       the engine was started and did not get ready
+    ├── NoSlot            every slot is in use, or the worker is not ready
+    ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
+    └── StopTimedOut      the engine's tree did not die
+    IllegalTransition     (a RuntimeError) a move that the table of states does not have: a defect of ours
+
+How a request ends is no error but a value: see ``workers.outcome``.
+"""
+
+
+class WorkerError(Exception):
+    """Something about a worker failed."""
+
+
+class SpawnFailed(WorkerError):
+    """The engine's program cannot be started at all."""
+
+
+class StartFailed(WorkerError):
+    """The engine was started and did not get ready; ``log_tail`` holds its last lines."""
+
+    def __init__(self, worker_id: str, because: str, log_tail: tuple[str, ...]) -> None:
+        lines = "".join(f"\n  | {line}" for line in log_tail)
+        super().__init__(f"worker {worker_id}: {because}{lines}")
+        self.worker_id = worker_id
+        self.because = because
+        self.log_tail = log_tail
+
+
+class NoSlot(WorkerError):
+    """Every slot is in use, or the worker is not ready."""
+
+
+class InvalidSpec(WorkerError):
+    """The specification cannot be launched."""
+
+
+class StopTimedOut(WorkerError):
+    """The engine's tree did not die in time."""
+
+
+class IllegalTransition(RuntimeError):
+    """A move that the table of states does not have."""

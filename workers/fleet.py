@@ -1,0 +1,86 @@
+"""All workers of one Roundhouse, by model."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from workers.errors import StopTimedOut
+from workers.spec import WorkerId, WorkerSpec
+from workers.states import WorkerState
+from workers.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The workers of a configuration, in its order."""
+
+    def __init__(self, specs: Sequence[WorkerSpec], environment: Mapping[str, str]) -> None:
+        self._workers = {spec.id: Worker(spec, environment, self._tell) for spec in specs}
+        self._subscribers: list[Callable[[Worker], None]] = []
+
+    def __repr__(self) -> str:
+        """State every worker's state."""
+        return f"<Fleet {[(worker.spec.id, str(worker.state)) for worker in self]}>"
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Iterate in the configuration's order."""
+        return iter(self._workers.values())
+
+    def subscribe(self, on_change: Callable[[Worker], None]) -> None:
+        """Have ``on_change`` called, in the event loop, after every change of a worker's state."""
+        self._subscribers.append(on_change)
+
+    def get(self, worker_id: str) -> Worker | None:
+        """Return the worker of that id, if there is one."""
+        return self._workers.get(WorkerId(worker_id))
+
+    def models_without_ready_worker(self) -> list[str]:
+        """Return the models that cannot be served now, in the configuration's order."""
+        ready = {worker.spec.model for worker in self if worker.state is WorkerState.READY}
+        return [model for model in dict.fromkeys(worker.spec.model for worker in self) if model not in ready]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start every worker; when the block is left, however it is left, no process of theirs is left."""
+        async with anyio.create_task_group() as tasks:
+            for worker in self:
+                await tasks.start(worker.run)
+                worker.start_nowait()
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def wait_ready(self, *, first_try_only: bool = False) -> None:
+        """Return when every worker is ready.
+
+        Raises:
+            StartFailed: one of them will not be.
+        """
+        for worker in self:
+            await worker.wait_ready(first_try_only=first_try_only)
+
+    def drain_nowait(self, because: str) -> None:
+        """Let no worker admit anything new."""
+        for worker in self:
+            worker.drain_nowait(because)
+
+    async def stop(self, because: str, *, at_once: bool = False) -> None:
+        """Stop all workers at the same time; one that cannot be stopped does not keep the others."""
+        async with anyio.create_task_group() as tasks:
+            for worker in self:
+                tasks.start_soon(_stop, worker, because, at_once)
+
+    def _tell(self, worker: Worker) -> None:
+        for subscriber in self._subscribers:
+            subscriber(worker)
+
+
+async def _stop(worker: Worker, because: str, at_once: bool) -> None:
+    try:
+        await worker.stop(because, at_once=at_once)
+    except StopTimedOut:
+        logger.exception("worker %s could not be stopped", worker.spec.id)

@@ -1,0 +1,107 @@
+"""What one request in flight has brought so far, and when it last gave a sign.
+
+Stands at the end of the token path: one call for each event, no task woken, nothing joined until somebody looks.
+"""
+
+from collections.abc import Callable
+
+from transport.events import (
+    Event,
+    Finished,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+
+
+class Generation:
+    """Accumulates the events of one request (a ``transport.exchange.Receiver``).
+
+    ``clock`` gives monotonic seconds. Two facts are kept apart: ``last_byte_at`` moves with any byte of the body,
+    ``last_event_at`` only with what the model did.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_reasoning",
+        "_text",
+        "finish_reason",
+        "first_token_at",
+        "last_byte_at",
+        "last_event_at",
+        "output_events",
+        "prompt_progress",
+        "started_at",
+        "timings",
+        "tool_call_fragments",
+        "usage",
+    )
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        now = clock()
+        self._clock = clock
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self.started_at = now
+        self.last_byte_at = now
+        self.last_event_at = now
+        self.first_token_at: float | None = None
+        self.output_events = 0
+        self.prompt_progress: PromptProgress | None = None
+        self.tool_call_fragments: list[ToolCallDelta] = []
+        self.finish_reason: str | None = None
+        self.usage: Usage | None = None
+        self.timings: Timings | None = None
+
+    def __repr__(self) -> str:
+        """State how far the request is."""
+        return f"<Generation events={self.output_events} finish_reason={self.finish_reason}>"
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(self._text)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._reasoning)
+
+    def touch(self) -> None:
+        """Take the fact that bytes came."""
+        self.last_byte_at = self._clock()
+
+    def receive(self, event: Event) -> None:
+        """Take one event."""
+        self.last_event_at = self.last_byte_at
+        if type(event) is TextDelta:
+            self._text.append(event.text)
+            self.output_events += 1
+            if self.first_token_at is None:
+                self.first_token_at = self.last_byte_at
+        else:
+            self._receive_rarer(event)
+
+    def _receive_rarer(self, event: Event) -> None:
+        match event:
+            case ReasoningDelta() | ToolCallDelta():
+                self.output_events += 1
+                if self.first_token_at is None:
+                    self.first_token_at = self.last_byte_at
+                if isinstance(event, ReasoningDelta):
+                    self._reasoning.append(event.text)
+                else:
+                    self.tool_call_fragments.append(event)
+            case PromptProgress():
+                self.prompt_progress = event
+            case Finished():
+                self.finish_reason = event.reason
+            case Usage():
+                self.usage = event
+            case Timings():
+                self.timings = event
+            case TextDelta():
+                raise AssertionError("text is taken on the fast path")

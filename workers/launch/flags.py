@@ -1,0 +1,37 @@
+"""Flags from a mapping, the way operators write them in the configuration. Pure."""
+
+from collections.abc import Mapping
+
+from workers.errors import InvalidSpec
+from workers.spec import Flag, FlagValue
+
+
+def render_flags(flags: Mapping[str, Flag]) -> list[str]:
+    """Return argv for ``flags``: a value follows its flag, True is a bare flag, False and None none, a tuple repeats.
+
+    An underscore in a name may stand for the hyphen; a name that brings its own hyphens is taken as it is.
+    """
+    argv: list[str] = []
+    for name, value in flags.items():
+        flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, tuple) else (value,):
+            argv += _render(flag, one)
+    return argv
+
+
+def refuse_owned(flags: Mapping[str, Flag], owned: Mapping[str, str]) -> None:
+    """Refuse a flag that a key of the model's configuration decides; ``owned`` maps the flag to that key.
+
+    Raises:
+        InvalidSpec: a flag is in both.
+    """
+    for name in flags:
+        key = owned.get(name.lstrip("-").replace("_", "-"))
+        if key is not None:
+            raise InvalidSpec(f"args.{name}: is decided by the key '{key}' of the model; set that instead")
+
+
+def _render(flag: str, value: FlagValue) -> list[str]:
+    if value is None or value is False:
+        return []
+    return [flag] if value is True else [flag, str(value)]

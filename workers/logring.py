@@ -1,0 +1,82 @@
+"""The last lines that a worker's engine has printed, of this incarnation and the one before, in bounded memory."""
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+MAX_LINES: Final = 2000  # of one incarnation: a llama-server start prints some 200
+MAX_LINE_BYTES: Final = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of output; ``number`` counts all lines of the worker from 1."""
+
+    number: int
+    incarnation: int
+    at_utc: datetime
+    text: str
+
+
+class LogRing:
+    """Cuts output into lines and keeps the newest; an older incarnation's lines never push out the present one's."""
+
+    def __init__(self, max_lines: int = MAX_LINES) -> None:
+        self._max_lines = max_lines
+        self._previous: deque[LogLine] = deque(maxlen=max_lines)
+        self._current: deque[LogLine] = deque(maxlen=max_lines)
+        self._incarnation = 0
+        self._number = 0
+        self._partial = b""
+
+    def __repr__(self) -> str:
+        """State how much is held."""
+        return f"<LogRing incarnation={self._incarnation} lines={len(self._current)}+{len(self._previous)}>"
+
+    def begin(self, incarnation: int) -> None:
+        """Start the lines of a new incarnation; those of the last one are kept, older ones go."""
+        self._end_partial()
+        self._incarnation = incarnation
+        self._previous = self._current
+        self._current = deque(maxlen=self._max_lines)
+
+    def feed(self, data: bytes) -> None:
+        """Take output as it came."""
+        *lines, rest = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._append(line)
+        while len(rest) > MAX_LINE_BYTES:
+            self._append(rest[:MAX_LINE_BYTES])
+            rest = rest[MAX_LINE_BYTES:]
+        self._partial = rest
+
+    def note(self, text: str) -> None:
+        """Add a line of our own."""
+        self._end_partial()
+        self._append(f"[roundhouse] {text}".encode())
+
+    def tail(self, count: int, *, after: int = 0, incarnation: int | None = None) -> tuple[LogLine, ...]:
+        """Return the last ``count`` lines with a number above ``after``, of all incarnations held or of one."""
+        lines = [
+            line
+            for line in (*self._previous, *self._current)
+            if line.number > after and incarnation in (None, line.incarnation)
+        ]
+        return tuple(lines[-count:]) if count > 0 else ()
+
+    def _end_partial(self) -> None:
+        if self._partial:
+            self._append(self._partial)
+            self._partial = b""
+
+    def _append(self, line: bytes) -> None:
+        self._number += 1
+        self._current.append(
+            LogLine(
+                number=self._number,
+                incarnation=self._incarnation,
+                at_utc=datetime.now(UTC),
+                text=line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r"),
+            )
+        )

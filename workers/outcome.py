@@ -1,0 +1,64 @@
+"""How one request of an engine ends. Endings are values: none of them is an error of whoever asked."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FailureReason(StrEnum):
+    """Why a request or a turn failed: one word each, the same everywhere (contract, section 5.5)."""
+
+    ENGINE_DIED = "engine_died"
+    ENGINE_UNREACHABLE = "engine_unreachable"
+    ENGINE_REJECTED = "engine_rejected"
+    STALLED_PREFILL = "stalled_prefill"
+    STALLED_DECODE = "stalled_decode"
+    CONTEXT_OVERFLOW = "context_overflow"
+    DEADLINE = "deadline"
+    POISONED = "poisoned"
+    CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+    INTERNAL = "internal"
+
+
+class CancelReason(StrEnum):
+    """Why somebody ended a request that was running."""
+
+    JOB_CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """The model has answered; ``finish_reason`` is the engine's word for why it stopped."""
+
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFailed:
+    """The engine failed and the request did not: it may be tried again.
+
+    ``brought_down`` says that the incarnation ended under this request, which may be the cause of it.
+    """
+
+    reason: FailureReason
+    detail: str
+    brought_down: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """The request itself cannot succeed: trying it again does not help."""
+
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """Somebody ended it."""
+
+    reason: CancelReason
+
+
+Outcome = Completed | EngineFailed | RequestFailed | Cancelled

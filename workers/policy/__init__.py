@@ -1,0 +1,1 @@
+"""Limits and when they are outrun. Pure."""

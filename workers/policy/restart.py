@@ -1,0 +1,28 @@
+"""When a broken engine is started again: exponential backoff with jitter, and an end to it. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """Limits on restarts, in seconds; ``failures`` within ``window_s`` are the last that are forgiven."""
+
+    initial_s: float = 1.0
+    max_s: float = 60.0
+    failures: int = 5
+    window_s: float = 600.0
+
+    def recent(self, failed_at: tuple[float, ...], now: float) -> tuple[float, ...]:
+        """Return the failures that still count."""
+        return tuple(at for at in failed_at if now - at < self.window_s)
+
+    def delay_s(self, failed_at: tuple[float, ...], jitter: float) -> float | None:
+        """Return how long to wait before the next start, or None to give up.
+
+        ``failed_at`` holds the failures that count, the newest included; ``jitter`` in [0, 1) takes up to half of the
+        delay away, so that replicas that were killed together do not load their weights together.
+        """
+        if len(failed_at) >= self.failures:
+            return None
+        full = min(self.max_s, self.initial_s * 2.0 ** (len(failed_at) - 1))
+        return full * (1.0 - 0.5 * jitter)

@@ -1,0 +1,1 @@
+"""What every agent is told, and in which order. Pure."""

@@ -1,0 +1,61 @@
+"""Slots as leases: what is taken is given back by the block that took it, and giving back twice is a defect."""
+
+from types import TracebackType
+from typing import Self
+
+from workers.errors import NoSlot
+
+
+class Slots:
+    """Permission for ``total`` requests in flight on one worker."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._in_use = 0
+
+    def __repr__(self) -> str:
+        """State how many are taken."""
+        return f"<Slots {self._in_use}/{self.total}>"
+
+    @property
+    def in_use(self) -> int:
+        """How many are leased."""
+        return self._in_use
+
+    def lease_nowait(self) -> "Lease":
+        """Take a slot.
+
+        Raises:
+            NoSlot: all are taken.
+        """
+        if self._in_use >= self.total:
+            raise NoSlot(f"all {self.total} slots are in use")
+        self._in_use += 1
+        return Lease(self)
+
+    def _give_back(self) -> None:
+        self._in_use -= 1
+
+
+class Lease:
+    """One slot, held; a context manager that gives it back."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots: Slots | None = slots
+
+    def __enter__(self) -> Self:
+        """Hold the slot for a block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the slot back."""
+        self.release()
+
+    def release(self) -> None:
+        """Give the slot back; a second time is a RuntimeError."""
+        if self._slots is None:
+            raise RuntimeError("this slot was given back already")
+        self._slots._give_back()  # noqa: SLF001 - a lease is the other half of Slots
+        self._slots = None

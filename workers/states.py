@@ -1,0 +1,51 @@
+"""The states of a worker and the legal moves between them, in one table."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from workers.errors import IllegalTransition
+
+
+class WorkerState(StrEnum):
+    """What a worker is doing with its engine."""
+
+    STOPPED = "stopped"  # no engine, none coming
+    STARTING = "starting"  # an engine process is there or coming, and not yet ready
+    READY = "ready"  # the engine answers; slots may be leased
+    DRAINING = "draining"  # the engine answers; requests in flight go on, no new leases
+    STOPPING = "stopping"  # the stop ladder is running
+    BACKOFF = "backoff"  # no engine; waiting before the next one is started
+    FAILED = "failed"  # gave up; needs an operator
+
+
+_S = WorkerState
+LEASABLE: Final = frozenset({_S.READY})
+SETTLED: Final = frozenset({_S.STOPPED, _S.READY, _S.FAILED})
+ALLOWED: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
+    _S.STOPPED: frozenset({_S.STARTING}),
+    _S.STARTING: frozenset({_S.READY, _S.STOPPING, _S.BACKOFF, _S.FAILED}),
+    _S.READY: frozenset({_S.DRAINING, _S.STOPPING, _S.BACKOFF, _S.FAILED}),
+    _S.DRAINING: frozenset({_S.STOPPING, _S.BACKOFF, _S.FAILED}),
+    _S.STOPPING: frozenset({_S.STOPPED, _S.BACKOFF, _S.FAILED}),
+    _S.BACKOFF: frozenset({_S.STARTING, _S.STOPPED}),
+    _S.FAILED: frozenset({_S.STARTING, _S.STOPPED}),
+}
+
+
+def check_move(old: WorkerState, new: WorkerState) -> None:
+    """Return if the move is legal.
+
+    Raises:
+        IllegalTransition: it is not.
+    """
+    if new not in ALLOWED[old]:
+        raise IllegalTransition(f"a worker cannot go from {old} to {new}")
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram, one line a move, for ``design.md``."""
+    lines = ["stateDiagram-v2"]
+    for old, targets in ALLOWED.items():
+        lines += [f"    {old} --> {new}" for new in WorkerState if new in targets]
+    return "\n".join(lines)
