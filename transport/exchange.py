@@ -115,7 +115,10 @@ class Exchange(asyncio.Protocol):
         """Take the end of the answer."""
         if self.finished.done():
             return
-        if self._is_stream:
+        if self._status < _OK:  # an interim answer; the real one follows
+            self._status = 0
+            self._headers.clear()
+        elif self._is_stream:
             self._close_stream(None)
         else:
             self._reject()

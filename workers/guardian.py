@@ -5,12 +5,12 @@ library, so that it starts in milliseconds and no other code of ours can break i
 
 * standard input is the lifeline and takes orders: ``T`` sends SIGTERM to the engine's group, ``K`` kills the tree.
   Its end means that Roundhouse is gone, however it went, and kills the tree.
-* standard output carries what the engine prints on both of its streams. Roundhouse may be slow or gone: the engine is
+* standard output carries what the engine prints on both of its streams. Roundhouse may be slow or gone, the engine is
   drained all the same; what does not fit the buffer is dropped, with a line saying how much.
 * standard error carries one JSON object a line: ``started``, ``failed`` (no exec), ``exited`` and last ``empty``.
 
-How the tree is held: the guardian is a subreaper, so every descendant whose parent dies becomes its child, double-forked
-and setsid'ed ones included; killing all children again and again until there are none left ends the whole tree. The
+How the tree is held: the guardian is a subreaper, so every descendant whose parent dies becomes its child,
+double-forked and setsid'ed ones included; killing all children until there are none left ends the whole tree. The
 engine is armed with PDEATHSIG for the case that the guardian itself is killed.
 """
 

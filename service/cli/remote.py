@@ -231,7 +231,9 @@ def print_document(document: object, shown: object, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        Console().print(shown, highlight=False, soft_wrap=True)
+        # A pipe has no width that anything would have to fit.
+        console = Console()
+        console.print(shown, highlight=False, soft_wrap=not isinstance(shown, Table), width=None if console.is_terminal else 500)
 
 
 def _events(service: httpx.Client, job_id: str, last: str) -> Iterator[ServerSentEvent]:

@@ -1,0 +1,88 @@
+"""What all tests share: a clean environment, the loop that we ship, limits instead of sleeps, ports, engines."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workers.embedded.tiny_model import ensure_tiny_model
+from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
+
+LIMIT_S = 20.0  # for anything that waits; a wait that needs a tenth of it on these machines is a defect
+ENGINE_PROGRAM = Path(__file__).parent / "programs" / "engine.py"
+SpecFactory = Callable[..., WorkerSpec]
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("ROUNDHOUSE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Fail the test that leaves a child process behind."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert not left, f"processes are left: {left}"
+
+
+_next_port = iter(range(23000 + (os.getpid() % 40) * 200, 32000))
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], int]:
+    """Return the first of so many ports in a row that nobody listens on."""
+
+    def find(count: int = 1) -> int:
+        run: list[int] = []
+        for port in _next_port:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    run = []
+                    continue
+            run.append(port)
+            if len(run) == count:
+                return run[0]
+        raise RuntimeError("no free ports")
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ensure_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture
+def scripted_spec(free_ports: Callable[[int], int]) -> SpecFactory:
+    """Make the specification of a worker whose engine behaves as the given flags say."""
+
+    def make(*, slots: int = 2, timeouts: WorkerTimeouts | None = None, port: int = 0, **flags: Flag) -> WorkerSpec:
+        return WorkerSpec(
+            id=WorkerId("scripted-0"),
+            model="scripted",
+            engine=EngineKind.LLAMA_SERVER,
+            model_file=None,
+            port=port or free_ports(1),
+            slots=slots,
+            command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
+            args=flags,
+            timeouts=timeouts or WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S),
+        )
+
+    return make

@@ -1,0 +1,244 @@
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+import respx
+
+from tests.waiting import LIMIT_S
+from transport.client import EngineClient
+from transport.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineOverloaded,
+    EngineProtocolError,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnreachable,
+    FrameTooLarge,
+    MalformedFrame,
+    TruncatedStream,
+)
+from transport.events import Event, Finished, TextDelta
+from transport.request import ChatRequest, Message
+
+REQUEST = ChatRequest(model="m", messages=(Message(role="user", content="Go."),))
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+TEXT = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
+END = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+class Recorder:
+    """A receiver that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.touches = 0
+
+    def touch(self) -> None:
+        self.touches += 1
+
+    def receive(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@asynccontextmanager
+async def engine_that_sends(
+    *writes: bytes, reset: bool = False, hold: bool = False
+) -> AsyncIterator[tuple[EngineClient, list[bytes]]]:
+    """Play bytes on a real socket to whoever sends a request; then close, reset, or hold the connection."""
+    requests: list[bytes] = []
+    leave = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        requests.append(head + await reader.readexactly(length))
+        for data in writes:
+            writer.write(data)
+            await writer.drain()
+        if hold:
+            await leave.wait()
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield EngineClient("127.0.0.1", server.sockets[0].getsockname()[1]), requests
+        leave.set()
+
+
+async def outcome_of(*writes: bytes, reset: bool = False) -> tuple[list[Event], EngineError | None]:
+    recorder = Recorder()
+    async with engine_that_sends(*writes, reset=reset) as (client, _):
+        with anyio.fail_after(LIMIT_S):
+            try:
+                await client.stream(REQUEST, recorder)
+            except EngineError as error:
+                return recorder.events, error
+    return recorder.events, None
+
+
+def chunked(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        pytest.param(SSE + b"\r\n" + TEXT + END, id="until the end of the connection"),
+        pytest.param(SSE + b"Content-Length: %d\r\n\r\n" % len(TEXT + END) + TEXT + END, id="of a given length"),
+        pytest.param(
+            SSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(TEXT[:9], TEXT[9:], END) + b"0\r\n\r\n", id="chunked"
+        ),
+        pytest.param(SSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(TEXT, END), id="chunked, [DONE] is enough"),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" + SSE + b"\r\n" + TEXT + END, id="after an interim answer"),
+    ],
+)
+async def test_a_stream_is_delivered_however_it_is_framed(wire: bytes) -> None:
+    """Every framing of HTTP/1.1 gives the same events."""
+    assert await outcome_of(wire) == ([TextDelta("hi"), Finished("stop")], None)
+
+
+async def test_the_request_is_whole_and_the_connection_is_not_kept() -> None:
+    """llama-server closes kept-alive connections; one that is never kept can never fail a turn."""
+    recorder = Recorder()
+    async with engine_that_sends(SSE + b"\r\n" + END) as (client, requests):
+        for _ in range(3):
+            with anyio.fail_after(LIMIT_S):
+                await client.stream(REQUEST, recorder)
+    assert len(requests) == 3
+    head, _, body = requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nConnection: close" in head
+    assert b'"stream":true' in body
+
+
+async def test_any_byte_of_the_body_is_progress() -> None:
+    """Seed 002, section 11: comments are bytes and count as such, and are no events."""
+    recorder = Recorder()
+    pings = SSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b": ping\n\n", b": ping\n\n", END)
+    async with engine_that_sends(pings) as (client, _):
+        with anyio.fail_after(LIMIT_S):
+            await client.stream(REQUEST, recorder)
+    assert (recorder.touches, recorder.events) == (3, [Finished("stop")])
+
+
+def http(status: int, body: bytes, headers: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n%s\r\n%s" % (status, len(body), headers, body)
+
+
+OVERFLOW = (
+    b'{"error":{"code":400,"message":"request (422 tokens) exceeds the available context size (256 tokens)",'
+    b'"type":"exceed_context_size_error","n_prompt_tokens":422,"n_ctx":256}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("wire", "kind", "text"),
+    [
+        pytest.param(http(400, OVERFLOW), ContextOverflow, "exceeds the available", id="the prompt is too long"),
+        pytest.param(http(400, b'{"error":{"message":"bad"}}'), EngineRejected, "bad", id="a bad request"),
+        pytest.param(http(503, b'{"error":{"message":"Loading model"}}'), EngineOverloaded, "Loading", id="loading"),
+        pytest.param(http(429, b"", b"Retry-After: 7\r\n"), EngineOverloaded, "no body", id="too many"),
+        pytest.param(http(500, b"<html>oops"), EngineRejected, "<html>oops", id="an error that is no JSON"),
+        pytest.param(http(200, b"<html>", b"Content-Type: text/html\r\n"), MalformedFrame, "text/html", id="HTML with 200"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n", MalformedFrame, "not HTTP", id="another protocol"),
+        pytest.param(SSE + b"\r\n" + TEXT, TruncatedStream, "before", id="the stream is cut off"),
+        pytest.param(SSE + b"\r\n" + TEXT + b'data: {"ch', TruncatedStream, "middle", id="a frame is cut off"),
+        pytest.param(SSE + b"\r\ndata: {]\n\n", MalformedFrame, "{]", id="a bad frame"),
+        pytest.param(SSE + b"\r\ndata: " + b"x" * (17 << 20), FrameTooLarge, "larger than", id="a frame over the cap"),
+        pytest.param(
+            SSE + b'\r\ndata: {"error":{"code":500,"message":"Compute error."}}\n\n', EngineRejected, "Compute", id="error in 200"
+        ),
+        pytest.param(b"", EngineUnreachable, "before an answer", id="closed without a word"),
+    ],
+)
+async def test_each_failure_is_one_error(wire: bytes, kind: type[EngineError], text: str) -> None:
+    """Whatever an engine does, the caller sees one error of the drawn tree."""
+    _, error = await outcome_of(wire)
+    assert type(error) is kind
+    assert text in str(error)
+    if isinstance(error, EngineOverloaded) and error.status == 429:
+        assert error.retry_after_s == 7
+
+
+async def test_events_before_a_failure_stand() -> None:
+    """Partial output is kept for every failure."""
+    events, error = await outcome_of(SSE + b"\r\n" + TEXT, reset=True)
+    assert (events, type(error)) == ([TextDelta("hi")], TruncatedStream)
+
+
+async def test_nobody_listens(free_ports: Callable[[int], int]) -> None:
+    """A refused connection is an engine that cannot be reached."""
+    with pytest.raises(EngineUnreachable):
+        await EngineClient("127.0.0.1", free_ports(1)).stream(REQUEST, Recorder())
+
+
+async def test_a_cancel_closes_the_connection() -> None:
+    """Closing the connection is the only way to tell an engine to stop."""
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE + b"\r\n" + TEXT)
+        while await reader.read(65536):
+            pass
+        gone.set()
+        writer.close()
+
+    recorder = Recorder()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, anyio.create_task_group() as tasks:
+        client = EngineClient("127.0.0.1", server.sockets[0].getsockname()[1])
+        with anyio.fail_after(LIMIT_S):
+            tasks.start_soon(client.stream, REQUEST, recorder)
+            while not recorder.events:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await gone.wait()
+
+
+FOREIGN_ERRORS = [
+    error
+    for error in vars(httpx).values()
+    if isinstance(error, type) and issubclass(error, httpx.TransportError) and not error.__subclasses__()
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN_ERRORS, ids=lambda error: error.__name__)
+@respx.mock
+async def test_every_foreign_error_of_a_probe_is_translated(foreign: type[httpx.TransportError]) -> None:
+    """Errors are translated once, at the boundary: none of httpx's own comes through."""
+    respx.get("http://127.0.0.1:9/v1/models").mock(side_effect=foreign("x"))
+    expected = EngineTimeout if issubclass(foreign, httpx.TimeoutException) else EngineUnreachable
+    with pytest.raises(expected) as caught:
+        await EngineClient("127.0.0.1", 9).probe_ready()
+    assert isinstance(caught.value.__cause__, foreign)
+
+
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        (httpx.Response(200, json={"data": []}), None),
+        (httpx.Response(503, json={"error": {}}), EngineRejected),
+        (httpx.Response(200, text="<html>"), EngineProtocolError),
+        (httpx.Response(200, json=[]), EngineProtocolError),
+    ],
+    ids=["ready", "loading", "no JSON", "no object"],
+)
+@respx.mock
+async def test_ready_means_200_with_json(response: httpx.Response, kind: type[EngineError] | None) -> None:
+    """Seed 002, section 11: readiness is GET /v1/models, 200, and JSON."""
+    respx.get("http://127.0.0.1:9/v1/models").mock(return_value=response)
+    client = EngineClient("127.0.0.1", 9)
+    if kind is None:
+        await client.probe_ready()
+    else:
+        with pytest.raises(kind):
+            await client.probe_ready()

@@ -1,0 +1,113 @@
+from pathlib import Path
+
+import pytest
+
+from transport.errors import EngineRejected, MalformedFrame, TruncatedStream
+from transport.events import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
+from transport.stream import ChatStream
+
+WIRE = Path(__file__).parents[2] / "contract" / "wire"
+TEXT = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
+STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def events_of(chunks: list[bytes]) -> list[Event]:
+    stream = ChatStream()
+    events = [event for chunk in chunks for event in stream.feed(chunk)]
+    return events if stream.is_complete else events + stream.close()
+
+
+def test_a_captured_stream_gives_its_events_at_every_cut() -> None:
+    """What the real server sent, cut in two at every byte, is the same sequence of events."""
+    wire = (WIRE / "llama_server_text.sse").read_bytes()
+    whole = events_of([wire])
+    kinds = [type(event) for event in whole]
+    assert kinds[0] is PromptProgress
+    assert kinds.count(TextDelta) >= 10
+    assert kinds[-3:] == [Finished, Usage, Timings]
+    assert "".join(event.text for event in whole if isinstance(event, TextDelta))
+    for cut in range(len(wire)):
+        assert events_of([wire[:cut], wire[cut:]]) == whole
+
+
+@pytest.mark.parametrize(
+    ("frame", "events"),
+    [
+        pytest.param(b'{"choices":[{"delta":{"content":"a"}}]}', [TextDelta("a")], id="text"),
+        pytest.param(b'{"choices":[{"delta":{"reasoning_content":"a"}}]}', [ReasoningDelta("a")], id="reasoning"),
+        pytest.param(b'{"choices":[{"delta":{"role":"assistant","content":null}}]}', [], id="a role alone"),
+        pytest.param(b'{"choices":[{"delta":{"content":""}}]}', [], id="no text"),
+        pytest.param(b'{"choices":[]}', [], id="no choice"),
+        pytest.param(b'{"choices":[{"delta":{},"finish_reason":"length"}]}', [Finished("length")], id="finish"),
+        pytest.param(
+            b'{"choices":[{"delta":{"tool_calls":[{"index":1,"id":"x","function":{"name":"f","arguments":"{"}}]}}]}',
+            [ToolCallDelta(1, "x", "f", "{")],
+            id="a tool call begins",
+        ),
+        pytest.param(
+            b'{"choices":[{"delta":{"tool_calls":[{"index":1,"function":{"arguments":"}"}}]}}]}',
+            [ToolCallDelta(1, None, None, "}")],
+            id="a tool call goes on",
+        ),
+        pytest.param(
+            b'{"choices":[{"delta":{}}],"prompt_progress":{"total":9,"cache":2,"processed":5,"time_ms":3}}',
+            [PromptProgress(9, 2, 5, 3.0)],
+            id="prompt progress",
+        ),
+        pytest.param(
+            b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":2}}}',
+            [Usage(3, 4, 2)],
+            id="usage",
+        ),
+        pytest.param(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}', [Usage(3, 4, 0)], id="usage, bare"),
+    ],
+)
+def test_each_field_is_its_event(frame: bytes, events: list[Event]) -> None:
+    """The llama-server dialect, field by field; what is not known is ignored."""
+    assert events_of([b"data: " + frame + b"\n\n", DONE]) == events
+
+
+def test_nothing_after_done_counts() -> None:
+    """[DONE] is the end, whatever a server may still write."""
+    assert events_of([TEXT + STOP + DONE + TEXT + b"data: rubbish\n\n"]) == [TextDelta("hi"), Finished("stop")]
+
+
+def test_an_end_after_the_finish_reason_is_complete() -> None:
+    """Some servers close without [DONE], some without the last blank line."""
+    assert events_of([TEXT, STOP]) == [TextDelta("hi"), Finished("stop")]
+    assert events_of([TEXT, STOP.rstrip()]) == [TextDelta("hi"), Finished("stop")]
+
+
+@pytest.mark.parametrize("wire", [b"", TEXT, TEXT + STOP[:20], b": ping\n\n"], ids=["nothing", "text", "half", "ping"])
+def test_an_end_before_the_engine_finished_is_a_truncation(wire: bytes) -> None:
+    """A cut-off stream is never taken for a short answer."""
+    with pytest.raises(TruncatedStream):
+        events_of([wire])
+
+
+@pytest.mark.parametrize(
+    "frame", [b"<html>", b"{", b"5", b'{"choices": 5}', b'{"choices":[{"delta":{"content":7}}]}', b'{"choices":"\xff"}']
+)
+def test_a_frame_that_is_not_the_dialect_is_malformed(frame: bytes) -> None:
+    """A bad frame has a defined outcome, and its error shows what came."""
+    with pytest.raises(MalformedFrame):
+        events_of([b"data: " + frame + b"\n\n"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (b'{"code":500,"message":"Compute error.","type":"server_error"}', 500, "Compute error."),
+        (b'{"message":"no code"}', 500, "no code"),
+        (b'"just text"', 500, "just text"),
+        (b'{"code":"bad","message":"a word for a code"}', 500, "a word for a code"),
+    ],
+)
+def test_an_error_inside_a_200_stream_is_a_rejection(error: bytes, status: int, message: str) -> None:
+    """llama-server reports errors after the first token as data of the stream."""
+    stream = ChatStream()
+    assert stream.feed(TEXT) == [TextDelta("hi")]
+    with pytest.raises(EngineRejected) as caught:
+        stream.feed(b'data: {"error":' + error + b"}\n\n")
+    assert (caught.value.status, caught.value.message) == (status, message)

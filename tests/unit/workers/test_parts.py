@@ -1,0 +1,203 @@
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from transport.events import Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
+from transport.request import Message
+from workers.errors import InvalidSpec, NoSlot
+from workers.generation import Generation
+from workers.launch import command_for
+from workers.launch.flags import render_flags
+from workers.logring import LogRing
+from workers.policy.silence import Silence, SilenceLimits, judge
+from workers.prompting.bios import BiosFacts, bios_prompt
+from workers.prompting.stack import stack_messages
+from workers.slots import Slots
+from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec
+
+
+def spec(**fields: object) -> WorkerSpec:
+    given: dict[str, object] = {
+        "id": WorkerId("m-0"),
+        "model": "m",
+        "engine": EngineKind.LLAMA_SERVER,
+        "model_file": "/models/m.gguf",
+        "port": 9100,
+        "slots": 3,
+        "context": 2048,
+    }
+    return WorkerSpec(**{**given, **fields})  # type: ignore[arg-type]
+
+
+class TestSlots:
+    def test_a_lease_takes_a_slot_and_gives_it_back(self) -> None:
+        """What is taken is given back by the block that took it."""
+        slots = Slots(2)
+        with slots.lease_nowait(), slots.lease_nowait():
+            assert slots.in_use == 2
+            with pytest.raises(NoSlot):
+                slots.lease_nowait()
+        assert slots.in_use == 0
+
+    def test_giving_back_twice_is_a_defect(self) -> None:
+        """A double release is a crash, not a slot too many."""
+        slots = Slots(1)
+        lease = slots.lease_nowait()
+        lease.release()
+        with pytest.raises(RuntimeError, match="already"):
+            lease.release()
+        assert slots.in_use == 0
+
+
+class TestFlags:
+    @pytest.mark.parametrize(
+        ("flags", "argv"),
+        [
+            ({"threads": 2}, ["--threads", "2"]),
+            ({"cache_ram": 0}, ["--cache-ram", "0"]),
+            ({"mlock": True, "jinja": False, "seed": None}, ["--mlock"]),
+            ({"lora": ("a", "b")}, ["--lora", "a", "--lora", "b"]),
+            ({"-ngl": 99}, ["-ngl", "99"]),
+            ({"temp": 0.5}, ["--temp", "0.5"]),
+        ],
+    )
+    def test_each_kind_of_value_is_its_flags(self, flags: dict[str, Flag], argv: list[str]) -> None:
+        """Contract, section 4: args are passed through unknown."""
+        assert render_flags(flags) == argv
+
+    def test_a_llama_server_is_given_what_its_defaults_leave_to_chance(self) -> None:
+        """The port, the slots, the context of all slots, and a cache that is not shared."""
+        command = command_for(spec(args={"threads": 2}, env={"A": "1"}), {"PATH": "/bin"})
+        assert command.argv == (
+            *("llama-server", "--model", "/models/m.gguf", "--alias", "m", "--host", "127.0.0.1", "--port", "9100"),
+            *("--parallel", "3", "--ctx-size", "6144", "--metrics", "--slots", "--no-kv-unified", "--threads", "2"),
+        )
+        assert command.env == {"PATH": "/bin", "A": "1"}
+
+    def test_a_command_stands_in_place_of_the_program(self) -> None:
+        """Contract, section 4: the engine's ordinary flags follow it."""
+        argv = command_for(spec(command=("nice", "srv"), model_file=None), {}).argv
+        assert argv[:4] == ("nice", "srv", "--alias", "m")
+
+    def test_a_repository_is_named_as_one(self) -> None:
+        """A model is a path or the id of a repository, as the engine takes it."""
+        assert command_for(spec(model_file="org/repo:Q4"), {}).argv[1:3] == ("--hf-repo", "org/repo:Q4")
+
+    def test_the_unified_cache_is_the_operators_choice(self) -> None:
+        """Our default gives way to args."""
+        argv = command_for(spec(args={"kv_unified": True}), {}).argv
+        assert "--no-kv-unified" not in argv
+        assert "--kv-unified" in argv
+
+    @pytest.mark.parametrize("name", ["port", "-np", "ctx_size", "--model"])
+    def test_a_flag_that_a_key_decides_is_refused(self, name: str) -> None:
+        """One thing is said in one place."""
+        with pytest.raises(InvalidSpec, match=r"is decided by the key"):
+            command_for(spec(args={name: 1}), {})
+
+
+class TestLogRing:
+    def test_lines_are_cut_from_any_chunks(self) -> None:
+        """Output comes in pieces that know nothing of lines."""
+        ring = LogRing()
+        ring.begin(1)
+        for chunk in (b"on", b"e\r\ntw", b"o\n\xff", b"\n"):
+            ring.feed(chunk)
+        assert [line.text for line in ring.tail(10)] == ["one", "two", "\ufffd"]
+        assert [line.number for line in ring.tail(10, after=1)] == [2, 3]
+
+    def test_memory_is_bounded(self) -> None:
+        """A flood keeps the newest lines, and a line without end is cut."""
+        ring = LogRing(max_lines=5)
+        ring.begin(1)
+        for _ in range(100):
+            ring.feed(b"x" * 3000 + b"\n")
+        ring.feed(b"y" * 100_000)
+        assert len(ring.tail(1000)) == 5
+        assert max(len(line.text) for line in ring.tail(1000)) <= 8192
+
+    def test_the_previous_incarnation_is_kept_and_older_ones_go(self) -> None:
+        """The one log line that mattered is that of the engine that has just died."""
+        ring = LogRing(max_lines=3)
+        for incarnation in (1, 2, 3):
+            ring.begin(incarnation)
+            ring.feed(b"half a line of %d" % incarnation)
+        ring.note("ours")
+        told = [(line.incarnation, line.text) for line in ring.tail(10)]
+        assert told == [(2, "half a line of 2"), (3, "half a line of 3"), (3, "[roundhouse] ours")]
+        assert [line.incarnation for line in ring.tail(10, incarnation=2)] == [2]
+        assert ring.tail(0) == ()
+
+
+class TestSilence:
+    @pytest.mark.parametrize(
+        ("has_token", "silent_s", "verdict"),
+        [(False, 9.9, None), (False, 10.0, Silence.PREFILL), (True, 4.9, None), (True, 5.0, Silence.DECODE)],
+    )
+    def test_each_phase_has_its_limit(self, has_token: bool, silent_s: float, verdict: Silence | None) -> None:
+        """Seed 002, section 12: progress, not time to the first token."""
+        limits = SilenceLimits(prefill_s=10, decode_s=5)
+        assert judge(limits, last_byte_at=100.0, has_token=has_token, now=100.0 + silent_s) == verdict
+
+    def test_no_limit_is_for_ever(self) -> None:
+        """null switches a limit off."""
+        limits = SilenceLimits(prefill_s=None, decode_s=None)
+        assert judge(limits, last_byte_at=0, has_token=False, now=1e9) is None
+
+
+class TestPrompting:
+    NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
+
+    def test_the_bios_tells_the_setting_and_ends_with_what_changes(self) -> None:
+        """What changes each minute stands last, so that engines' prefix caches keep the rest."""
+        bios = bios_prompt(BiosFacts(now=self.NOW))
+        later = bios_prompt(BiosFacts(now=self.NOW.replace(minute=31)))
+        assert "one of several agents" in bios
+        assert bios.endswith("Saturday, 2026-11-21 09:30 UTC")
+        assert bios[: bios.index("Now:")] == later[: later.index("Now:")]
+
+    def test_the_order_is_bios_system_conversation(self) -> None:
+        """Seed 002, section 10: the order of the message stack is an invariant."""
+        said = (Message(role="user", content="hi"),)
+        assert stack_messages("BIOS", "SYSTEM", said) == (Message(role="system", content="BIOS\n\nSYSTEM"), *said)
+        assert stack_messages("BIOS", "", said) == (Message(role="system", content="BIOS"), *said)
+        assert stack_messages("", "", said) == said
+
+
+class TestGeneration:
+    def test_it_accumulates_what_comes(self) -> None:
+        """Partial output is there at any moment."""
+        times = iter([1.0, 2.0, 3.0, 4.0])
+        generation = Generation(lambda: next(times))
+        events = [PromptProgress(9, 0, 9, 1.0), ReasoningDelta("hm"), TextDelta("a"), TextDelta("b")]
+        generation.touch()
+        generation.receive(events[0])
+        assert (generation.text, generation.first_token_at) == ("", None)
+        generation.touch()
+        for event in events[1:]:
+            generation.receive(event)
+        assert (generation.text, generation.reasoning, generation.first_token_at) == ("ab", "hm", 3.0)
+        for event in (ToolCallDelta(0, "x", "f", "{}"), Finished("stop"), Usage(1, 2, 0), Timings(1, 1.0, 0, 2, 1.0)):
+            generation.receive(event)
+        assert (generation.finish_reason, generation.usage, generation.output_events) == ("stop", Usage(1, 2, 0), 4)
+
+    def test_bytes_and_events_are_facts_apart(self) -> None:
+        """A ping is a byte and is not the model's progress."""
+        times = iter([0.0, 1.0, 2.0])
+        generation = Generation(lambda: next(times))
+        generation.touch()
+        generation.receive(TextDelta("a"))
+        generation.touch()
+        assert (generation.last_byte_at, generation.last_event_at) == (2.0, 1.0)
+
+
+def test_the_tiny_model_is_made_once(tiny_model: Path, tmp_path: Path) -> None:
+    """Two processes may ask at once; a half-made file is never seen, and a made one is left alone."""
+    from workers.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415
+
+    again = ensure_tiny_model(tmp_path / "models" / "tiny.gguf")
+    made = again.stat().st_mtime_ns
+    assert again.read_bytes() == tiny_model.read_bytes()
+    assert ensure_tiny_model(again).stat().st_mtime_ns == made
+    assert [path.name for path in again.parent.iterdir()] == ["tiny.gguf"]

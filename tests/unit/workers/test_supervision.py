@@ -1,0 +1,252 @@
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers import states
+from workers.outcome import FailureReason
+from workers.policy.restart import RestartPolicy
+from workers.states import ALLOWED, WorkerState
+from workers.supervision import (
+    KILL_LIMIT_S,
+    Action,
+    DrainRequested,
+    EndRequests,
+    EngineBroken,
+    EngineGone,
+    EngineReady,
+    Event,
+    KillEngine,
+    Limits,
+    SpawnEngine,
+    StartRequested,
+    StartTimer,
+    StopRequested,
+    Supervision,
+    TerminateEngine,
+    TimerElapsed,
+    decide,
+)
+
+LIMITS = Limits(start_s=60, stop_grace_s=5, restart=RestartPolicy(initial_s=1, max_s=4, failures=3, window_s=100))
+DESIGN = Path(states.__file__).parent / "design.md"
+
+
+class Life:
+    """One supervision and what it has asked for, event by event."""
+
+    def __init__(self) -> None:
+        self.now = Supervision()
+        self.at = 0.0
+
+    def tell(self, event: Event) -> tuple[Action, ...]:
+        self.now, actions = decide(self.now, event, self.at, LIMITS)
+        return actions
+
+    def gone(self, because: str = "it died") -> tuple[Action, ...]:
+        return self.tell(EngineGone(incarnation=self.now.incarnation, because=because, jitter=0.0))
+
+    def ready(self) -> tuple[Action, ...]:
+        return self.tell(EngineReady(incarnation=self.now.incarnation))
+
+    def timer(self) -> tuple[Action, ...]:
+        return self.tell(TimerElapsed(timer=self.now.timer))
+
+
+@pytest.fixture
+def life() -> Life:
+    life = Life()
+    life.tell(StartRequested())
+    return life
+
+
+def test_a_start_spawns_and_bounds_the_start() -> None:
+    """Every wait has a bound: loading too."""
+    life = Life()
+    assert life.tell(StartRequested()) == (SpawnEngine(incarnation=1), StartTimer(timer=1, after_s=60))
+    assert (life.now.state, life.ready(), life.now.state) == (WorkerState.STARTING, (), WorkerState.READY)
+
+
+def test_an_exit_that_nobody_asked_for_ends_the_requests_and_backs_off(life: Life) -> None:
+    """Nuke and repave: requests fail with their reason, and another incarnation follows after a pause."""
+    life.ready()
+    assert life.gone("exited with status 0") == (
+        EndRequests(reason=FailureReason.ENGINE_DIED, because="exited with status 0"),
+        StartTimer(timer=life.now.timer, after_s=1.0),
+    )
+    assert life.now.state is WorkerState.BACKOFF
+    assert life.timer() == (SpawnEngine(incarnation=2), StartTimer(timer=life.now.timer, after_s=60))
+
+
+def test_the_pause_doubles_up_to_its_bound_and_then_there_is_an_end(life: Life) -> None:
+    """A crash loop has an end; old failures are forgiven."""
+    pauses = []
+    for _ in range(2):
+        pauses += [action.after_s for action in life.gone() if isinstance(action, StartTimer)]
+        life.timer()
+    life.gone()
+    assert (pauses, life.now.state) == ([1.0, 2.0], WorkerState.FAILED)
+    assert "gave up after 3 failures in 100 s, the last: it died" in life.now.because
+    assert isinstance(life.tell(StartRequested())[0], SpawnEngine)
+    assert life.now.failed_at == ()
+
+
+def test_failures_outside_the_window_do_not_count(life: Life) -> None:
+    """An engine that breaks once a day is started again for ever."""
+    for day in range(10):
+        life.at = day * 101.0
+        life.gone()
+        life.timer()
+    assert life.now.state is WorkerState.STARTING
+
+
+def test_a_stop_goes_from_sigterm_to_sigkill_to_giving_up(life: Life) -> None:
+    """The ladder: SIGTERM to the group, the grace, SIGKILL to the tree, and a bound even on that."""
+    life.ready()
+    assert life.tell(StopRequested(because="bye")) == (
+        EndRequests(reason=FailureReason.SHUTDOWN, because="bye"),
+        TerminateEngine(),
+        StartTimer(timer=life.now.timer, after_s=5),
+    )
+    assert life.timer() == (KillEngine(), StartTimer(timer=life.now.timer, after_s=KILL_LIMIT_S))
+    assert (life.timer(), life.now.state) == ((), WorkerState.FAILED)
+    assert "have not died" in life.now.because
+    assert life.tell(StartRequested()) == ()  # the old tree may still hold the device
+    assert (life.gone(), life.now.state) == ((), WorkerState.FAILED)
+
+
+def test_a_stopped_engine_is_not_started_again(life: Life) -> None:
+    """An exit that was asked for is no failure."""
+    life.tell(StopRequested(because="bye"))
+    assert (life.gone(), life.now.state, life.now.failed_at) == ((), WorkerState.STOPPED, ())
+
+
+def test_a_second_stop_at_once_kills(life: Life) -> None:
+    """Patience can be called off."""
+    life.tell(StopRequested(because="bye"))
+    kill = life.tell(StopRequested(because="now", at_once=True))
+    assert kill == (KillEngine(), StartTimer(timer=life.now.timer, after_s=KILL_LIMIT_S))
+    assert life.tell(StopRequested(because="now", at_once=True)) == ()
+
+
+def test_a_broken_engine_is_killed_and_follows_itself(life: Life) -> None:
+    """A stall kills the whole tree, and the next incarnation starts only when that is gone."""
+    life.ready()
+    broken = EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="silent")
+    assert life.tell(broken) == (
+        EndRequests(reason=FailureReason.STALLED_DECODE, because="silent"),
+        KillEngine(),
+        StartTimer(timer=life.now.timer, after_s=KILL_LIMIT_S),
+    )
+    assert life.tell(broken) == ()
+    assert life.gone() == (StartTimer(timer=life.now.timer, after_s=1.0),)
+    assert (life.now.state, life.now.because) == (WorkerState.BACKOFF, "silent")
+
+
+def test_an_engine_that_never_gets_ready_is_killed(life: Life) -> None:
+    """The start has a limit."""
+    assert KillEngine() in life.timer()
+    assert (life.now.state, life.now.because) == (WorkerState.STOPPING, "not ready within 60 s")
+
+
+def test_a_drained_worker_is_not_ready_and_stops_in_order(life: Life) -> None:
+    """Draining admits nothing new and ends nothing."""
+    life.ready()
+    assert (life.tell(DrainRequested(because="going")), life.now.state) == ((), WorkerState.DRAINING)
+    assert TerminateEngine() in life.tell(StopRequested(because="bye"))
+
+
+def test_news_of_an_earlier_engine_and_old_timers_change_nothing(life: Life) -> None:
+    """A read that is out of date must not gate a change."""
+    old_timer = life.now.timer
+    life.ready()
+    life.gone()
+    life.timer()
+    before = life.now
+    for event in (
+        EngineReady(incarnation=1),
+        EngineGone(incarnation=1, because="late", jitter=0.0),
+        EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="late"),
+        TimerElapsed(timer=old_timer),
+    ):
+        assert (life.tell(event), life.now) == ((), before)
+
+
+def all_events(now: Supervision) -> Iterator[Event]:
+    for incarnation in (now.incarnation - 1, now.incarnation):
+        yield EngineReady(incarnation=incarnation)
+        yield EngineBroken(incarnation=incarnation, reason=FailureReason.STALLED_PREFILL, because="silent")
+        yield EngineGone(incarnation=incarnation, because="died", jitter=0.5)
+    for timer in (now.timer - 1, now.timer):
+        yield TimerElapsed(timer=timer)
+    yield StartRequested()
+    yield DrainRequested(because="drain")
+    yield StopRequested(because="stop")
+    yield StopRequested(because="stop", at_once=True)
+
+
+def reachable(depth: int) -> set[Supervision]:
+    """All that can come of so many events, time standing still; numbers that only grow are left out of the count."""
+    seen: dict[Supervision, Supervision] = {}
+    level = [Supervision()]
+    for _ in range(depth):
+        following = []
+        for now in level:
+            for event in all_events(now):
+                after, _ = decide(now, event, 0.0, LIMITS)
+                shape = replace(after, timer=0, incarnation=0, because="")
+                if shape not in seen:
+                    seen[shape] = after
+                    following.append(after)
+        level = following
+    return set(seen.values())
+
+
+def test_every_state_is_reached_and_every_move_is_legal() -> None:
+    """The full product of reachable states and events makes only moves of the table (decide checks each)."""
+    assert {now.state for now in reachable(12)} == set(WorkerState)
+
+
+def test_every_state_can_be_stopped_for_good() -> None:
+    """From everywhere, a stop and the death of the tree lead to no process and none to come."""
+    for now in reachable(12):
+        stopped, _ = decide(now, StopRequested(because="stop", at_once=True), 0.0, LIMITS)
+        if stopped.has_process:
+            stopped, _ = decide(
+                stopped, EngineGone(incarnation=stopped.incarnation, because="killed", jitter=0.0), 0.0, LIMITS
+            )
+        assert not stopped.has_process
+        assert stopped.state in {WorkerState.STOPPED, WorkerState.FAILED}
+
+
+def test_a_spawn_never_meets_a_tree_that_may_live() -> None:
+    """Two incarnations never run at the same time, whatever comes."""
+    for now in reachable(12):
+        for event in all_events(now):
+            _, actions = decide(now, event, 0.0, LIMITS)
+            if any(isinstance(action, SpawnEngine) for action in actions):
+                assert not now.has_process
+
+
+def test_the_table_names_every_state_and_the_design_draws_it() -> None:
+    """The diagram of the design note is made from the table."""
+    assert set(ALLOWED) == set(WorkerState)
+    assert states.diagram() in DESIGN.read_text()
+    for old, new in itertools.product(WorkerState, repeat=2):
+        if new not in ALLOWED[old]:
+            with pytest.raises(states.IllegalTransition):
+                states.check_move(old, new)
+
+
+@given(st.integers(1, 4), st.floats(0, 1, exclude_max=True))
+def test_the_restart_delay_stays_within_its_bounds(count: int, jitter: float) -> None:
+    """Jitter spreads restarts and never lengthens or halves away the pause."""
+    policy = RestartPolicy(initial_s=1, max_s=5, failures=5, window_s=10)
+    delay = policy.delay_s(tuple(float(number) for number in range(count)), jitter)
+    assert delay is not None
+    full = min(5.0, 2.0 ** (count - 1))
+    assert full / 2 <= delay <= full

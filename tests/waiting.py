@@ -1,0 +1,34 @@
+"""Waiting for conditions under a limit, which is how tests here are kept from sleeping."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import anyio
+import psutil
+
+LIMIT_S = 20.0
+_NEVER = threading.Event()
+
+
+def wait_for(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
+    """Return after how many seconds ``condition`` held; fail, naming ``what``, when it does not in time."""
+    started_at = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - started_at
+        assert waited < limit_s, f"not within {limit_s:g} s: {what}"
+        _NEVER.wait(0.005)
+    return time.monotonic() - started_at
+
+
+async def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
+    """Do the same without holding the event loop."""
+    await anyio.to_thread.run_sync(wait_for, condition, what, limit_s)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
