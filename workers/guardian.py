@@ -3,8 +3,8 @@
 Run as ``python -I -S guardian.py PROGRAM [ARGUMENT ...]`` with three pipes to Roundhouse, and nothing but the standard
 library, so that it starts in milliseconds and no other code of ours can break it:
 
-* standard input is the lifeline and takes orders: ``T`` sends SIGTERM to the engine's group, ``K`` kills the tree.
-  Its end means that Roundhouse is gone, however it went, and kills the tree.
+* standard input is the lifeline and takes one order: ``T`` sends SIGTERM to the engine's group. Its end means that
+  Roundhouse is gone, however it went, or wants the engine no more, and kills the tree.
 * standard output carries what the engine prints on both of its streams. Roundhouse may be slow or gone, the engine is
   drained all the same; what does not fit the buffer is dropped, with a line saying how much.
 * standard error carries one JSON object a line: ``started``, ``failed`` (no exec), ``exited`` and last ``empty``.
@@ -31,7 +31,6 @@ READ_BYTES = 64 * 1024
 KILL_PAUSE_MS = 2  # between two rounds of killing, for the kernel to hand us the orphans
 FLUSH_LIMIT_S = 1.0  # for the last output to reach Roundhouse once the tree is gone
 ORDER_TERMINATE = ord("T")
-ORDER_KILL = ord("K")
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -199,16 +198,13 @@ class Guardian:
                 os.read(self._wakeup_fd, READ_BYTES)
 
     def _obey(self) -> bool:
-        """Take the orders that have come; return whether the engine is still wanted."""
+        """Take what has come on the lifeline; return whether the engine is still wanted."""
         orders = os.read(0, READ_BYTES)
         if not orders:
             return False
-        for order in orders:
-            if order == ORDER_KILL:
-                return False
-            if order == ORDER_TERMINATE:
-                with contextlib.suppress(ProcessLookupError):  # the whole group is gone already
-                    os.killpg(self._engine_pid, signal.SIGTERM)
+        if ORDER_TERMINATE in orders and self._engine_lives:
+            with contextlib.suppress(ProcessLookupError):  # the whole group is gone already
+                os.killpg(self._engine_pid, signal.SIGTERM)
         return True
 
     def _reap(self) -> bool:

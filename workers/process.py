@@ -1,5 +1,6 @@
 """One engine process under its guardian, from exec to an empty tree."""
 
+import contextlib
 import json
 import signal
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
+from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from workers import guardian
@@ -46,29 +47,48 @@ class EngineProcess:
     """The engine's main process and all its descendants; made by ``run_engine``."""
 
     def __init__(self, process: Process) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise RuntimeError("a guardian has three pipes")
         self._guardian = process
-        assert process.stderr is not None  # noqa: S101 - asked for in run_engine
+        self._orders = process.stdin
+        self._output = process.stdout
         self._reports = BufferedByteReceiveStream(process.stderr)
         self.pid = 0
         self.exit = EngineExit()
-        self._is_gone = anyio.Event()
+        self._gone = anyio.Event()
+        self._drained = anyio.Event()
 
     def __repr__(self) -> str:
         """State the process."""
-        return f"<EngineProcess pid={self.pid or None} gone={self._is_gone.is_set()}>"
+        return f"<EngineProcess pid={self.pid or None} gone={self.is_gone}>"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no process of the tree is left."""
+        return self._gone.is_set()
 
     async def terminate(self) -> None:
         """Send SIGTERM to the engine's group."""
-        await self._order(guardian.ORDER_TERMINATE)
-
-    async def kill(self) -> None:
-        """Kill the whole tree."""
-        await self._order(guardian.ORDER_KILL)
+        # A broken pipe says that the guardian is gone, and the tree with it.
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._orders.send(bytes([guardian.ORDER_TERMINATE]))
 
     async def wait_gone(self) -> EngineExit:
         """Return when no process of the tree is left."""
-        await self._is_gone.wait()
+        await self._gone.wait()
         return self.exit
+
+    async def end(self, limit_s: float) -> None:
+        """Let go of the lifeline, and wait for the tree's death and its last words; shielded, and bounded."""
+        with anyio.CancelScope(shield=True):
+            await self._orders.aclose()
+            with anyio.move_on_after(limit_s):
+                await self._guardian.wait()
+                if self.pid:
+                    await self._gone.wait()
+                    await self._drained.wait()
+                else:
+                    self._gone.set()  # it never came to be
 
     async def wait_started(self) -> None:
         """Return when the engine's program is running.
@@ -92,14 +112,19 @@ class EngineProcess:
                     break
                 case _:
                     continue  # the guardian's own traceback: its end is what counts
-        self._is_gone.set()
+        self._gone.set()
 
-    async def _order(self, order: int) -> None:
-        assert self._guardian.stdin is not None  # noqa: S101 - asked for in run_engine
-        try:
-            await self._guardian.stdin.send(bytes([order]))
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # the guardian is gone, and the tree with it
+    async def drain(self, on_output: Callable[[bytes], None]) -> None:
+        """Take what the engine prints, to its end."""
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for data in self._output:
+                on_output(data)
+        self._drained.set()
+
+    async def close(self) -> None:
+        """Close the pipes."""
+        await self._output.aclose()
+        await self._reports.aclose()
 
     async def _next_report(self) -> dict[str, object]:
         try:
@@ -117,7 +142,7 @@ class EngineProcess:
 async def run_engine(command: Command, on_output: Callable[[bytes], None]) -> AsyncIterator[EngineProcess]:
     """Start ``command`` under a guardian; when the block is left, however it is left, the whole tree is gone.
 
-    ``on_output`` takes what the engine prints on both streams, as it comes.
+    ``on_output`` takes what the engine prints on both streams, as it comes. An error of the block leaves in a group.
 
     Raises:
         SpawnFailed: the program cannot be executed.
@@ -128,40 +153,29 @@ async def run_engine(command: Command, on_output: Callable[[bytes], None]) -> As
     with anyio.CancelScope(shield=True):  # a process that is half started has no owner yet
         process = await anyio.open_process(argv, env=command.env, start_new_session=True)
     engine = EngineProcess(process)
-    assert process.stdin is not None  # noqa: S101 - open_process pipes all three
-    assert process.stdout is not None  # noqa: S101
     try:
         await engine.wait_started()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engine.follow)
-            tasks.start_soon(_drain, process.stdout, on_output)
+            # Shielded: what the guardian tells is needed most while the block is being cancelled.
+            readers = anyio.CancelScope(shield=True)
+            tasks.start_soon(_read, engine, on_output, readers)
             try:
                 yield engine
             finally:
-                with anyio.CancelScope(shield=True):
-                    await process.stdin.aclose()  # the lifeline: the guardian kills what is left
-                    with anyio.move_on_after(LEAVE_LIMIT_S) as limit:
-                        await engine.wait_gone()
-                        await process.wait()
-                tasks.cancel_scope.cancel()
-            if limit.cancelled_caught:
-                raise StopTimedOut(f"processes of engine {engine.pid} have not died within {LEAVE_LIMIT_S:g} s")
+                await engine.end(LEAVE_LIMIT_S)
+                readers.cancel()
     finally:
-        with anyio.CancelScope(shield=True):
-            await process.stdin.aclose()
-            with anyio.move_on_after(LEAVE_LIMIT_S):
-                await process.wait()
-            await process.stdout.aclose()
-            assert process.stderr is not None  # noqa: S101
-            await process.stderr.aclose()
+        await engine.end(LEAVE_LIMIT_S)
+        await engine.close()
+    if not engine.is_gone:
+        raise StopTimedOut(f"processes of engine {engine.pid} have not died within {LEAVE_LIMIT_S:g} s")
 
 
-async def _drain(stream: ByteReceiveStream, on_output: Callable[[bytes], None]) -> None:
-    try:
-        async for data in stream:
-            on_output(data)
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return
+async def _read(engine: EngineProcess, on_output: Callable[[bytes], None], scope: anyio.CancelScope) -> None:
+    with scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.drain, on_output)
+            tasks.start_soon(engine.follow)
 
 
 def _integer(report: Mapping[str, object], field: str) -> int:

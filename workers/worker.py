@@ -241,6 +241,8 @@ class Worker:
                 because = str(error)
         if self._engine_scope.cancelled_caught:
             because = "killed"
+        if self._engine is not None:
+            self._last_exit = self._engine.exit
         self._engine = self._engine_scope = None
         self._post(supervision.EngineGone(incarnation=incarnation, because=because, jitter=random.random()))  # noqa: S311
 
@@ -249,9 +251,9 @@ class Worker:
         async with run_engine(self._command, self.log.feed) as self._engine, anyio.create_task_group() as probing:
             logger.info("worker %s: engine %d is process %d", self.spec.id, incarnation, self._engine.pid)
             probing.start_soon(self._probe, incarnation)
-            self._last_exit = await self._engine.wait_gone()
+            ended = await self._engine.wait_gone()
             probing.cancel_scope.cancel()
-        return f"the engine {self._last_exit}"
+        return f"the engine {ended}"
 
     async def _probe(self, incarnation: int) -> None:
         pause_s = PROBE_FIRST_S

@@ -39,6 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--error-after", type=int, help="send so many tokens and then an error inside the stream")
     parser.add_argument("--reject", type=int, help="answer every request with this status")
     parser.add_argument("--reject-body", default='{"error": {"code": 500, "message": "no", "type": "server_error"}}')
+    parser.add_argument("--deaf-after", type=int, help="live on and listen no more after so many answers")
     parser.add_argument("--html", action="store_true", help="answer requests with a 200 of HTML")
     return parser.parse_known_args()[0]
 
@@ -50,6 +51,7 @@ class Engine:
         self.options = options
         self.ready_at = time.monotonic() + options.load
         self.requests = 0
+        self.deaf = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request and close."""
@@ -58,7 +60,9 @@ class Engine:
             length = re.search(r"(?i)content-length: (\d+)", head)
             body = await reader.readexactly(int(length[1])) if length else b""
             await self._answer(head.split()[1], body, writer)
-            writer.close()
+        writer.close()
+        if self.requests == self.options.deaf_after:
+            self.deaf.set()
 
     async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         options = self.options
@@ -161,7 +165,9 @@ async def _main(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     print(f"scripted engine: listening on port {options.port}", flush=True)
     async with server:
-        await stop.wait()
+        ends = [asyncio.ensure_future(event.wait()) for event in (stop, engine.deaf)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await stop.wait()
     os._exit(0)
 
 

@@ -1,0 +1,215 @@
+"""Kernel facts: real processes, real signals, real pipes."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from tests.conftest import ENGINE_PROGRAM
+from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from workers.errors import SpawnFailed
+from workers.process import Command, EngineExit, run_engine
+
+SUPERVISOR = Path(__file__).parents[1] / "programs" / "supervisor.py"
+ROOT = Path(__file__).parents[2]
+PYTHON = (sys.executable, "-I", "-S")
+
+
+def command(*argv: str) -> Command:
+    return Command(argv=argv, env=dict(os.environ))
+
+
+def python(code: str) -> Command:
+    return command(*PYTHON, "-c", code)
+
+
+def start_supervisor(*engine: str) -> tuple[subprocess.Popen[bytes], int]:
+    supervisor = subprocess.Popen(
+        [sys.executable, str(SUPERVISOR), *engine],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert supervisor.stdout is not None
+    return supervisor, int(supervisor.stdout.readline())
+
+
+def kill(supervisor: subprocess.Popen[bytes]) -> None:
+    supervisor.kill()
+    supervisor.communicate(timeout=LIMIT_S)
+
+
+def test_a_sigkill_of_the_supervisor_leaves_nothing_within_a_second(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Issue A: the whole tree is dead within a second, double-forked and setsid'ed descendants included."""
+    times = []
+    for attempt in range(20):
+        daemon = tmp_path / f"daemon-{attempt}"
+        port = str(free_ports(1))
+        supervisor, pid = start_supervisor(*PYTHON, str(ENGINE_PROGRAM), "--port", port, "--daemon", str(daemon))
+        try:
+            wait_for(lambda file=daemon: file.exists() and file.read_text(), "the daemon has forked")
+            wait_for(lambda: random.random() < 0.3, "a random moment")  # noqa: S311
+        finally:
+            kill(supervisor)
+        pids = [pid, int(daemon.read_text())]
+        times.append(wait_for(lambda: not any(map(is_alive, pids)), "the whole tree is dead", limit_s=1.0))  # noqa: B023
+    assert max(times) < 1.0
+
+
+def test_a_sigkill_while_the_engine_ignores_sigterm_and_is_being_stopped(free_ports: Callable[[int], int]) -> None:
+    """An engine that takes no SIGTERM is killed as surely."""
+    argv = [*PYTHON, str(ENGINE_PROGRAM), "--port", str(free_ports(1)), "--ignore-sigterm"]
+    supervisor, pid = start_supervisor(*argv)
+    kill(supervisor)
+    wait_for(lambda: not is_alive(pid), "the engine is dead", limit_s=1.0)
+
+
+def test_a_sigkill_of_the_guardian_takes_the_engine_with_it() -> None:
+    """The engine is armed with PDEATHSIG: nobody can take its guardian away from it."""
+    supervisor, pid = start_supervisor(*PYTHON, "-c", "import time; time.sleep(60)")
+    try:
+        guardian = psutil.Process(pid).parent()
+        assert guardian is not None
+        guardian.kill()
+        wait_for(lambda: not is_alive(pid), "the engine is dead", limit_s=1.0)
+    finally:
+        kill(supervisor)
+
+
+async def test_the_engine_leads_its_own_group_and_takes_no_signal_of_ours() -> None:
+    """One engine, one process group; and the defaults of signals, whatever its guardian ignores."""
+    with anyio.fail_after(LIMIT_S):
+        async with run_engine(python("import time; time.sleep(60)"), lambda _data: None) as engine:
+            assert os.getpgid(engine.pid) == os.getsid(engine.pid) == engine.pid
+            status = Path(f"/proc/{engine.pid}/status").read_text()
+            ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
+            assert not ignored & (1 << (signal.SIGTERM - 1))
+            await engine.terminate()
+            assert await engine.wait_gone() == EngineExit(signal=signal.SIGTERM)
+
+
+async def test_leaving_the_block_kills_the_tree(tmp_path: Path) -> None:
+    """However the block is left, no process of it is left."""
+    pid_file = tmp_path / "pid"
+    code = (
+        "import os, time, signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        f"        open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
+        "        time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "time.sleep(60)\n"
+    )
+    with anyio.fail_after(LIMIT_S):
+        with pytest.raises(ExceptionGroup) as caught:
+            async with run_engine(python(code), lambda _data: None) as engine:
+                await wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the grandchild runs")
+                raise ZeroDivisionError
+        assert caught.group_contains(ZeroDivisionError)
+        assert not is_alive(engine.pid)
+        assert not is_alive(int(pid_file.read_text()))
+        with anyio.move_on_after(0.2) as scope:
+            async with run_engine(python("import time; time.sleep(60)"), lambda _data: None) as engine:
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert not is_alive(engine.pid)
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        ("import sys; sys.exit(0)", EngineExit(status=0)),
+        ("import sys; sys.exit(3)", EngineExit(status=3)),
+        ("import os; os.kill(os.getpid(), 11)", EngineExit(signal=signal.SIGSEGV)),
+    ],
+    ids=["0", "3", "SIGSEGV"],
+)
+async def test_the_exit_is_told_as_it_was(code: str, ending: EngineExit) -> None:
+    """A status is a status and a signal is a signal."""
+    with anyio.fail_after(LIMIT_S):
+        async with run_engine(python(code), lambda _data: None) as engine:
+            assert await engine.wait_gone() == ending
+
+
+async def test_an_engine_that_ends_takes_its_descendants_with_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """What an engine leaves behind would hold the device, and its output."""
+    daemon = tmp_path / "daemon"
+    output = bytearray()
+    argv = (*PYTHON, str(ENGINE_PROGRAM), "--port", str(free_ports(1)), "--daemon", str(daemon))
+    with anyio.fail_after(LIMIT_S):
+        async with run_engine(command(*argv), output.extend) as engine:
+            await wait_until(lambda: b"listening" in output, "the engine listens")
+            await engine.terminate()
+            assert await engine.wait_gone() == EngineExit(status=0)
+            assert not is_alive(int(daemon.read_text()))
+
+
+@pytest.mark.parametrize("program", ["/no/such/program", __file__], ids=["missing", "not executable"])
+async def test_a_program_that_cannot_be_executed_says_so(program: str) -> None:
+    """The reason is the kernel's, in words."""
+    with anyio.fail_after(LIMIT_S), pytest.raises(SpawnFailed, match=r"No such file|Permission denied"):
+        async with run_engine(command(program), lambda _data: None):
+            pass
+
+
+async def test_a_flood_of_output_holds_nobody_and_the_last_words_arrive() -> None:
+    """The engine is drained whatever we do; what does not fit is dropped and said; the end is kept."""
+    output = bytearray()
+    code = "print('x' * 99 + '\\n', end='', flush=False)\nfor n in range(200_000): print(f'{n:099d}')\nprint('last words')"
+    with anyio.fail_after(LIMIT_S):
+        async with run_engine(python(code), output.extend) as engine:
+            assert await engine.wait_gone() == EngineExit(status=0)
+            await wait_until(lambda: output.endswith(b"last words\n"), "the last words have come")
+
+
+async def test_an_engine_is_never_blocked_by_a_supervisor_that_does_not_read() -> None:
+    """A full pipe would stop an engine in write(); the guardian drops instead, and says how much."""
+    code = "import sys\nfor n in range(100_000): print(f'{n:099d}')\nprint('last words')"
+    with anyio.fail_after(LIMIT_S):
+        argv = [*PYTHON, str(ROOT / "workers" / "guardian.py"), *python(code).argv]
+        guardian = await anyio.open_process(argv)
+        assert guardian.stderr is not None
+        assert guardian.stdout is not None
+        assert guardian.stdin is not None
+        reports = b""
+        while b'"empty"' not in reports:
+            reports += await guardian.stderr.receive()
+        output = b"".join([chunk async for chunk in guardian.stdout])
+        assert b"bytes of output dropped here]" in output
+        assert output.endswith(b"last words\n")
+        assert len(output) < 3 * 1024 * 1024
+        await guardian.stdin.aclose()
+        assert await guardian.wait() == 0
+        await guardian.aclose()
+
+
+def test_the_guardian_reaps_orphans_while_the_engine_runs() -> None:
+    """Helpers that come and go must not pile up as zombies under the guardian."""
+    code = (
+        "import os, time\n"
+        "for _ in range(20):\n"
+        "    if os.fork() == 0:\n"
+        "        os.fork()\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "print('forked', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    supervisor, pid = start_supervisor(*PYTHON, "-c", code)
+    try:
+        guardian = psutil.Process(pid).parent()
+        assert guardian is not None
+        wait_for(lambda: not psutil.Process(pid).children(), "the engine's children have ended")
+        wait_for(lambda: [child.pid for child in guardian.children()] == [pid], "the orphans are reaped")
+    finally:
+        kill(supervisor)

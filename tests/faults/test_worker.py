@@ -1,0 +1,313 @@
+"""The worker against a real process that behaves as badly as it is told to."""
+
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import pytest
+
+from tests.conftest import SpecFactory
+from tests.waiting import LIMIT_S, is_alive, wait_until
+from transport.request import ChatRequest, Message
+from workers.errors import NoSlot, StartFailed
+from workers.fleet import Fleet
+from workers.generation import Generation
+from workers.outcome import (
+    Cancelled,
+    CancelReason,
+    Completed,
+    EngineFailed,
+    FailureReason,
+    Outcome,
+    RequestFailed,
+)
+from workers.policy.restart import RestartPolicy
+from workers.policy.silence import SilenceLimits
+from workers.spec import WorkerSpec, WorkerTimeouts
+from workers.states import WorkerState
+from workers.worker import Worker
+
+QUICK = RestartPolicy(initial_s=0.05, max_s=0.1, failures=3, window_s=60)
+
+
+@asynccontextmanager
+async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Worker]:
+    """Run one worker for a block, and see that nothing of it is left."""
+    fleet = Fleet([spec], os.environ)
+    worker = next(iter(fleet))
+    pid = None
+    with anyio.fail_after(2 * LIMIT_S):
+        async with fleet.running():
+            if ready:
+                await worker.wait_ready()
+                pid = worker.snapshot().pid
+            yield worker
+    assert pid is None or not is_alive(pid)
+
+
+async def ask(worker: Worker, text: str = "Go.", generation: Generation | None = None) -> tuple[Outcome, str]:
+    generation = generation or Generation(monotonic)
+    request = ChatRequest(model="scripted", messages=(Message(role="user", content=text),))
+    outcome = await worker.generate(worker.lease_nowait(), request, generation)
+    assert worker.snapshot().slots_in_use == 0
+    return outcome, generation.text
+
+
+async def test_a_worker_starts_answers_and_stops(scripted_spec: SpecFactory) -> None:
+    """The whole way, and what it shows of itself on it."""
+    async with running(scripted_spec()) as worker:
+        shown = worker.snapshot()
+        assert (shown.state, shown.incarnation, shown.slots_total, shown.slots_in_use) == ("ready", 1, 2, 0)
+        assert shown.pid is not None
+        assert os.getpgid(shown.pid) == shown.pid
+        assert await ask(worker) == (Completed(finish_reason="stop"), "word0 word1 word2 ")
+        await worker.stop("the test is over")
+        assert (worker.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
+        assert str(worker.snapshot().last_exit) == "exited with status 0"
+        assert not is_alive(shown.pid)
+
+
+async def test_loading_is_no_failure(scripted_spec: SpecFactory) -> None:
+    """503 while loading is not readiness, and not the end either."""
+    async with running(scripted_spec(load=0.3), ready=False) as worker:
+        await wait_until(lambda: any("listening" in line.text for line in worker.log.tail(9)), "the engine listens")
+        assert (worker.state, worker.snapshot().verdict) == (WorkerState.STARTING, "loading")
+        with pytest.raises(NoSlot):
+            worker.lease_nowait()
+        await worker.wait_ready()
+
+
+@pytest.mark.parametrize("status", [0, 1, 7])
+async def test_an_exit_at_once_fails_with_the_last_lines(scripted_spec: SpecFactory, status: int) -> None:
+    """The one log line that matters is in the message, and every exit that nobody asked for is a failure."""
+    async with running(replace(scripted_spec(exit_at_once=status), restart=QUICK), ready=False) as worker:
+        with pytest.raises(StartFailed) as caught:
+            await worker.wait_ready(first_try_only=True)
+        assert f"exited with status {status}" in str(caught.value)
+        assert "cannot allocate the universe" in str(caught.value)
+        with pytest.raises(StartFailed, match="gave up after 3 failures"):
+            await worker.wait_ready()
+        assert (worker.state, worker.incarnation) == (WorkerState.FAILED, 3)
+
+
+async def test_a_port_in_use_is_said_and_nobody_elses_engine_is_taken_for_ours(scripted_spec: SpecFactory) -> None:
+    """Another server on the port answers probes as well as ours would."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        spec = replace(scripted_spec(port=taken.getsockname()[1]), restart=QUICK)
+        async with running(spec, ready=False) as worker:
+            with pytest.raises(StartFailed, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
+                await worker.wait_ready(first_try_only=True)
+
+
+async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scripted_spec: SpecFactory) -> None:
+    """Nuke and repave: explicit reason, partial output, another incarnation."""
+    async with running(replace(scripted_spec(tokens=1000, interval=0.01), restart=QUICK)) as worker:
+        pid = worker.snapshot().pid
+        assert pid is not None
+        generation = Generation(monotonic)
+        async with anyio.create_task_group() as tasks:
+
+            async def expect_death() -> None:
+                outcome, text = await ask(worker, generation=generation)
+                because = "the engine killed by SIGKILL"
+                assert outcome == EngineFailed(reason=FailureReason.ENGINE_DIED, detail=because, brought_down=True)
+                assert text.startswith("word0 word1 ")
+
+            tasks.start_soon(expect_death)
+            await wait_until(lambda: generation.output_events > 2, "some tokens have come")
+            os.kill(pid, signal.SIGKILL)
+        await worker.wait_ready()
+        shown = worker.snapshot()
+        assert (shown.incarnation, shown.pid != pid, str(shown.last_exit)) == (2, True, "killed by SIGKILL")
+
+
+async def test_an_engine_that_exits_with_status_0_in_mid_stream_has_died(scripted_spec: SpecFactory) -> None:
+    """Every exit that nobody asked for is a crash, whatever its status."""
+    async with running(replace(scripted_spec(die_after=2), restart=QUICK)) as worker:
+        outcome, text = await ask(worker)
+        assert isinstance(outcome, EngineFailed)
+        assert (outcome.reason, outcome.brought_down, text) == (FailureReason.ENGINE_DIED, True, "word0 word1 ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [({"prefill": 600}, FailureReason.STALLED_PREFILL), ({"stall_after": 1}, FailureReason.STALLED_DECODE)],
+    ids=["prefill", "decode"],
+)
+async def test_a_silent_engine_is_killed_and_its_neighbours_are_not_blamed(
+    scripted_spec: SpecFactory, flags: dict[str, float], reason: FailureReason
+) -> None:
+    """A stall ends the incarnation; the request that was silent is charged, a younger one is not."""
+    limits = WorkerTimeouts(silence=SilenceLimits(prefill_s=0.8, decode_s=0.8))
+    async with running(replace(scripted_spec(timeouts=limits, **flags), restart=QUICK)) as worker:
+        outcomes: dict[Generation, Outcome] = {}
+        older = Generation(monotonic)
+
+        async def note(generation: Generation) -> None:
+            request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),))
+            outcomes[generation] = await worker.generate(worker.lease_nowait(), request, generation)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(note, older)
+            await wait_until(lambda: monotonic() - older.last_byte_at > 0.4, "half of the limit is over")
+            younger = Generation(monotonic)
+            tasks.start_soon(note, younger)
+        first, second = outcomes[older], outcomes[younger]
+        assert isinstance(first, EngineFailed)
+        assert isinstance(second, EngineFailed)
+        assert (first.reason, first.brought_down) == (reason, True)
+        assert (second.reason, second.brought_down) == (FailureReason.ENGINE_DIED, False)
+        await worker.wait_ready()
+        assert worker.incarnation == 2
+
+
+async def test_a_deadline_ends_the_request_and_not_the_engine(scripted_spec: SpecFactory) -> None:
+    """request_s is the caller's limit; the engine is healthy."""
+    limits = WorkerTimeouts(request_s=0.2)
+    async with running(scripted_spec(timeouts=limits, tokens=1000, interval=0.02)) as worker:
+        outcome, text = await ask(worker)
+        assert outcome == RequestFailed(reason=FailureReason.DEADLINE, detail="not answered within request_s = 0.2 s")
+        assert text.startswith("word0 ")
+        assert (worker.state, worker.incarnation) == (WorkerState.READY, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            {"reject": 400},
+            RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail="400 server_error: no"),
+        ),
+        (
+            {"reject": 500},
+            EngineFailed(reason=FailureReason.ENGINE_REJECTED, detail="500 server_error: no", brought_down=False),
+        ),
+        (
+            {"error_after": 1},
+            EngineFailed(
+                reason=FailureReason.ENGINE_REJECTED, detail="500 server_error: Compute error.", brought_down=False
+            ),
+        ),
+        (
+            {"cut_after": 1},
+            EngineFailed(
+                reason=FailureReason.ENGINE_UNREACHABLE,
+                detail="the stream ended in the middle of a frame",
+                brought_down=False,
+            ),
+        ),
+        (
+            {"html": True},
+            EngineFailed(
+                reason=FailureReason.ENGINE_UNREACHABLE,
+                detail="the answer is text/html and not an event stream",
+                brought_down=False,
+            ),
+        ),
+    ],
+    ids=["400", "500", "error in the stream", "cut-off stream", "HTML"],
+)
+async def test_an_engine_that_answers_badly_is_not_killed(
+    scripted_spec: SpecFactory, flags: dict[str, object], expected: Outcome
+) -> None:
+    """Kill no healthy engine: one that answers probes is left alone, the request tells what happened."""
+    flags = {**flags, "reject_body": '{"error": {"message": "no", "type": "server_error"}}'} if "reject" in flags else flags
+    async with running(scripted_spec(**flags)) as worker:  # type: ignore[arg-type]
+        outcome, _ = await ask(worker)
+        assert outcome == expected
+        assert (worker.state, worker.incarnation) == (WorkerState.READY, 1)
+
+
+async def test_an_engine_that_listens_no_more_is_killed(scripted_spec: SpecFactory) -> None:
+    """An engine that lives and cannot be reached is of no use: probes that fail are the proof, and it is repaved."""
+    async with running(replace(scripted_spec(deaf_after=1), restart=QUICK)) as worker:
+        assert (await ask(worker))[0] == Completed(finish_reason="stop")
+        outcome, _ = await ask(worker)
+        assert isinstance(outcome, EngineFailed)
+        assert (outcome.reason, outcome.brought_down) == (FailureReason.ENGINE_UNREACHABLE, True)
+        await worker.wait_ready()
+        assert worker.incarnation == 2
+
+
+async def test_a_stop_ends_requests_and_an_engine_that_ignores_it(scripted_spec: SpecFactory) -> None:
+    """SIGTERM, the grace, SIGKILL; requests in flight end as a shutdown, not as a failure."""
+    limits = WorkerTimeouts(stop_grace_s=0.2)
+    async with running(scripted_spec(timeouts=limits, tokens=1000, interval=0.02, ignore_sigterm=True)) as worker:
+        generation = Generation(monotonic)
+        outcomes: list[Outcome] = []
+
+        async def note() -> None:
+            outcomes.append((await ask(worker, generation=generation))[0])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(note)
+            await wait_until(lambda: generation.output_events, "a token has come")
+            await worker.stop("the test is over")
+        assert outcomes == [Cancelled(reason=CancelReason.SHUTDOWN)]
+        assert str(worker.snapshot().last_exit) == "killed by SIGKILL"
+
+
+async def test_a_stop_before_the_engine_is_there(scripted_spec: SpecFactory) -> None:
+    """A worker can be stopped at any moment of its start."""
+    fleet = Fleet([scripted_spec()], os.environ)
+    worker = next(iter(fleet))
+    with anyio.fail_after(LIMIT_S):
+        async with fleet.running():
+            await worker.stop("changed my mind")
+            assert (worker.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
+
+
+async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec: SpecFactory) -> None:
+    """Admitting nothing new and ending what runs are two things."""
+    async with running(scripted_spec(tokens=20, interval=0.01)) as worker:
+        generation = Generation(monotonic)
+        async with anyio.create_task_group() as tasks:
+
+            async def expect_completion() -> None:
+                assert (await ask(worker, generation=generation))[0] == Completed(finish_reason="stop")
+
+            tasks.start_soon(expect_completion)
+            await wait_until(lambda: generation.output_events, "a token has come")
+            worker.drain_nowait("the test wants it")
+            with pytest.raises(NoSlot):
+                worker.lease_nowait()
+
+
+async def test_slots_are_lent_up_to_their_number(scripted_spec: SpecFactory) -> None:
+    """NO_SLOT_AVAILABLE at once when all slots are taken; no queue here."""
+    async with running(scripted_spec(slots=2)) as worker:
+        with worker.lease_nowait(), worker.lease_nowait(), pytest.raises(NoSlot):
+            worker.lease_nowait()
+        worker.lease_nowait().release()
+
+
+async def test_a_cancelled_task_gives_its_slot_back(scripted_spec: SpecFactory) -> None:
+    """Whoever asks may be cancelled at any moment."""
+    async with running(scripted_spec(prefill=600)) as worker:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, worker)
+            await wait_until(lambda: worker.snapshot().slots_in_use, "the request is in flight")
+            tasks.cancel_scope.cancel()
+        assert worker.snapshot().slots_in_use == 0
+
+
+async def test_ports_and_daemons_are_free_for_the_next_incarnation(
+    scripted_spec: SpecFactory, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """A restart never meets what the last incarnation has left."""
+    daemon = tmp_path / "daemon"
+    spec = replace(scripted_spec(port=free_ports(1), daemon=str(daemon)), restart=QUICK)
+    async with running(spec) as worker:
+        first = int(daemon.read_text())
+        pid = worker.snapshot().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: worker.incarnation == 2, "the next incarnation starts")
+        assert not is_alive(first)
+        await worker.wait_ready()
