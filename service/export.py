@@ -1,7 +1,6 @@
 """Transcripts as files: one a conversation, a manifest and an index, each replaced whole so that none is ever half."""
 
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from service.errors import ConfigError
+from service.errors import ConfigError, StoreError
 
-_FOLDER_NAME: Final = re.compile(r"^[^/\0]{1,200}$")
+MAX_NAME_BYTES: Final = 255  # of one file, on every file system in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +31,7 @@ class Export:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._done: dict[str, Exported] = {}
+        self._is_begun = False
 
     def __repr__(self) -> str:
         """State how many conversations are written."""
@@ -46,8 +46,28 @@ class Export:
 
         ``job`` is what the manifest says of the job itself. A kill in between leaves lists that name only files that
         are there.
+
+        Raises:
+            StoreError: a file cannot be written.
         """
+        try:
+            self._begin(str(job["id"]))
+            self._write(job, transcripts)
+        except OSError as error:
+            raise StoreError(f"{self._folder}: cannot write transcripts: {error}") from error
+
+    def _begin(self, job_id: str) -> None:
+        """Clear away what another job of that name has left here."""
+        if self._is_begun:
+            return
         (self._folder / "transcripts").mkdir(parents=True, exist_ok=True)
+        manifest = self._folder / "manifest.json"
+        if not (manifest.is_file() and _job_of(manifest) == job_id):
+            for stale in (manifest, self._folder / "index.jsonl", *(self._folder / "transcripts").glob("*.json")):
+                stale.unlink(missing_ok=True)
+        self._is_begun = True
+
+    def _write(self, job: Mapping[str, object], transcripts: Sequence[Mapping[str, object]]) -> None:
         for transcript in transcripts:
             name = str(transcript["id"])
             file = f"transcripts/{name}.json"
@@ -73,11 +93,19 @@ def folder_for(output: Path, job_name: str) -> Path:
     Raises:
         ConfigError: the name is no name of a folder.
     """
-    if not _FOLDER_NAME.match(job_name) or job_name.startswith("."):
+    if "/" in job_name or "\0" in job_name or job_name.startswith(".") or len(job_name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(
             f"name: {job_name!r} cannot be the name of a folder under {output}; use letters, digits, - and _"
         )
     return output / job_name
+
+
+def _job_of(manifest: Path) -> object:
+    try:
+        document = msgspec.json.decode(manifest.read_bytes())
+    except msgspec.MsgspecError:
+        return None
+    return document.get("id") if isinstance(document, dict) else None
 
 
 def _replace(path: Path, content: bytes) -> None:

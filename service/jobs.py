@@ -3,33 +3,36 @@
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
+import anyio.to_thread
 import msgspec
 
-from service.conversations.job import Conversation, Job, JobId
+from service.conversations.job import Job, JobId
 from service.conversations.spec import Limits, parse_job
-from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
+from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, JobState, TurnState
 from service.conversations.transcript import transcript_document
-from service.errors import ConversationNotFound, NoSlotAvailable, NotFinished, ShuttingDown
+from service.errors import NoSlotAvailable, NotFinished, ShuttingDown
 from service.scheduling.scheduler import Progress, Scheduler
 from service.store import reading
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.sqlite import SqliteStore
 from service.watch import JobWatch
 
-EVENTS_A_READ = 500  # of one job, so that a watcher of a long job holds little at a time
+EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job with its counts, of one moment."""
+    """A job with its counts."""
 
     stored: StoredJob
-    job: Job
     tally: Tally
     ready: int
     in_flight: int
@@ -41,39 +44,41 @@ class Jobs:
     def __init__(
         self, store: SqliteStore, scheduler: Scheduler, watch: JobWatch, models: Sequence[str], limits: Limits
     ) -> None:
+        self.watch = watch
         self._store = store
         self._scheduler = scheduler
-        self._watch = watch
         self._models = models
         self._limits = limits
+        self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._is_closed = False
 
     def __repr__(self) -> str:
         """State whether jobs are taken."""
         return f"<Jobs closed={self._is_closed} {self._scheduler!r}>"
 
-    @property
-    def watch(self) -> JobWatch:
-        """What tells of changes."""
-        return self._watch
-
     def close(self) -> None:
         """Take no new jobs, and let whoever follows one go."""
         self._is_closed = True
-        self._watch.close()
+        self.watch.close()
+
+    # Posting
 
     async def recover(self) -> None:
-        """Go on with the jobs that an earlier life of the service left unfinished."""
+        """Go on with all jobs that an earlier life of the service left unfinished."""
         for stored in await self._store.read(reading.unfinished_jobs()):
-            job = _parse_stored(stored)
-            missing = sorted({agent.model for agent in job.agents} - set(self._models))
-            if missing:
-                logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
-            turns = await self._store.read(reading.turns(job.id))
-            logger.info("job %s goes on with %d of %d turns done", job.id, len(turns), job.total_turns)
-            self._scheduler.admit(job, turns)
-            if stored.is_cancel_requested:
-                self._scheduler.cancel(job.id)
+            await self.resume(stored)
+
+    async def resume(self, stored: StoredJob) -> None:
+        """Go on with one job where an earlier life of the service left it; nothing, if it has ended or runs here."""
+        if stored.state in ENDED_JOBS:
+            return
+        job = await anyio.to_thread.run_sync(_parse_stored, stored)
+        missing = sorted({agent.model for agent in job.agents} - set(self._models))
+        if missing:
+            logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
+        turns = await self._store.read(reading.turns(job.id))
+        logger.info("job %s goes on with %d of %d turns done", job.id, len(turns), job.total_turns)
+        self._scheduler.admit(job, turns, is_cancelled=stored.is_cancel_requested)
 
     async def post(self, document: object, key: str | None = None, *, queue: bool = True) -> tuple[StoredJob, bool]:
         """Take a job; when this returns it is durable. Return it, and whether it is new.
@@ -84,25 +89,48 @@ class Jobs:
             NoSlotAvailable: with ``queue`` false, if a first turn would have to wait; nothing is stored then.
             ShuttingDown: no new jobs are taken.
         """
+        hashed = body_hash(document)
+        if key is not None:
+            # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
+            stored = await self._store.read(reading.job_by_key(key, hashed))
+            if stored is not None:
+                return stored, False
         if self._is_closed:
             raise ShuttingDown("the service is stopping and takes no new jobs")
-        job = parse_job(document, JobId(f"job-{secrets.token_hex(8)}"), self._models, self._limits)
-        if not queue and not self._scheduler.could_start_now(job):
-            raise NoSlotAvailable("not every first turn can start at once")
-        stored, is_new = await self._store.post(
-            NewJob(
-                id=job.id,
-                name=job.name,
-                document=canonical_json(document).decode(),
-                conversations=tuple(conversation.id for conversation in job.conversations),
-                body_hash=body_hash(document),
-                idempotency_key=key,
-                created_at=datetime.now(UTC),
-            )
+        job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), self._models, self._limits)
+        new = NewJob(
+            job=job,
+            document=canonical_json(document).decode(),
+            body_hash=hashed,
+            idempotency_key=key,
+            created_at=datetime.now(UTC),
         )
+        if queue:
+            return await self._store_and_admit(new)
+        with self._promise(job):
+            return await self._store_and_admit(new)
+
+    async def _store_and_admit(self, new: NewJob) -> tuple[StoredJob, bool]:
+        stored, is_new = await self._store.post(new)
         if is_new and not self._is_closed:  # closed meanwhile: it is stored, and the next life admits it
-            self._scheduler.admit(job)
+            self._scheduler.admit(new.job)
         return stored, is_new
+
+    @contextmanager
+    def _promise(self, job: Job) -> Iterator[None]:
+        """Hold the slots of a job's first turns against other jobs of its kind, from the check to its admission."""
+        wanted = Counter(agent.model for agent in job.agents if not agent.waits_for)
+        for model in wanted:
+            wanted[model] *= len(job.conversations)
+        if not all(self._scheduler.free(model) - self._promised[model] >= count for model, count in wanted.items()):
+            raise NoSlotAvailable("not every first turn can start at once")
+        self._promised += wanted
+        try:
+            yield
+        finally:
+            self._promised -= wanted
+
+    # Looking
 
     async def get(self, job_id: JobId) -> JobView:
         """Return a job.
@@ -116,6 +144,24 @@ class Jobs:
         """List jobs, the newest first."""
         return [await self._view(stored) for stored in await self._store.read(reading.jobs(state, limit, before))]
 
+    async def events_after(self, job_id: JobId, number: int) -> tuple[list[StoredEvent], bool]:
+        """Return the next events of a job, and whether none will follow them.
+
+        Raises:
+            JobNotFound: there is none, or it was deleted.
+        """
+        events = await self._store.read(reading.events(job_id, number, EVENTS_A_READ))
+        if events:
+            return events, events[-1].kind == "end"
+        stored = await self._store.read(reading.job(job_id))
+        return [], stored.state in ENDED_JOBS
+
+    def progress(self, job_id: JobId) -> Sequence[Progress]:
+        """Return how far the turns of a job are that are in flight."""
+        return self._scheduler.progress(job_id)
+
+    # Reading
+
     async def transcript(self, job_id: JobId, conversation_id: str) -> dict[str, object]:
         """Return one conversation as it is so far, turns in flight with what they have said.
 
@@ -123,30 +169,24 @@ class Jobs:
             JobNotFound: there is no such job.
             ConversationNotFound: it has no such conversation.
         """
-        stored = await self._store.read(reading.job(job_id))
-        conversation = _parse_stored(stored).conversations_by_id.get(conversation_id)
-        if conversation is None:
-            raise ConversationNotFound(job_id, conversation_id)
-        return await self._transcript(job_id, conversation, with_partial=True)
+        # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
+        partial = self._scheduler.turns_in_flight(job_id, conversation_id)
+        talk = await self._store.read(reading.conversation(job_id, conversation_id))
+        ended = {turn.key for turn in talk.turns}
+        turns = [*talk.turns, *(turn for turn in partial if turn.key not in ended)]
+        return transcript_document(talk.id, talk.metadata, talk.state, talk.reason, turns)
 
     async def ended_conversations(self, job_id: JobId) -> list[str]:
         """Return the ids of the conversations of a job that have ended."""
-        talks = await self._store.read(reading.conversations(job_id))
-        running = (ConversationState.QUEUED, ConversationState.RUNNING)
-        return [talk.id for talk in talks if talk.state not in running]
+        states = await self._store.read(reading.conversation_states(job_id))
+        return [name for name, state in states.items() if state in ENDED_CONVERSATIONS]
 
     async def transcripts(self, job_id: JobId) -> AsyncIterator[dict[str, object]]:
-        """Iterate over all transcripts of a job that has ended, one in memory at a time.
+        """Iterate over all transcripts of a job that has ended, one in memory at a time."""
+        for conversation_id in await self._store.read(reading.conversation_states(job_id)):
+            yield await self.transcript(job_id, conversation_id)
 
-        Raises:
-            JobNotFound: there is no such job.
-            NotFinished: it has not ended.
-        """
-        job = await self.ended(job_id)
-        for conversation in job.conversations:
-            yield await self._transcript(job_id, conversation, with_partial=False)
-
-    async def ended(self, job_id: JobId) -> Job:
+    async def ended(self, job_id: JobId) -> StoredJob:
         """Return a job that has ended.
 
         Raises:
@@ -156,7 +196,9 @@ class Jobs:
         stored = await self._store.read(reading.job(job_id))
         if stored.state not in ENDED_JOBS:
             raise NotFinished(job_id, stored.state)
-        return _parse_stored(stored)
+        return stored
+
+    # Ending
 
     async def cancel(self, job_id: JobId) -> StoredJob:
         """Ask for the end of a job; it is durable that this was asked when this returns.
@@ -177,42 +219,15 @@ class Jobs:
         """
         await self._store.delete(job_id)
 
-    async def events_after(self, job_id: JobId, number: int) -> tuple[list[StoredEvent], bool]:
-        """Return the next events of a job, and whether none will follow them.
-
-        Raises:
-            JobNotFound: there is none, or it was deleted.
-        """
-        events = await self._store.read(reading.events(job_id, number, EVENTS_A_READ))
-        if events:
-            return events, events[-1].kind == "end"
-        stored = await self._store.read(reading.job(job_id))
-        return [], stored.state in ENDED_JOBS
-
-    def progress(self, job_id: JobId) -> Sequence[Progress]:
-        """Return how far the turns of a job are that are in flight."""
-        return self._scheduler.progress(job_id)
-
     async def _view(self, stored: StoredJob) -> JobView:
         tally = await self._store.read(reading.tally(stored.id))
         counts = self._scheduler.counts(stored.id)
-        return JobView(
-            stored=stored,
-            job=_parse_stored(stored),
-            tally=tally,
-            ready=counts[TurnState.READY],
-            in_flight=counts[TurnState.IN_FLIGHT],
-        )
+        return JobView(stored=stored, tally=tally, ready=counts[TurnState.READY], in_flight=counts[TurnState.IN_FLIGHT])
 
-    async def _transcript(self, job_id: JobId, conversation: Conversation, *, with_partial: bool) -> dict[str, object]:
-        # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
-        partial = self._scheduler.turns_in_flight(job_id, conversation.id) if with_partial else []
-        turns = await self._store.read(reading.turns(job_id, conversation.id))
-        states = {talk.id: talk for talk in await self._store.read(reading.conversations(job_id))}
-        stored = states[conversation.id]
-        ended = {turn.key for turn in turns}
-        turns += [turn for turn in partial if turn.key not in ended and stored.state is ConversationState.RUNNING]
-        return transcript_document(conversation, stored.state, stored.reason, turns)
+
+def new_job_id() -> JobId:
+    """Return an id that no job has had."""
+    return JobId(f"job-{secrets.token_hex(8)}")
 
 
 def canonical_json(document: object) -> bytes:

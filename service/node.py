@@ -54,7 +54,7 @@ class Node:
 
 @asynccontextmanager
 async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path) -> AsyncIterator[Node]:
-    """Run a Roundhouse for a block: its store is open, its workers start, unfinished jobs go on.
+    """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.
 
     When the block is left, however it is left, no process of it is left.
 
@@ -71,6 +71,5 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             await tasks.start(scheduler.run)
             tasks.start_soon(store.wait_failed)
             async with fleet.running():
-                await jobs.recover()
                 yield Node(fleet=fleet, scheduler=scheduler, store=store, jobs=jobs)
             tasks.cancel_scope.cancel()

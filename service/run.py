@@ -1,6 +1,5 @@
 """Jobs from files in one process, without HTTP; run again on the same output it goes on where it was."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +8,21 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from service.config.load import parse_yaml
 from service.config.schema import Config
 from service.conversations.job import Job, JobId
 from service.conversations.spec import parse_job
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
+from service.documents import Place, line_of, parse_document
 from service.errors import ConfigError, InvalidJob
 from service.export import Export, folder_for
 from service.faults import path_of
 from service.jobs import Jobs, JobView, body_hash
-from service.node import open_node
+from service.node import Node, open_node
 from workers.spec import WorkerSpec
 
 STORE_FOLDER: Final = ".roundhouse"
 LOOK_INTERVAL_S: Final = 0.25  # how often progress is shown, and how long an ended conversation waits for its file
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +40,12 @@ def read_job_file(source: str, text: str, config: Config) -> JobFile:
     Raises:
         ConfigError: with everything that is wrong with it, each with its line where that is known.
     """
-    document, lines = parse_yaml(text, source)
+    document, lines = parse_document(text, source)
     try:
         job = parse_job(document, JobId(source), tuple(config.models), config.limits)
     except InvalidJob as error:
-        places = {path_of(place): line for place, line in lines.items()}
-        told = [f"{source}{_line(places, fault.path)}: {fault}" for fault in error.faults]
+        places = {path_of(place): place for place in lines}
+        told = [f"{source}{line_of(lines, _nearest(places, fault.path))}: {fault}" for fault in error.faults]
         raise ConfigError("\n".join(told)) from error
     return JobFile(source=source, document=document, job=job)
 
@@ -63,7 +61,7 @@ async def run_jobs(
 
     Raises:
         ConfigError: two jobs would write to the same folder.
-        StartFailed: an engine could not be started.
+        StartFailed: an engine could not be started, or all of a model have given up.
         StoreError: the output folder is in use or cannot be written.
     """
     folders = [folder_for(output, file.job.name) for file in files]
@@ -73,7 +71,7 @@ async def run_jobs(
     async with open_node(config, specs, output / STORE_FOLDER) as node:
         await node.fleet.wait_ready(first_try_only=True)
         posted = {await _post(node.jobs, file): Export(folder) for file, folder in zip(files, folders, strict=True)}
-        views = await _until_ended(node.jobs, posted, show)
+        views = await _until_ended(node, posted, show)
         await node.shut_down(0.0, anyio.Event())
     return views
 
@@ -82,18 +80,19 @@ async def _post(jobs: Jobs, file: JobFile) -> JobId:
     # The same job on the same output is the same job: finished, it is only exported again; unfinished, it goes on.
     stored, is_new = await jobs.post(file.document, f"run:{file.job.name}:{body_hash(file.document)}")
     if not is_new:
-        logger.info("%s: job %s is here already and %s", file.source, stored.id, stored.state)
+        await jobs.resume(stored)
     return stored.id
 
 
-async def _until_ended(jobs: Jobs, exports: Mapping[JobId, Export], show: Callable[[JobView], None]) -> list[JobView]:
+async def _until_ended(node: Node, exports: Mapping[JobId, Export], show: Callable[[JobView], None]) -> list[JobView]:
     while True:
-        views = [await jobs.get(job_id) for job_id in exports]
+        views = [await node.jobs.get(job_id) for job_id in exports]
         for view in views:
-            await _write_ended(jobs, view, exports[view.stored.id])
+            await _write_ended(node.jobs, view, exports[view.stored.id])
             show(view)
         if all(view.stored.state in ENDED_JOBS for view in views):
             return views
+        node.fleet.check_models()
         await anyio.sleep(LOOK_INTERVAL_S)
 
 
@@ -123,11 +122,9 @@ def has_failures(views: Sequence[JobView]) -> bool:
     return any(view.stored.state is not JobState.COMPLETED for view in views)
 
 
-def _line(places: Mapping[str, int], path: str) -> str:
-    """Return the line of the nearest place that is written in the file."""
-    while path:
-        if path in places:
-            return f":{places[path]}"
+def _nearest(places: Mapping[str, Place], path: str) -> Place:
+    """Return the nearest place to ``path`` that is written in the file."""
+    while path and path not in places:
         cut = max(path.rfind("."), path.rfind("["))
         path = path[:cut] if cut > 0 else ""
-    return ""
+    return places.get(path, ())

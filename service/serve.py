@@ -4,17 +4,18 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import anyio
 import uvicorn
+from fastapi import FastAPI
 
 from service.api.app import build_app
 from service.config.schema import Config
 from service.errors import ConfigError
-from service.node import Node, open_node
+from service.node import open_node
 from workers.spec import WorkerSpec
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
@@ -56,45 +57,45 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
     """
-    with listener:
-        async with open_node(config, specs, state_dir) as node, anyio.create_task_group() as tasks:
-            app = build_app(node.jobs, node.fleet, config.limits, config.server.api_keys)
-            server = _Server(
-                uvicorn.Config(
-                    app,
-                    lifespan="off",
-                    http="httptools",
-                    log_config=None,
-                    access_log=False,
-                    server_header=False,
-                    timeout_graceful_shutdown=HTTP_GRACE_S,
-                )
-            )
-            tasks.start_soon(_run_http, server, listener)
-            logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
-            await _until_stopped(node, config.server.drain_s)
-            server.should_exit = True
+    stop, hurry = anyio.Event(), anyio.Event()
+    # Signals are ours from before the first engine to after the last.
+    with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(_watch_signals, signals, stop, hurry)
+            async with open_node(config, specs, state_dir) as node, anyio.create_task_group() as tasks:
+                await node.jobs.recover()
+                server = _http_server(build_app(node.jobs, node.fleet, config.limits, config.server.api_keys))
+                tasks.start_soon(_run_http, server, listener)
+                logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
+                await stop.wait()
+                logger.info("draining for up to %g s", config.server.drain_s)
+                await node.shut_down(config.server.drain_s, hurry)
+                server.should_exit = True
+            watching.cancel_scope.cancel()
+    logger.info("stopped")
+
+
+async def _watch_signals(signals: AsyncIterator[signal.Signals], stop: anyio.Event, hurry: anyio.Event) -> None:
+    async for number in signals:
+        logger.info("%s: %s", number.name, "stopping at once" if stop.is_set() else "stopping; once more stops at once")
+        (hurry if stop.is_set() else stop).set()
+
+
+def _http_server(app: FastAPI) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            http="httptools",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=HTTP_GRACE_S,
+        )
+    )
 
 
 async def _run_http(server: _Server, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
     if not server.should_exit:
         raise RuntimeError("the HTTP server ended by itself")
-
-
-async def _until_stopped(node: Node, drain_s: float) -> None:
-    hurry = anyio.Event()
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        first = await anext(signals)
-        logger.info("%s: draining for up to %g s; once more stops at once", first.name, drain_s)
-
-        async def wait_second() -> None:
-            second = await anext(signals)
-            logger.info("%s: stopping at once", second.name)
-            hurry.set()
-
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(wait_second)
-            await node.shut_down(drain_s, hurry)
-            waiting.cancel_scope.cancel()
-    logger.info("stopped")

@@ -1,6 +1,7 @@
 """Wakes whoever follows a job when something of it has become durable; watchers read the store, nothing is pushed."""
 
 from collections.abc import Iterable
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -11,7 +12,7 @@ class JobWatch:
     """One event for each job that somebody follows; a slow watcher costs nothing and loses nothing."""
 
     def __init__(self) -> None:
-        self._events: dict[JobId, anyio.Event] = {}
+        self._events: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # gone with their last watcher
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -20,7 +21,10 @@ class JobWatch:
 
     def next_change(self, job_id: JobId) -> anyio.Event:
         """Return the event of the job's next change; take it before you read, and wait for it after."""
-        return self._events.setdefault(job_id, anyio.Event())
+        event = self._events.get(job_id)
+        if event is None:
+            event = self._events[job_id] = anyio.Event()
+        return event
 
     def close(self) -> None:
         """Wake everybody: nothing more is to be waited for."""

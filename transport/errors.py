@@ -14,6 +14,7 @@
 Foreign errors (OSError, httptools, msgspec, httpx) are translated where they are met, with the cause chained.
 """
 
+from http import HTTPStatus
 from typing import ClassVar
 
 
@@ -54,7 +55,7 @@ class EngineRejected(EngineError):
     @property
     def is_about_the_request(self) -> bool:
         """Whether the request itself is at fault, so that sending it again can never help."""
-        return 400 <= self.status < 500  # noqa: PLR2004 - the HTTP class of client errors
+        return 400 <= self.status < 500 and self.status != HTTPStatus.REQUEST_TIMEOUT  # noqa: PLR2004 - client errors
 
 
 class EngineOverloaded(EngineRejected):

@@ -12,7 +12,7 @@ from typing import Final, Protocol, cast
 import httptools
 
 from transport.dialects import llama_server
-from transport.errors import EngineError, EngineUnreachable, MalformedFrame, TruncatedStream
+from transport.errors import EngineError, EngineUnreachable, MalformedFrame
 from transport.events import Event
 from transport.stream import ChatStream
 
@@ -94,7 +94,7 @@ class Exchange(asyncio.Protocol):
         """Decide whether a stream follows."""
         self._status = self._parser.get_status_code()
         content_type = self._headers.get("content-type", "")
-        if self._status == _OK and not content_type.startswith("text/event-stream"):
+        if self._status == _OK and not content_type.lower().startswith("text/event-stream"):
             raise MalformedFrame(f"the answer is {content_type or 'of no type'} and not an event stream")
         self._is_stream = self._status == _OK
 
@@ -106,9 +106,10 @@ class Exchange(asyncio.Protocol):
             return
         receiver = self._receiver
         receiver.touch()
-        for event in self._stream.feed(body):
+        stream = self._stream
+        for event in stream.feed(body):
             receiver.receive(event)
-        if self._stream.is_complete:
+        if stream.is_over:
             self._settle()
 
     def on_message_complete(self) -> None:
@@ -125,26 +126,23 @@ class Exchange(asyncio.Protocol):
 
     # outcomes
 
-    def _close_stream(self, exc: Exception | None) -> None:
-        try:
-            for event in self._stream.close():
-                self._receiver.receive(event)
-        except TruncatedStream as error:
-            self._fail(error, exc)
-        except EngineError as error:
-            self._fail(error)
-        else:
-            self._settle()
+    def _close_stream(self, cause: Exception | None) -> None:
+        for event in self._stream.close():
+            self._receiver.receive(event)
+        self._settle(cause)
+
+    def _settle(self, cause: Exception | None = None) -> None:
+        """Finish as the stream has ended."""
+        if self._stream.failure is not None:
+            self._fail(self._stream.failure, cause)
+        elif not self.finished.done():
+            self.finished.set_result(None)
 
     def _reject(self) -> None:
         self._fail(llama_server.decode_error(self._status, self._headers, bytes(self._error_body)))
 
-    def _settle(self) -> None:
-        if not self.finished.done():
-            self.finished.set_result(None)
-
     def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
-        if cause is not None:
+        if cause is not None and error.__cause__ is None:
             error.__cause__ = cause
         if not self.finished.done():
             self.finished.set_exception(error)

@@ -17,10 +17,12 @@ class FrameDecoder:
     """Cuts a byte stream into frames; any re-chunking of the same bytes gives the same frames.
 
     Lines end in LF, CRLF or CR and nothing else: U+2028 and U+0085 are ordinary characters inside JSON strings.
-    Each byte is scanned a bounded number of times, whatever the sizes of chunk and frame.
+    Each byte is scanned a bounded number of times, whatever the sizes of chunk and frame. A frame over the cap (of its
+    data and the line that comes, comments included) is the last: ``failure`` says so, and no more frames come.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.failure: FrameTooLarge | None = None
         self._max_frame_bytes = max_frame_bytes
         self._tail = bytearray()  # a line whose end has not come yet
         self._data: list[bytes] = []  # the data lines of a frame whose blank line has not come yet
@@ -33,11 +35,7 @@ class FrameDecoder:
         return f"<FrameDecoder held={self._data_bytes + len(self._tail)} bytes>"
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the data of every frame that ``chunk`` completes.
-
-        Raises:
-            FrameTooLarge: a frame, complete or not, is larger than the cap.
-        """
+        """Return the data of every frame that ``chunk`` completes."""
         # Engines flush one event at a time, so a chunk is nearly always exactly one frame of one line.
         size = len(chunk)
         if (
@@ -47,7 +45,8 @@ class FrameDecoder:
             and chunk.find(b"\n") == size - 2
             and chunk[-1:] == b"\n"
             and chunk.find(b"\r") < 0
-            and size <= self._max_frame_bytes
+            and size - 2 <= self._max_frame_bytes
+            and self.failure is None
         ):
             self._swallow_lf = self._at_start = False
             return [chunk[6:-2]]
@@ -56,32 +55,28 @@ class FrameDecoder:
     def close(self) -> list[bytes]:
         """Return the frame that the end of the stream completes, if there is one."""
         frames: list[bytes] = []
-        if self._tail:
+        if self.failure is None:
             self._take_line(bytes(self._tail), frames)
-            self._tail.clear()
-        self._take_line(b"", frames)
+            self._take_line(b"", frames)
+        self._tail.clear()
         return frames
 
     def _feed_lines(self, chunk: bytes) -> list[bytes]:
         if self._swallow_lf and chunk:
             self._swallow_lf = False
             chunk = chunk.removeprefix(b"\n")
-        if not chunk:
-            return []
         frames: list[bytes] = []
+        if not chunk:
+            return frames
         lines = chunk.splitlines()  # bytes split on LF, CRLF and CR alone
-        ends_whole = chunk[-1:] in (b"\n", b"\r")
         self._swallow_lf = chunk[-1:] == b"\r"
-        rest = b"" if ends_whole else lines.pop()
-        if lines and self._tail:
-            self._check_size(len(lines[0]))
-            self._tail += lines[0]
-            lines[0] = bytes(self._tail)
-            self._tail.clear()
+        rest = b"" if chunk[-1:] in (b"\n", b"\r") else lines.pop()
         for line in lines:
-            self._take_line(line, frames)
-        if rest:
-            self._check_size(len(rest))
+            if self._fits(line):
+                self._tail += line
+                self._take_line(bytes(self._tail), frames)
+                self._tail.clear()
+        if rest and self._fits(rest):
             self._tail += rest
         return frames
 
@@ -95,16 +90,16 @@ class FrameDecoder:
                 self._data = []
                 self._data_bytes = 0
         elif line.startswith(b"data:"):
-            value = line[6:] if line[5:6] == b" " else line[5:]
-            self._check_size(len(value) + 1, tail=False)
-            self._data.append(value)
-            self._data_bytes += len(value) + 1
+            self._hold(line[6:] if line[5:6] == b" " else line[5:])
         elif line == b"data":
-            self._check_size(1, tail=False)
-            self._data.append(b"")
-            self._data_bytes += 1
+            self._hold(b"")
 
-    def _check_size(self, more: int, *, tail: bool = True) -> None:
-        held = self._data_bytes + (len(self._tail) if tail else 0)
-        if held + more > self._max_frame_bytes:
-            raise FrameTooLarge(self._max_frame_bytes)
+    def _hold(self, value: bytes) -> None:
+        self._data.append(value)
+        self._data_bytes += len(value) + 1
+
+    def _fits(self, more: bytes) -> bool:
+        """Tell whether the line in hand may grow by ``more``; if not, or not any more, that is the end."""
+        if self.failure is None and self._data_bytes + len(self._tail) + len(more) > self._max_frame_bytes:
+            self.failure = FrameTooLarge(self._max_frame_bytes)
+        return self.failure is None

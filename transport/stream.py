@@ -1,7 +1,7 @@
 """One chat stream as a sans-IO object: body bytes in, semantic events out."""
 
 from transport.dialects import llama_server
-from transport.errors import MalformedFrame, TruncatedStream
+from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
 from transport.events import Event, Finished
 from transport.sse import MAX_FRAME_BYTES, FrameDecoder
 
@@ -10,56 +10,62 @@ class ChatStream:
     """Reads the body of one streamed answer.
 
     The stream is complete when the engine has sent ``[DONE]``; an end of the body after a finish reason counts too,
-    because some servers end so. Anything else that ends it is a truncation.
+    because some servers end so. Anything else that ends it is a failure, and is kept as a value: what came before it in
+    the same read has come, and is returned like everything else.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.failure: EngineError | None = None
+        self.is_complete = False
         self._frames = FrameDecoder(max_frame_bytes)
         self._has_finish_reason = False
-        self._is_complete = False
 
     def __repr__(self) -> str:
         """State how far the stream is."""
-        return f"<ChatStream complete={self._is_complete} finish_reason_seen={self._has_finish_reason}>"
+        return f"<ChatStream complete={self.is_complete} failure={self.failure!r}>"
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the engine has said that nothing more will come."""
-        return self._is_complete
+    def is_over(self) -> bool:
+        """Whether nothing more can come, for better or worse."""
+        return self.is_complete or self.failure is not None
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that ``chunk`` completes; what follows ``[DONE]`` is ignored.
-
-        Raises:
-            EngineRejected: the engine reports an error inside the stream.
-            EngineProtocolError: the bytes are not the dialect.
-        """
-        return self._decode(self._frames.feed(chunk))
+        """Return the events that ``chunk`` completes; what follows ``[DONE]`` or a failure is ignored."""
+        events = self._decode(self._frames.feed(chunk))
+        if not self.is_over:
+            self.failure = self._frames.failure
+        return events
 
     def close(self) -> list[Event]:
-        """Take the end of the body; return the last events.
-
-        Raises:
-            TruncatedStream: the engine had not finished.
-        """
-        try:
-            events = self._decode(self._frames.close())
-        except MalformedFrame as error:
-            raise TruncatedStream("the stream ended in the middle of a frame") from error
-        if not (self._is_complete or self._has_finish_reason):
-            raise TruncatedStream("the stream ended before the engine had finished")
-        self._is_complete = True
+        """Take the end of the body; return the last events."""
+        if self.is_over:
+            return []
+        events = self._decode(self._frames.close())
+        if self.is_complete or (self._has_finish_reason and not isinstance(self.failure, EngineRejected)):
+            self.is_complete, self.failure = True, None
+        elif self.failure is None:
+            self.failure = TruncatedStream("the stream ended before the engine had finished")
+        elif isinstance(
+            self.failure, MalformedFrame
+        ):  # half a frame, which only the end has made look like a whole one
+            cause, self.failure = self.failure, TruncatedStream("the stream ended in the middle of a frame")
+            self.failure.__cause__ = cause
         return events
 
     def _decode(self, frames: list[bytes]) -> list[Event]:
         events: list[Event] = []
         for frame in frames:
-            if self._is_complete:
+            if self.is_over:
                 break
             if frame == llama_server.DONE:
-                self._is_complete = True
+                self.is_complete = True
                 break
-            for event in llama_server.decode(frame):
+            try:
+                decoded = llama_server.decode(frame)
+            except EngineError as error:
+                self.failure = error
+                break
+            for event in decoded:
                 if type(event) is Finished:
                     self._has_finish_reason = True
                 events.append(event)

@@ -42,6 +42,17 @@ class Fleet:
         ready = {worker.spec.model for worker in self if worker.state is WorkerState.READY}
         return [model for model in dict.fromkeys(worker.spec.model for worker in self) if model not in ready]
 
+    def check_models(self) -> None:
+        """Return if every model has a worker that is or may yet be ready.
+
+        Raises:
+            StartFailed: all workers of a model have given up.
+        """
+        hopeful = {worker.spec.model for worker in self if worker.state is not WorkerState.FAILED}
+        for worker in self:
+            if worker.spec.model not in hopeful:
+                raise worker.failure()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start every worker; when the block is left, however it is left, no process of theirs is left."""

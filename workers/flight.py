@@ -16,6 +16,7 @@ class Flight:
         self.generation = generation
         self.scope = anyio.CancelScope()
         self.ending: Outcome | None = None
+        self.is_answered = False  # the engine has said its last word, and its silence means nothing
 
     def __repr__(self) -> str:
         """State how far it is."""

@@ -54,7 +54,7 @@ def _become_engine(command: list[str], guardian_pid: int, output_fd: int, failur
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guardian_pid:  # the guardian died before PDEATHSIG was armed
             os._exit(1)
-        for ignored in IGNORED:
+        for ignored in (*IGNORED, signal.SIGXFSZ):  # Python itself ignores the last
             signal.signal(ignored, signal.SIG_DFL)  # ignored signals would stay ignored through exec
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _prefer_for_oom()
@@ -191,7 +191,8 @@ class Guardian:
         poller.register(self._wakeup_fd, select.POLLIN)
         while True:
             for pid in _children():
-                os.kill(pid, signal.SIGKILL)  # our own unreaped child: the number cannot have been given again
+                with contextlib.suppress(PermissionError):  # it has changed its user; its parent's death is left
+                    os.kill(pid, signal.SIGKILL)  # our own unreaped child: the number cannot have been given again
             if not self._reap():
                 return
             if poller.poll(KILL_PAUSE_MS):
@@ -249,6 +250,9 @@ def _wake_on_child_death() -> int:
 
 def main(command: list[str]) -> None:
     """Start ``command`` and guard it."""
+    # Roundhouse's event loop leaves copies of our pipes, and whatever else is inheritable, open in us. An engine that
+    # held them on would keep Roundhouse from seeing our end.
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     guardian_pid = os.getpid()
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)  # only Roundhouse decides; a Ctrl-C in its terminal must not come past it

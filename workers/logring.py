@@ -45,11 +45,8 @@ class LogRing:
         """Take output as it came."""
         *lines, rest = (self._partial + data).split(b"\n")
         for line in lines:
-            self._append(line)
-        while len(rest) > MAX_LINE_BYTES:
-            self._append(rest[:MAX_LINE_BYTES])
-            rest = rest[MAX_LINE_BYTES:]
-        self._partial = rest
+            self._append(self._cut(line))
+        self._partial = self._cut(rest)
 
     def note(self, text: str) -> None:
         """Add a line of our own."""
@@ -70,6 +67,13 @@ class LogRing:
             self._append(self._partial)
             self._partial = b""
 
+    def _cut(self, line: bytes) -> bytes:
+        """Take the full pieces of a line that is too long; return its last."""
+        while len(line) > MAX_LINE_BYTES:
+            self._append(line[:MAX_LINE_BYTES])
+            line = line[MAX_LINE_BYTES:]
+        return line
+
     def _append(self, line: bytes) -> None:
         self._number += 1
         self._current.append(
@@ -77,6 +81,6 @@ class LogRing:
                 number=self._number,
                 incarnation=self._incarnation,
                 at_utc=datetime.now(UTC),
-                text=line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r"),
+                text=line.decode("utf-8", "replace").rstrip("\r"),
             )
         )

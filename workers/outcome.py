@@ -38,12 +38,14 @@ class Completed:
 class EngineFailed:
     """The engine failed and the request did not: it may be tried again.
 
-    ``brought_down`` says that the incarnation ended under this request, which may be the cause of it.
+    ``brought_down`` says that the incarnation ended under this request, which may be the cause of it;
+    ``retry_after_s`` is the engine's own word for when to come again.
     """
 
     reason: FailureReason
     detail: str
     brought_down: bool
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

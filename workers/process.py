@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,10 +16,11 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from workers import guardian
-from workers.errors import SpawnFailed, StopTimedOut
+from workers.errors import SpawnFailed
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone when the block that started it is left
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,8 @@ class EngineExit:
     def __str__(self) -> str:
         """Say it in words."""
         if self.signal is not None:
-            return f"killed by {signal.Signals(self.signal).name}"
+            known = {number.value: number.name for number in signal.Signals}
+            return f"killed by {known.get(self.signal, f'signal {self.signal}')}"
         return "ended, nobody knows how" if self.status is None else f"exited with status {self.status}"
 
 
@@ -89,6 +92,8 @@ class EngineProcess:
                     await self._drained.wait()
                 else:
                     self._gone.set()  # it never came to be
+                return
+            self._guardian.kill()  # a guardian that hangs; PDEATHSIG takes the engine with it
 
     async def wait_started(self) -> None:
         """Return when the engine's program is running.
@@ -109,10 +114,15 @@ class EngineProcess:
                     status = _integer(report, "status")
                     self.exit = EngineExit(signal=-status) if status < 0 else EngineExit(status=status)
                 case "empty":
-                    break
+                    self._gone.set()
                 case _:
-                    continue  # the guardian's own traceback: its end is what counts
-        self._gone.set()
+                    logger.error("the guardian of engine %d says: %s", self.pid, report.get("text", report))
+        if not self.is_gone:
+            # PDEATHSIG has killed the main process; nobody is left who could kill what that had started.
+            logger.error(
+                "the guardian of engine %d was killed; processes that the engine started may be left", self.pid
+            )
+            self._gone.set()
 
     async def drain(self, on_output: Callable[[bytes], None]) -> None:
         """Take what the engine prints, to its end."""
@@ -143,15 +153,19 @@ async def run_engine(command: Command, on_output: Callable[[bytes], None]) -> As
     """Start ``command`` under a guardian; when the block is left, however it is left, the whole tree is gone.
 
     ``on_output`` takes what the engine prints on both streams, as it comes. An error of the block leaves in a group.
+    A process that hangs in the kernel cannot be killed: after ``LEAVE_LIMIT_S`` the block is left all the same, and
+    ``is_gone`` is false.
 
     Raises:
         SpawnFailed: the program cannot be executed.
-        StopTimedOut: the tree did not die when the block was left.
     """
     argv = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), *command.argv]
     # A session of its own: a Ctrl-C in our terminal is ours to handle, and must not reach the guardian.
-    with anyio.CancelScope(shield=True):  # a process that is half started has no owner yet
-        process = await anyio.open_process(argv, env=command.env, start_new_session=True)
+    try:
+        with anyio.CancelScope(shield=True):  # a process that is half started has no owner yet
+            process = await anyio.open_process(argv, env=command.env, start_new_session=True)
+    except (OSError, ValueError) as error:
+        raise SpawnFailed(f"cannot start a process: {error}") from error
     engine = EngineProcess(process)
     try:
         await engine.wait_started()
@@ -167,8 +181,6 @@ async def run_engine(command: Command, on_output: Callable[[bytes], None]) -> As
     finally:
         await engine.end(LEAVE_LIMIT_S)
         await engine.close()
-    if not engine.is_gone:
-        raise StopTimedOut(f"processes of engine {engine.pid} have not died within {LEAVE_LIMIT_S:g} s")
 
 
 async def _read(engine: EngineProcess, on_output: Callable[[bytes], None], scope: anyio.CancelScope) -> None:

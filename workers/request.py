@@ -1,7 +1,5 @@
 """One request of an engine, from the wire's errors to an outcome."""
 
-from typing import Final
-
 import anyio
 
 from transport.client import EngineClient
@@ -9,9 +7,6 @@ from transport.errors import ContextOverflow, EngineError, EngineOverloaded, Eng
 from transport.request import ChatRequest
 from workers.generation import Generation
 from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
-
-OVERLOAD_PAUSE_S: Final = 1.0  # where the engine does not say how long
-OVERLOAD_PAUSE_MAX_S: Final = 30.0
 
 
 async def run_request(
@@ -22,19 +17,19 @@ async def run_request(
         try:
             await client.stream(request, generation)
         except EngineRejected as error:
-            return await _rejected(error)
+            return _rejected(error)
         except EngineError as error:
             return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
         return Completed(finish_reason=generation.finish_reason or "unknown")
     return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within request_s = {limit_s:g} s")
 
 
-async def _rejected(error: EngineRejected) -> Outcome:
+def _rejected(error: EngineRejected) -> Outcome:
     if isinstance(error, ContextOverflow):
         return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=error.message)
     if error.is_about_the_request:
         return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
-    if isinstance(error, EngineOverloaded):
-        # The slot is held meanwhile: an engine that takes nothing now would refuse the next request as well.
-        await anyio.sleep(min(error.retry_after_s or OVERLOAD_PAUSE_S, OVERLOAD_PAUSE_MAX_S))
-    return EngineFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error), brought_down=False)
+    retry_after_s = error.retry_after_s if isinstance(error, EngineOverloaded) else None
+    return EngineFailed(
+        reason=FailureReason.ENGINE_REJECTED, detail=str(error), brought_down=False, retry_after_s=retry_after_s
+    )

@@ -180,8 +180,6 @@ def _move(now: Supervision, state: WorkerState, because: str) -> Supervision:
 
 
 def _start(now: Supervision, limits: Limits) -> Decision:
-    if now.state is WorkerState.STOPPING:
-        return replace(now, is_wanted=True), ()
     if now.state not in {WorkerState.STOPPED, WorkerState.FAILED} or now.has_process:
         return now, ()
     return _spawn(replace(now, failed_at=()), "asked to start", limits)

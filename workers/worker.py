@@ -35,6 +35,8 @@ WATCH_INTERVAL_S: Final = 1.0
 ERROR_TAIL_LINES: Final = 20
 DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
 CONFIRM_PROBES: Final = 3
+REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
+REFUSAL_PAUSE_MAX_S: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
@@ -115,9 +117,13 @@ class Worker:
         while self._now.state is not WorkerState.READY:
             gave_up = self._now.state in {WorkerState.FAILED, WorkerState.STOPPED}
             if gave_up or (first_try_only and not self._was_ready and self._now.state is WorkerState.BACKOFF):
-                tail = self.log.tail(ERROR_TAIL_LINES, incarnation=self._now.incarnation)
-                raise StartFailed(self.spec.id, self._now.because, tuple(line.text for line in tail))
+                raise self.failure()
             await self._changed.wait()
+
+    def failure(self) -> StartFailed:
+        """Return why there is no engine, with its last lines."""
+        tail = self.log.tail(ERROR_TAIL_LINES, incarnation=self._now.incarnation)
+        return StartFailed(self.spec.id, self._now.because, tuple(line.text for line in tail))
 
     async def stop(self, because: str, *, at_once: bool = False) -> None:
         """End the engine: SIGTERM to its group, the configured grace, then SIGKILL to its whole tree.
@@ -153,17 +159,18 @@ class Worker:
             raise NoSlot(f"worker {self.spec.id} is {self._now.state}")
         return self._slots.lease_nowait()
 
-    async def generate(self, lease: Lease, request: ChatRequest, generation: Generation) -> Outcome:
-        """Run one request on the slot of ``lease``, which is given back when this returns.
+    async def generate(self, request: ChatRequest, generation: Generation) -> Outcome:
+        """Run one request; whoever calls holds a lease of this worker meanwhile.
 
         ``generation`` holds what came, at any moment and after any ending.
         """
         incarnation = self._now.incarnation
-        with lease, self._flights.admit(generation) as flight:
+        with self._flights.admit(generation) as flight:
             with flight.scope:
                 outcome = await run_request(self._client, request, generation, self.spec.timeouts.request_s)
-                if isinstance(outcome, EngineFailed) and outcome.reason is FailureReason.ENGINE_UNREACHABLE:
-                    await self._confirm_alive(incarnation, outcome.detail)
+                flight.is_answered = True
+                if isinstance(outcome, EngineFailed):
+                    await self._recover(incarnation, outcome)
                 flight.end(outcome)
             assert flight.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
             return flight.ending
@@ -234,14 +241,14 @@ class Worker:
                 self._engine_scope.cancel()  # stopped again before this task had its first turn
             try:
                 because = await self._run_engine(incarnation)
-            except StopTimedOut:
-                logger.exception("worker %s: its engine cannot be killed", self.spec.id)
-                return  # the supervision's own timer says what becomes of the worker
             except WorkerError as error:
                 because = str(error)
         if self._engine_scope.cancelled_caught:
             because = "killed"
         if self._engine is not None:
+            if not self._engine.is_gone:
+                logger.error("worker %s: processes of engine %d cannot be killed", self.spec.id, self._engine.pid)
+                return  # the supervision's own timer says what becomes of the worker; nothing is started beside it
             self._last_exit = self._engine.exit
         self._engine = self._engine_scope = None
         self._post(supervision.EngineGone(incarnation=incarnation, because=because, jitter=random.random()))  # noqa: S311
@@ -285,6 +292,8 @@ class Worker:
         now = time.monotonic()
         stalled: FailureReason | None = None
         for flight in self._flights:
+            if flight.is_answered:
+                continue  # it waits for us, not for the engine
             generation = flight.generation
             has_token = generation.first_token_at is not None
             silence = judge(
@@ -296,6 +305,14 @@ class Worker:
                 flight.end(EngineFailed(reason=stalled, detail=f"no byte for {silent_s:.1f} s", brought_down=True))
         if stalled is not None:
             self._break(self._now.incarnation, stalled, f"{stalled}: a request got no byte for too long")
+
+    async def _recover(self, incarnation: int, failed: EngineFailed) -> None:
+        """Do what a failure asks for before the slot is lent again."""
+        if failed.reason is FailureReason.ENGINE_UNREACHABLE:
+            await self._confirm_alive(incarnation, failed.detail)
+        else:
+            # An engine that refuses one request refuses the next as well: its slot is held for a moment.
+            await anyio.sleep(min(failed.retry_after_s or REFUSAL_PAUSE_S, REFUSAL_PAUSE_MAX_S))
 
     async def _confirm_alive(self, incarnation: int, detail: str) -> None:
         """Return if the engine answers after a broken request; else break it, which ends the request that asks.
@@ -329,11 +346,9 @@ def _check_port(host: str, port: int) -> None:
         SpawnFailed: it cannot.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as engines do: TIME_WAIT is no owner
-        try:
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as engines do: TIME_WAIT is no owner
             probe.bind((host, port))
-        except OSError as error:
-            raise SpawnFailed(
-                f"cannot listen on {host}:{port}: {error.strerror}; another program may have it"
-            ) from error
+    except OSError as error:
+        raise SpawnFailed(f"cannot listen on {host}:{port}: {error.strerror}; another program may have it") from error

@@ -9,7 +9,7 @@ from service.api import problems
 from service.api.auth import KeyGate
 from service.api.jobs import jobs_router
 from service.api.workers import health_router, workers_router
-from service.conversations.spec import Limits
+from service.conversations.spec import JobSpec, Limits
 from service.jobs import Jobs
 from workers.fleet import Fleet
 
@@ -28,4 +28,8 @@ def build_app(jobs: Jobs, fleet: Fleet, limits: Limits, api_keys: Sequence[str])
     app.include_router(workers_router(fleet))
     app.include_router(health_router(fleet))
     app.add_middleware(KeyGate, keys=api_keys)
+    description = app.openapi()
+    # The body of POST /v1/jobs is read by ourselves, bounded, so FastAPI does not know its schema.
+    job = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
+    description["components"]["schemas"] |= {**job.pop("$defs"), "JobSpec": job}
     return app

@@ -1,7 +1,8 @@
 """The HTTP surface of jobs."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Final, Literal
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -11,20 +12,23 @@ from service.api import schemas
 from service.api.body import read_document
 from service.api.events import follow
 from service.conversations.job import JobId
-from service.conversations.spec import JobSpec, Limits
+from service.conversations.spec import Limits
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import rfc3339
 from service.errors import InvalidParameter
 from service.jobs import Jobs, JobView
 
 MAX_KEY_LENGTH: Final = 255
+MAX_DIGITS: Final = 18  # within 64 bits
 JSON: Final = "application/json"
 BODY: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {JSON: {"schema": JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")}},
-    }
+    "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": "#/components/schemas/JobSpec"}}}}
 }
+
+
+def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the errors that a route can answer with, for its description."""
+    return {status: {"model": schemas.Problem, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
 def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
@@ -38,7 +42,17 @@ def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
 
 
 def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
-    @router.post("", status_code=202, response_model=schemas.JobOut, openapi_extra=BODY, summary="Post a job")
+    @router.post(
+        "",
+        status_code=202,
+        response_model=schemas.JobOut,
+        openapi_extra=BODY,
+        summary="Post a job",
+        responses={
+            200: {"model": schemas.JobOut, "description": "The job of the same Idempotency-Key and body"},
+            **refused(400, 401, 409, 413, 422, 429, 503),
+        },
+    )
     async def post_job(
         request: Request,
         idempotency_key: Annotated[str | None, Header()] = None,
@@ -54,56 +68,77 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
 
 
 def _add_looking(router: APIRouter, jobs: Jobs) -> None:
-    @router.get("", response_model=schemas.JobList, summary="List jobs, the newest first")
+    @router.get("", response_model=schemas.JobList, summary="List jobs, the newest first", responses=refused(400, 401))
     async def list_jobs(
         state: JobState | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         cursor: Annotated[str | None, Query(description="next_cursor of the page before")] = None,
     ) -> Response:
-        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):  # noqa: PLR2004 - int64
+        if cursor is not None and not _is_number(cursor):
             raise InvalidParameter("cursor: not one of ours; take next_cursor of the page before")
         views = await jobs.page(state, limit, int(cursor) if cursor else None)
         more = str(views[-1].stored.number) if len(views) == limit else None
         return _json({"jobs": [job_document(view) for view in views], "next_cursor": more})
 
-    @router.get("/{job_id}", response_model=schemas.JobOut, summary="Look at a job")
+    @router.get("/{job_id}", response_model=schemas.JobOut, summary="Look at a job", responses=refused(401, 404))
     async def get_job(job_id: str) -> Response:
         return _json(job_document(await jobs.get(JobId(job_id))))
 
-    @router.get("/{job_id}/events", summary="Follow a job as server-sent events", response_class=StreamingResponse)
+    @router.get(
+        "/{job_id}/events",
+        summary="Follow a job as server-sent events",
+        response_class=StreamingResponse,
+        responses=refused(400, 401, 404),
+    )
     async def get_events(job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
-        if last_event_id and not (last_event_id.isascii() and last_event_id.isdecimal()):
+        if last_event_id and not _is_number(last_event_id):
             raise InvalidParameter("Last-Event-ID: not one of ours; it is the id of the last event that was read")
-        return await follow(jobs, JobId(job_id), min(int(last_event_id or 0), 2**62))
+        return await follow(jobs, JobId(job_id), int(last_event_id or 0))
 
 
 def _add_reading(router: APIRouter, jobs: Jobs) -> None:
-    @router.get("/{job_id}/result", response_model=schemas.ResultOut, summary="Read all transcripts")
+    @router.get(
+        "/{job_id}/result",
+        response_model=schemas.ResultOut,
+        summary="Read all transcripts",
+        responses=refused(400, 401, 404, 409),
+    )
     async def get_result(job_id: str, format: Literal["json", "jsonl"] = "json") -> Response:  # noqa: A002 - the contract's
-        view = await jobs.get(JobId(job_id))
-        await jobs.ended(view.stored.id)
-        transcripts = jobs.transcripts(view.stored.id)
+        stored = await jobs.ended(JobId(job_id))
+        transcripts = jobs.transcripts(stored.id)
         if format == "jsonl":
             return StreamingResponse(_lines(transcripts), media_type="application/x-ndjson")
         conversations = [transcript async for transcript in transcripts]
-        return _json({"id": view.stored.id, "state": view.stored.state, "conversations": conversations})
+        return _json({"id": stored.id, "state": stored.state, "conversations": conversations})
 
     @router.get(
         "/{job_id}/conversations/{conversation_id}",
         response_model=schemas.TranscriptOut,
         summary="Read one transcript as it is so far",
+        responses=refused(401, 404),
     )
     async def get_conversation(job_id: str, conversation_id: str) -> Response:
         return _json(await jobs.transcript(JobId(job_id), conversation_id))
 
 
 def _add_ending(router: APIRouter, jobs: Jobs) -> None:
-    @router.post("/{job_id}/cancel", status_code=202, response_model=schemas.JobOut, summary="End a job early")
+    @router.post(
+        "/{job_id}/cancel",
+        status_code=202,
+        response_model=schemas.JobOut,
+        summary="End a job early",
+        responses=refused(401, 404),
+    )
     async def cancel_job(job_id: str) -> Response:
         await jobs.cancel(JobId(job_id))
         return _json(job_document(await jobs.get(JobId(job_id))), status=202)
 
-    @router.delete("/{job_id}", status_code=204, summary="Release all that is stored of an ended job")
+    @router.delete(
+        "/{job_id}",
+        status_code=204,
+        summary="Release all that is stored of an ended job",
+        responses=refused(401, 404, 409),
+    )
     async def delete_job(job_id: str) -> Response:
         await jobs.delete(JobId(job_id))
         return Response(status_code=204)
@@ -113,7 +148,7 @@ def job_document(view: JobView) -> dict[str, object]:
     """Return a job as callers see it."""
     talks, turns = view.tally.conversations, view.tally.turns
     ended = {state: turns.get(state, 0) for state in (TurnState.COMPLETED, TurnState.FAILED, TurnState.CANCELLED)}
-    total = view.job.total_turns
+    total = view.stored.total_turns
     return {
         "id": view.stored.id,
         "name": view.stored.name,
@@ -123,7 +158,7 @@ def job_document(view: JobView) -> dict[str, object]:
         "finished_at": rfc3339(view.stored.finished_at),
         "progress": {
             "conversations": {
-                "total": len(view.job.conversations),
+                "total": view.stored.total_conversations,
                 "completed": talks.get(ConversationState.COMPLETED, 0),
                 "failed": talks.get(ConversationState.FAILED, 0),
                 "cancelled": talks.get(ConversationState.CANCELLED, 0),
@@ -136,8 +171,13 @@ def job_document(view: JobView) -> dict[str, object]:
                 **ended,
             },
         },
-        "metadata": dict(view.job.metadata),
+        "metadata": dict(view.stored.metadata),
     }
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number that the store can hold."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 async def _lines(transcripts: AsyncIterator[dict[str, object]]) -> AsyncIterator[bytes]:

@@ -33,7 +33,9 @@ class _Bars:
     def show(self, view: JobView) -> None:
         name = view.stored.id
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(escape(view.stored.name), total=view.job.total_turns, detail="")
+            self._tasks[name] = self._progress.add_task(
+                escape(view.stored.name), total=view.stored.total_turns, detail=""
+            )
         self._progress.update(self._tasks[name], completed=_done(view), detail=_detail(view))
 
 
@@ -46,7 +48,7 @@ class _Lines:
         self._shown_at = 0.0
 
     def show(self, view: JobView) -> None:
-        line = f"{view.stored.name}: {_done(view)}/{view.job.total_turns} turns, {_detail(view)}"
+        line = f"{view.stored.name}: {_done(view)}/{view.stored.total_turns} turns, {_detail(view)}"
         now = anyio.current_time()
         is_over = view.stored.finished_at is not None
         if line == self._last.get(view.stored.id) or (now - self._shown_at < PLAIN_INTERVAL_S and not is_over):
@@ -93,4 +95,4 @@ def _detail(view: JobView) -> str:
     talks = view.tally.conversations
     ended = (ConversationState.COMPLETED, ConversationState.FAILED, ConversationState.CANCELLED)
     done = sum(talks.get(state, 0) for state in ended)
-    return f"{done}/{len(view.job.conversations)} conversations, {view.in_flight} in flight, {view.ready} ready"
+    return f"{done}/{view.stored.total_conversations} conversations, {view.in_flight} in flight, {view.ready} ready"

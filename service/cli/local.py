@@ -1,5 +1,6 @@
 """The commands that run engines here: serve, run, demo, check."""
 
+import json
 import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,9 +14,10 @@ import yaml
 from rich.console import Console
 
 from service.cli.console import display, print_transcript
-from service.config.load import build_config, load_config, parse_yaml
+from service.config.load import build_config, load_config, read_text
 from service.config.schema import Config
 from service.config.workers import needs_tiny_model, tiny_model_path, worker_specs
+from service.documents import parse_document
 from service.errors import ConfigError
 from service.export import folder_for
 from service.jobs import JobView
@@ -65,7 +67,7 @@ def run_command(
 ) -> None:
     """Run job files in one process, without HTTP, with progress."""
     settings = load_config(config)
-    files = [read_job_file(str(path), _read(path), settings) for path in jobs]
+    files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
     specs = _specs(settings, config.parent, settings.server.state_dir)
     views = _run(settings, specs, files, output)
     for view in views:
@@ -80,7 +82,7 @@ def demo_command(
 ) -> None:
     """Run a built-in debate on two embedded engines with a tiny model, and print a transcript."""
     folder = resources.files("service.cli")
-    document, lines = parse_yaml((folder / "demo_config.yaml").read_text(), "demo")
+    document, lines = parse_document((folder / "demo_config.yaml").read_text(), "demo")
     if not isinstance(document, dict):
         raise ConfigError("demo: its configuration is damaged")
     document["models"]["tiny"]["port"] = port
@@ -90,9 +92,9 @@ def demo_command(
         files = [read_job_file("demo.yaml", (folder / "demo.yaml").read_text(), settings)]
         typer.echo("Two embedded llama.cpp engines, with a tiny model made on the spot: its text is noise.")
         views = _run(settings, _specs(settings, state_dir, state_dir), files, state_dir)
-        transcript = yaml.safe_load((state_dir / "demo" / "transcripts" / "q1.json").read_text())
+        transcript = json.loads((state_dir / "demo" / "transcripts" / "q1.json").read_text())
         print_transcript(Console(), "demo", transcript)
-    typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].job.total_turns} turns")
+    typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].stored.total_turns} turns")
     if has_failures(views):
         raise typer.Exit(EXIT_FAILED)
 
@@ -146,13 +148,6 @@ def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
             raise ConfigError(text) from error
         ensure_tiny_model(tiny_model_path(state_dir))
     return worker_specs(config, base, state_dir)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 def _masked(name: str, value: object) -> object:

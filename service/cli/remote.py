@@ -9,12 +9,13 @@ from typing import Annotated, Any, Final
 
 import httpx
 import typer
-import yaml
 from httpx_sse import ServerSentEvent, connect_sse
 from rich.console import Console
 from rich.table import Table
 
 from service.cli.console import print_transcript
+from service.config.load import read_text
+from service.documents import parse_document
 from service.errors import ConfigError
 
 EXIT_FAILED: Final = 1
@@ -66,18 +67,13 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Post a job."""
-    try:
-        document = yaml.safe_load(job.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{job}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{job}: not YAML: {error}") from error
+    document, _ = parse_document(read_text(job), str(job))
     headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
     with connect(url, api_key) as service:
         try:
             posted = ask(service, "POST", "/v1/jobs", json=document, headers=headers)
         except Refused as refused:
-            if refused.status == 422:  # noqa: PLR2004 - the job file is at fault, not the service
+            if refused.status in (400, 413, 422):  # the job file is at fault, not the service
                 raise ConfigError(f"{job}: {refused}") from refused
             raise
         if not wait:
@@ -183,7 +179,11 @@ def logs(
 def connect(url: str, api_key: str | None) -> Iterator[httpx.Client]:
     """Return a client of the service; it does not speak to it yet."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=LIMIT_S, trust_env=False) as client:
+    try:
+        client = httpx.Client(base_url=url, headers=headers, timeout=LIMIT_S, trust_env=False)
+    except httpx.InvalidURL as error:
+        raise Unreachable(f"--url {url}: {error}") from error
+    with client:
         yield client
 
 
@@ -233,7 +233,9 @@ def print_document(document: object, shown: object, *, as_json: bool) -> None:
     else:
         # A pipe has no width that anything would have to fit.
         console = Console()
-        console.print(shown, highlight=False, soft_wrap=not isinstance(shown, Table), width=None if console.is_terminal else 500)
+        console.print(
+            shown, highlight=False, soft_wrap=not isinstance(shown, Table), width=None if console.is_terminal else 500
+        )
 
 
 def _events(service: httpx.Client, job_id: str, last: str) -> Iterator[ServerSentEvent]:

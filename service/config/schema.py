@@ -9,10 +9,16 @@ from service.conversations.spec import Limits
 from service.faults import StrictModel
 from service.scheduling.policy import POLICIES
 
-Port = Annotated[int, Field(ge=1, le=65535)]
+LAST_PORT = 65535
+Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 Seconds = Annotated[float, Field(gt=0)]
 Scalar = str | int | float | bool | None
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _address(host: str) -> str:
+    """Return a host by one name; whatever listens everywhere takes the port on loopback as well."""
+    return "127.0.0.1" if host in {"localhost", "0.0.0.0"} else host  # noqa: S104 - compared, not bound
 
 
 def _known_policy(name: str) -> str:
@@ -27,7 +33,7 @@ class ServerConfig(StrictModel):
     host: str = "127.0.0.1"
     port: Port = 8080
     state_dir: Path = Path("state")
-    api_keys: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    api_keys: list[Annotated[str, Field(min_length=1, coerce_numbers_to_str=True)]] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
 
     @model_validator(mode="after")
@@ -78,7 +84,7 @@ class ModelConfig(StrictModel):
     model: str | None = None
     command: list[str] = Field(default_factory=list)
     args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
     replicas: int = Field(default=1, ge=1, le=256)
     host: str = "127.0.0.1"
     port: Port = 9100
@@ -87,6 +93,12 @@ class ModelConfig(StrictModel):
     params: dict[str, object] = Field(default_factory=dict)
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
     restart: RestartConfig = Field(default_factory=RestartConfig)
+
+    @model_validator(mode="after")
+    def _ports_exist(self) -> "ModelConfig":
+        if self.port + self.replicas - 1 > LAST_PORT:
+            raise ValueError(f"port {self.port} and the {self.replicas - 1} that follow go beyond {LAST_PORT}")
+        return self
 
 
 ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
@@ -103,10 +115,10 @@ class Config(StrictModel):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> "Config":
-        owners: dict[tuple[str, int], str] = {(self.server.host, self.server.port): "server"}
+        owners: dict[tuple[str, int], str] = {(_address(self.server.host), self.server.port): "server"}
         for name, model in self.models.items():
             for index in range(model.replicas):
-                place = (model.host, model.port + index)
+                place = (_address(model.host), model.port + index)
                 owner = owners.setdefault(place, f"models.{name}")
                 if owner != f"models.{name}":
                     raise ValueError(

@@ -1,7 +1,8 @@
 """A job as callers write it, and the whole list of what is wrong with it (contract, section 5)."""
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Literal
+from itertools import chain, islice
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -9,6 +10,7 @@ from service.conversations.job import Agent, Conversation, Job, JobId
 from service.errors import Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
 
+MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
 
@@ -64,19 +66,21 @@ def parse_job(document: object, job_id: JobId, models: Collection[str], limits: 
     """
     if not isinstance(document, dict):
         raise InvalidJob([Fault(path="", message="a job is an object with agents and conversations")])
+    # Sizes come first: what is too large is not looked at any further, since looking is what costs.
+    _refuse(_size_faults(document, limits))
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
-        raise InvalidJob(faults_of(error, JobSpec)) from error
+        raise InvalidJob(faults_of(error, JobSpec)[:MAX_FAULTS]) from error
     conversations = _conversations(spec)
-    faults = [
-        *_agent_faults(spec, models),
-        *_cycle_faults(spec),
-        *_conversation_faults(conversations),
-        *_limit_faults(spec, conversations, limits),
-    ]
-    if faults:
-        raise InvalidJob(faults)
+    _refuse(
+        chain(
+            _limit_faults(spec, conversations, limits),
+            _agent_faults(spec, models),
+            _cycle_faults(spec),
+            _conversation_faults(conversations),
+        )
+    )
     return Job(
         id=job_id,
         name=spec.name,
@@ -85,6 +89,32 @@ def parse_job(document: object, job_id: JobId, models: Collection[str], limits: 
         priority=spec.priority,
         metadata=spec.metadata,
     )
+
+
+def _refuse(faults: Iterator[Fault]) -> None:
+    told = list(islice(faults, MAX_FAULTS))
+    if told:
+        raise InvalidJob(told)
+
+
+def _size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fault]:
+    agents, conversations = document.get("agents"), document.get("conversations")
+    if isinstance(conversations, list) and len(conversations) > limits.conversations:
+        yield _too_many("conversations", "conversations", len(conversations), limits.conversations)
+    if not isinstance(agents, list):
+        return
+    if len(agents) > limits.agents:
+        yield _too_many("agents", "agents", len(agents), limits.agents)
+        return
+    for index, agent in enumerate(agents):
+        for key in ("visible_to", "speak_after_within_round"):
+            names = agent.get(key) if isinstance(agent, dict) else None
+            if isinstance(names, list) and len(names) > limits.agents:
+                yield _too_many(f"agents[{index}].{key}", "agents", len(names), limits.agents)
+
+
+def _too_many(path: str, what: str, asked: int, limit: int) -> Fault:
+    return Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")
 
 
 def _agent(spec: AgentSpec) -> Agent:
@@ -112,11 +142,13 @@ def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
 
 
 def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
-    ids = [agent.id for agent in spec.agents]
+    ids: dict[str, int] = {}
+    for index, agent in enumerate(spec.agents):
+        ids.setdefault(agent.id, index)
     for index, agent in enumerate(spec.agents):
         place = f"agents[{index}]"
-        if agent.id in ids[:index]:
-            yield Fault(path=f"{place}.id", message=f"{agent.id!r} is the id of agents[{ids.index(agent.id)}] already")
+        if ids[agent.id] != index:
+            yield Fault(path=f"{place}.id", message=f"{agent.id!r} is the id of agents[{ids[agent.id]}] already")
         if agent.model not in models:
             yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
         named = {"visible_to": agent.visible_to or [], "speak_after_within_round": agent.speak_after_within_round}
@@ -150,14 +182,10 @@ def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fa
 def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:
     rounds = max(conversation.rounds for conversation in conversations)
     turns = len(spec.agents) * sum(conversation.rounds for conversation in conversations)
-    for path, what, asked, limit in (
-        ("agents", "agents", len(spec.agents), limits.agents),
-        ("conversations", "conversations", len(conversations), limits.conversations),
-        ("rounds", "rounds", rounds, limits.rounds),
-        ("", "turns", turns, limits.turns),
-    ):
-        if asked > limit:
-            yield Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")
+    if rounds > limits.rounds:
+        yield _too_many("rounds", "rounds", rounds, limits.rounds)
+    if turns > limits.turns:
+        yield _too_many("", "turns", turns, limits.turns)
 
 
 def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:

@@ -40,6 +40,10 @@ ENDED_JOBS: Final = frozenset(
     {JobState.COMPLETED, JobState.COMPLETED_WITH_FAILURES, JobState.FAILED, JobState.CANCELLED}
 )
 
+ENDED_CONVERSATIONS: Final = frozenset(
+    {ConversationState.COMPLETED, ConversationState.FAILED, ConversationState.CANCELLED}
+)
+
 
 def job_state_after(ended: frozenset[ConversationState], *, was_cancelled: bool) -> JobState:
     """Return how a job ends whose conversations ended in these ways."""

@@ -1,10 +1,10 @@
 """What is kept of a turn and of a conversation, and how callers see it (contract, section 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from service.conversations.job import Conversation, TurnKey
+from service.conversations.job import TurnKey
 from service.conversations.states import ConversationState, TurnState
 
 
@@ -101,13 +101,17 @@ def attempt_document(attempt: Attempt) -> dict[str, object]:
 
 
 def transcript_document(
-    conversation: Conversation, state: ConversationState, reason: str | None, turns: Sequence[Turn]
+    conversation_id: str,
+    metadata: Mapping[str, object],
+    state: ConversationState,
+    reason: str | None,
+    turns: Sequence[Turn],
 ) -> dict[str, object]:
     """Return a transcript: ``turns`` in the order in which they became visible."""
     return {
-        "id": conversation.id,
+        "id": conversation_id,
         "state": state.value,
         "reason": reason,
-        "metadata": dict(conversation.metadata),
+        "metadata": dict(metadata),
         "turns": [turn_document(turn) for turn in turns],
     }

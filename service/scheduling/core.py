@@ -73,6 +73,7 @@ class SchedulingCore:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._ready = ReadyPool()
+        self._suspects = ReadyPool()  # ready turns, each of which may have brought down an engine
         self._seats = Seats()
         self._jobs: dict[JobId, _LiveJob] = {}
         self._retried: set[TurnKey] = set()
@@ -81,7 +82,8 @@ class SchedulingCore:
 
     def __repr__(self) -> str:
         """State the pools."""
-        return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._seats)}>"
+        ready = len(self._ready) + len(self._suspects)
+        return f"<SchedulingCore jobs={len(self._jobs)} ready={ready} in_flight={len(self._seats)}>"
 
     def handle(self, event: Event) -> list[Action]:
         """Return what follows from ``event``."""
@@ -92,19 +94,14 @@ class SchedulingCore:
     def counts(self, job_id: JobId) -> dict[TurnState, int]:
         """Count the turns of one job that are ready and in flight."""
         return {
-            TurnState.READY: sum(key.job_id == job_id for key in self._ready),
+            TurnState.READY: sum(key.job_id == job_id for pool in (self._ready, self._suspects) for key in pool),
             TurnState.IN_FLIGHT: sum(key.job_id == job_id for key in self._seats),
         }
 
-    def could_start_now(self, job: Job) -> bool:
-        """Whether every first turn of ``job`` would start at once."""
-        wanted: dict[str, int] = {}
-        for agent in job.agents:
-            if not agent.waits_for:
-                wanted[agent.model] = wanted.get(agent.model, 0) + len(job.conversations)
-        return not self._is_closing and all(
-            self._seats.free(model) - self._ready.count(model) >= count for model, count in wanted.items()
-        )
+    def free(self, model: str) -> int:
+        """Count the slots of a model that nobody has and nobody waits for."""
+        waiting = self._ready.count(model) + self._suspects.count(model)
+        return 0 if self._is_closing else max(0, self._seats.free(model) - waiting)
 
     def _apply(self, event: Event) -> Iterator[Action]:
         match event:
@@ -126,11 +123,12 @@ class SchedulingCore:
 
     def _admit(self, event: JobAdmitted) -> Iterator[Action]:
         live = _LiveJob(event.job)
+        live.is_cancelled = event.is_cancelled
         self._jobs[event.job.id] = live
         for conversation in event.job.conversations:
             self._orders += 1
-            talk = _Talk(event.job, conversation, self._orders)
-            live.talks[conversation.id] = talk
+            live.talks[conversation.id] = _Talk(event.job, conversation, self._orders)
+        for talk in list(live.talks.values()):
             yield from self._resume(talk, event.ended)
 
     def _resume(self, talk: _Talk, ended: Mapping[TurnKey, tuple[TurnState, str | None]]) -> Iterator[Action]:
@@ -139,11 +137,15 @@ class SchedulingCore:
                 continue
             talk.ended.add(key)
             state, reason = ended[key]
-            if state is not TurnState.COMPLETED:
-                is_failure = state is TurnState.FAILED
-                talk.ending = (ConversationState.FAILED if is_failure else ConversationState.CANCELLED, reason)
+            if state is TurnState.FAILED:  # its neighbours were cut off because of it, whichever was stored first
+                talk.ending = (ConversationState.FAILED, reason)
+            elif state is TurnState.CANCELLED and talk.ending is None:
+                talk.ending = (ConversationState.CANCELLED, reason)
+        live = self._jobs[talk.job.id]
         talk.is_started = bool(talk.ended)
-        self._jobs[talk.job.id].is_started |= talk.is_started
+        live.is_started |= talk.is_started
+        if live.is_cancelled and len(talk.ended) < len(talk.job.agents) * talk.conversation.rounds:
+            talk.ending = talk.ending or (ConversationState.CANCELLED, "cancelled")
         if talk.ending is not None:
             yield from self._settle(talk)
             return
@@ -178,9 +180,9 @@ class SchedulingCore:
         for number, agent in enumerate(talk.job.agents):
             if agent.id in talk.pending and agent.waits_for <= talk.spoken:
                 talk.pending.discard(agent.id)
-                yield self._make_ready(talk, talk.key(agent.id, talk.round), number)
+                yield self._make_ready(talk, talk.key(agent.id, talk.round), number, self._ready)
 
-    def _make_ready(self, talk: _Talk, key: TurnKey, agent_order: int) -> Action:
+    def _make_ready(self, talk: _Talk, key: TurnKey, agent_order: int, pool: ReadyPool) -> Action:
         self._orders += 1
         candidate = Candidate(
             job_priority=talk.job.priority,
@@ -191,7 +193,7 @@ class SchedulingCore:
             agent_order=agent_order,
             ready_order=self._orders,
         )
-        self._ready.push(key, talk.job.agents[agent_order].model, self._policy(candidate))
+        pool.push(key, talk.job.agents[agent_order].model, self._policy(candidate))
         return TurnIsReady(key=key)
 
     def _end(self, talk: _Talk, state: ConversationState, reason: str | None) -> Iterator[Action]:
@@ -203,6 +205,7 @@ class SchedulingCore:
         for agent in talk.job.agents:
             key = talk.key(agent.id, talk.round)
             self._ready.discard(key)
+            self._suspects.discard(key)
             if key in self._seats:
                 yield CutOffTurn(key=key, reason=reason or state.value)
         yield from self._settle(talk)
@@ -233,7 +236,8 @@ class SchedulingCore:
         if isinstance(event, TurnInterrupted) and talk.ending is None:
             self._retried.add(key)
             number = [agent.id for agent in talk.job.agents].index(key.agent_id)
-            yield self._make_ready(talk, key, number)
+            pool = self._suspects if event.is_suspect else self._ready
+            yield self._make_ready(talk, key, number, pool)
             return
         self._retried.discard(key)
         if not isinstance(event, TurnInterrupted):
@@ -254,16 +258,21 @@ class SchedulingCore:
     def _dispatch(self) -> Iterator[Action]:
         if self._is_closing:
             return
+        for model in self._suspects.models():
+            while self._suspects.count(model) and (worker := self._seats.best(model, for_suspect=True)) is not None:
+                yield from self._start(self._suspects.pop(model), worker, is_suspect=True)
         for model in self._ready.models():
             while self._ready.count(model) and (worker := self._seats.best(model)) is not None:
-                key = self._ready.pop(model)
-                self._seats.seat(key, worker)
-                live = self._jobs[key.job_id]
-                talk = live.talks[key.conversation_id]
-                if not live.is_started:
-                    live.is_started = True
-                    yield JobStarted(job_id=key.job_id)
-                if not talk.is_started:
-                    talk.is_started = True
-                    yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
-                yield StartTurn(key=key, worker=worker)
+                yield from self._start(self._ready.pop(model), worker)
+
+    def _start(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> Iterator[Action]:
+        self._seats.seat(key, worker, is_suspect=is_suspect)
+        live = self._jobs[key.job_id]
+        talk = live.talks[key.conversation_id]
+        if not live.is_started:
+            live.is_started = True
+            yield JobStarted(job_id=key.job_id)
+        if not talk.is_started:
+            talk.is_started = True
+            yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
+        yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)

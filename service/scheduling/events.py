@@ -15,6 +15,7 @@ class JobAdmitted:
 
     job: Job
     ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
+    is_cancelled: bool = False  # somebody asked for its end in that earlier life
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,14 @@ class TurnCompleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnInterrupted:
-    """A turn's engine failed; the turn is to run again."""
+    """A turn's engine failed; the turn is to run again.
+
+    A suspect may have brought the engine down: it shares no worker with another suspect, so that the next death, if
+    there is one, has one cause.
+    """
 
     key: TurnKey
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,7 @@ class StartTurn:
 
     key: TurnKey
     worker: str
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

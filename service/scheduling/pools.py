@@ -70,6 +70,7 @@ class Seats:
         self._slots: dict[str, tuple[str, int]] = {}  # worker -> its model and its slots; only workers that are ready
         self._seated: dict[TurnKey, str] = {}
         self._taken: dict[str, int] = {}
+        self._suspects: dict[str, TurnKey] = {}  # at most one a worker
 
     def __len__(self) -> int:
         """Count the turns in flight."""
@@ -99,14 +100,21 @@ class Seats:
         """Count the free slots of a model."""
         return sum(max(0, free) for free, _ in self._free_by_worker(model))
 
-    def best(self, model: str) -> str | None:
-        """Return the worker of ``model`` with the most free slots, None where there is none with any."""
+    def best(self, model: str, *, for_suspect: bool = False) -> str | None:
+        """Return the worker of ``model`` with the most free slots, None where there is none with any.
+
+        A suspect sits on no worker that has one already.
+        """
         offers = self._free_by_worker(model)
+        if for_suspect:
+            offers = [(free, worker) for free, worker in offers if worker not in self._suspects]
         free, worker = max(offers, key=lambda offer: offer[0], default=(0, ""))
         return worker if free > 0 else None
 
-    def seat(self, key: TurnKey, worker: str) -> None:
+    def seat(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> None:
         """Put a turn on a slot."""
+        if is_suspect:
+            self._suspects[worker] = key
         self._seated[key] = worker
         self._taken[worker] = self._taken.get(worker, 0) + 1
 
@@ -116,6 +124,8 @@ class Seats:
         if worker is None:
             return False
         self._taken[worker] -= 1
+        if self._suspects.get(worker) == key:
+            del self._suspects[worker]
         return True
 
     def _free_by_worker(self, model: str) -> list[tuple[int, str]]:

@@ -17,8 +17,14 @@ class Strikes:
     failures: int = 0
 
 
-def strike(strikes: Strikes, failed: EngineFailed) -> tuple[Strikes, FailureReason | None]:
-    """Return the strikes after one more failure, and the reason to give up, if that was one too many."""
+def strike(strikes: Strikes, failed: EngineFailed, *, has_other_suspect: bool) -> tuple[Strikes, FailureReason | None]:
+    """Return the strikes after one more failure, and the reason to give up, if that was one too many.
+
+    A death is charged to the suspect that was aboard, and to everybody only where there was none: so a poisonous turn
+    is found out at its second death, and the neighbours that died with it are not.
+    """
+    if failed.brought_down and has_other_suspect:
+        return strikes, None
     if failed.brought_down:
         deaths = strikes.deaths + 1
         reason = FailureReason.POISONED if deaths >= POISONOUS_DEATHS else None

@@ -6,7 +6,7 @@ back before anything is written, and nothing here waits for the store.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -58,7 +58,8 @@ class _Live:
 class Scheduler:
     """Puts the turns of all jobs on the slots of all workers.
 
-    ``run`` must be running; it owns the tasks of the turns. ``append`` takes the facts for the store, in order.
+    ``run`` must be running; it owns the tasks of the turns. ``append`` takes the facts for the store, in order,
+    and what to call when they are durable.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Scheduler:
         policy: Policy,
         fleet: Fleet,
         params_by_model: Mapping[str, Mapping[str, object]],
-        append: Callable[[Sequence[Record]], None],
+        append: Callable[[Sequence[Record], Callable[[], None]], None],
     ) -> None:
         self._core = SchedulingCore(policy)
         self._fleet = fleet
@@ -76,6 +77,8 @@ class Scheduler:
         self._jobs: dict[JobId, _Live] = {}
         self._runs: dict[TurnKey, TurnRun] = {}
         self._in_flight: set[TurnKey] = set()
+        self._unstored: dict[TurnKey, Turn] = {}  # ended, and not yet durable
+        self._suspects: dict[str, tuple[int, TurnKey]] = {}  # by worker: the incarnation, and who is suspected in it
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
 
@@ -91,21 +94,24 @@ class Scheduler:
 
     # Jobs
 
-    def admit(self, job: Job, ended: Sequence[Turn] = ()) -> None:
-        """Take a job that is stored; ``ended`` are the turns that an earlier life of the service has recorded."""
+    def admit(self, job: Job, ended: Sequence[Turn] = (), *, is_cancelled: bool = False) -> None:
+        """Take a job that is stored; the rest is what an earlier life of the service has recorded of it."""
+        if job.id in self._jobs:
+            return
         live = self._jobs[job.id] = _Live(job)
         for turn in ended:
             if turn.state is TurnState.COMPLETED:
                 live.spoken[turn.key.conversation_id][turn.key.agent_id, turn.key.round] = turn.text
-        self._post(events.JobAdmitted(job=job, ended={turn.key: (turn.state, turn.reason) for turn in ended}))
+        known = {turn.key: (turn.state, turn.reason) for turn in ended}
+        self._post(events.JobAdmitted(job=job, ended=known, is_cancelled=is_cancelled))
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: what waits is dropped, what runs is cut off."""
         self._post(events.JobCancelled(job_id=job_id))
 
-    def could_start_now(self, job: Job) -> bool:
-        """Whether every first turn of ``job`` would be on a slot at once."""
-        return self._core.could_start_now(job)
+    def free(self, model: str) -> int:
+        """Count the slots of a model that nobody has and nobody waits for."""
+        return self._core.free(model)
 
     # Looking
 
@@ -114,12 +120,13 @@ class Scheduler:
         return self._core.counts(job_id)
 
     def turns_in_flight(self, job_id: JobId, conversation_id: str) -> list[Turn]:
-        """Return the turns of a conversation that are on slots, with what they have said so far."""
-        return [
-            self._runs[key].snapshot(TurnState.IN_FLIGHT)
-            for key in self._in_flight
-            if key.job_id == job_id and key.conversation_id == conversation_id
-        ]
+        """Return the turns of a conversation that are on slots, with what they have said so far.
+
+        One that has ended counts as in flight until that is durable: what a caller has read never changes.
+        """
+        turns = [self._runs[key].snapshot(TurnState.IN_FLIGHT) for key in self._in_flight]
+        turns += [replace(turn, state=TurnState.IN_FLIGHT, reason=None) for turn in self._unstored.values()]
+        return [turn for turn in turns if turn.key.job_id == job_id and turn.key.conversation_id == conversation_id]
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
@@ -144,7 +151,8 @@ class Scheduler:
         for action in self._core.handle(event):
             facts += self._act(action)
         if facts:
-            self._append(facts)
+            ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
+            self._append(facts, lambda: self._forget_stored(ended))
 
     def _act(self, action: events.Action) -> list[Record]:
         """Carry out one action; return the facts that it makes."""
@@ -171,6 +179,10 @@ class Scheduler:
                 assert_never(action)
         return facts
 
+    def _forget_stored(self, keys: Sequence[TurnKey]) -> None:
+        for key in keys:
+            self._unstored.pop(key, None)
+
     def _note_ready(self, key: TurnKey, now: datetime) -> list[Record]:
         if key in self._runs:
             return []  # interrupted: the record of that says it
@@ -181,6 +193,8 @@ class Scheduler:
         worker = self._fleet.get(action.worker)
         if worker is None or self._tasks is None:
             raise RuntimeError(f"{action} cannot be carried out")
+        if action.is_suspect:
+            self._suspects[action.worker] = (worker.incarnation, action.key)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
         self._in_flight.add(action.key)
         self._tasks.start_soon(self._run_turn, action.key, worker, lease)
@@ -207,9 +221,8 @@ class Scheduler:
         generation, scope = run.begin_attempt(worker.spec.id, worker.incarnation)
         outcome: Outcome
         try:
-            request = self._request(key)
-            with scope:
-                outcome = await worker.generate(lease, request, generation)
+            with lease, scope:
+                outcome = await worker.generate(self._request(key), generation)
             if scope.cancelled_caught:
                 outcome = Cancelled(reason=CancelReason.JOB_CANCELLED)
         except Exception as error:
@@ -225,6 +238,8 @@ class Scheduler:
             return  # the turn stays as it is stored: the next life of the service runs it
         run.end_attempt(outcome)
         key = run.key
+        if not (isinstance(outcome, EngineFailed) and outcome.brought_down):
+            self._clear_suspicion(key)  # after a death it stays, for the neighbours that land after it
         match outcome:
             case Completed():
                 words = self._jobs[key.job_id].spoken[key.conversation_id]
@@ -236,7 +251,9 @@ class Scheduler:
                 failed = events.TurnFailed(key=key, reason=outcome.reason)
                 self._finish(run, failed, TurnState.FAILED, outcome.reason, outcome.detail)
             case EngineFailed():
-                run.strikes, reason = strike(run.strikes, outcome)
+                suspect = self._suspects.get(run.attempts[-1].worker)
+                is_other = suspect is not None and suspect[0] == run.attempts[-1].incarnation and suspect[1] != key
+                run.strikes, reason = strike(run.strikes, outcome, has_other_suspect=is_other)
                 if reason is not None:
                     failed = events.TurnFailed(key=key, reason=reason)
                     self._finish(run, failed, TurnState.FAILED, reason, outcome.detail)
@@ -245,14 +262,19 @@ class Scheduler:
                 at = datetime.now(UTC)
                 worker = run.attempts[-1].worker
                 interrupted = records.TurnInterrupted(key=key, worker=worker, reason=outcome.reason, at=at)
-                self._post(events.TurnInterrupted(key=key), [interrupted])
+                self._post(events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), [interrupted])
 
     def _finish(
         self, run: TurnRun, event: events.Event, state: TurnState, reason: str | None = None, detail: str | None = None
     ) -> None:
-        del self._runs[run.key]
-        turn = run.snapshot(state, reason, detail)
+        key = run.key
+        del self._runs[key]
+        turn = self._unstored[key] = run.snapshot(state, reason, detail)
         self._post(event, [records.TurnEnded(turn=turn, at=datetime.now(UTC))])
+
+    def _clear_suspicion(self, key: TurnKey) -> None:
+        for worker in [worker for worker, (_, suspect) in self._suspects.items() if suspect == key]:
+            del self._suspects[worker]
 
     def _request(self, key: TurnKey) -> ChatRequest:
         live = self._jobs[key.job_id]

@@ -40,6 +40,8 @@ class TurnRun:
         self._started_at = self._started_at or self._attempt_at
         self._worker, self._incarnation = worker, incarnation
         self._scope = anyio.CancelScope()
+        if self.cut_off_reason is not None:  # it was cut off before its task had its first turn
+            self._scope.cancel()
         self.generation = Generation(time.monotonic)
         return self.generation, self._scope
 

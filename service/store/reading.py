@@ -1,21 +1,24 @@
 """The store's queries: each returns a function of a reader's connection."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn
-from service.errors import JobNotFound
+from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
 from service.store.records import StoredConversation, StoredEvent, StoredJob, Tally
 from service.store.turns import decode_turn
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
 _JOB_COLUMNS: Final = (
-    "id, number, name, state, document, body_hash, is_cancel_requested, created_at, started_at, finished_at"
+    "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
+    " created_at, started_at, finished_at"
 )
 
 
@@ -59,26 +62,64 @@ def unfinished_jobs() -> Query[list[StoredJob]]:
     return query
 
 
-def conversations(job_id: JobId) -> Query[list[StoredConversation]]:
-    """List the conversations of a job, in its order."""
+def job_by_key(idempotency_key: str, body_hash: str) -> Query[StoredJob | None]:
+    """Find the job that was posted with a key; IdempotencyConflict where its body was another."""
 
-    def query(connection: sqlite3.Connection) -> list[StoredConversation]:
-        rows = connection.execute(
-            "SELECT id, state, reason FROM conversations WHERE job_id = ? ORDER BY position", (job_id,)
-        )
-        return [StoredConversation(id=row[0], state=ConversationState(row[1]), reason=row[2]) for row in rows]
+    def query(connection: sqlite3.Connection) -> StoredJob | None:
+        row = connection.execute(
+            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE idempotency_key = ?",  # noqa: S608
+            (idempotency_key,),
+        ).fetchone()
+        if row is None:
+            return None
+        stored = _job(row)
+        if stored.body_hash != body_hash:
+            raise IdempotencyConflict(idempotency_key, stored.id)
+        return stored
 
     return query
 
 
-def turns(job_id: JobId, conversation_id: str | None = None) -> Query[list[Turn]]:
-    """List the ended turns of a job or of one conversation, in the order in which they became visible."""
+def conversation(job_id: JobId, conversation_id: str) -> Query[StoredConversation]:
+    """One conversation with its ended turns; JobNotFound or ConversationNotFound where it is not there."""
 
-    def query(connection: sqlite3.Connection) -> list[Turn]:
-        rows = connection.execute(
-            "SELECT record FROM turns WHERE job_id = ?1 AND (?2 IS NULL OR conversation_id = ?2) ORDER BY number",
+    def query(connection: sqlite3.Connection) -> StoredConversation:
+        job(job_id)(connection)
+        row = connection.execute(
+            "SELECT metadata, state, reason FROM conversations WHERE job_id = ? AND id = ?", (job_id, conversation_id)
+        ).fetchone()
+        if row is None:
+            raise ConversationNotFound(job_id, conversation_id)
+        turns_of = connection.execute(
+            "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number",
             (job_id, conversation_id),
         )
+        return StoredConversation(
+            id=conversation_id,
+            metadata=msgspec.json.decode(row[0]),
+            state=ConversationState(row[1]),
+            reason=row[2],
+            turns=tuple(decode_turn(turn[0]) for turn in turns_of),
+        )
+
+    return query
+
+
+def conversation_states(job_id: JobId) -> Query[dict[str, ConversationState]]:
+    """Return the state of each conversation of a job, in its order."""
+
+    def query(connection: sqlite3.Connection) -> dict[str, ConversationState]:
+        rows = connection.execute("SELECT id, state FROM conversations WHERE job_id = ? ORDER BY position", (job_id,))
+        return {row[0]: ConversationState(row[1]) for row in rows}
+
+    return query
+
+
+def turns(job_id: JobId) -> Query[list[Turn]]:
+    """List the ended turns of a job, in the order in which they became visible."""
+
+    def query(connection: sqlite3.Connection) -> list[Turn]:
+        rows = connection.execute("SELECT record FROM turns WHERE job_id = ? ORDER BY number", (job_id,))
         return [decode_turn(row[0]) for row in rows]
 
     return query
@@ -113,17 +154,19 @@ def events(job_id: JobId, after: int, limit: int) -> Query[list[StoredEvent]]:
     return query
 
 
-def _job(row: tuple[str, ...]) -> StoredJob:
-    identifier, number, name, state, document, body_hash, is_cancel_requested, created, started, finished = row
+def _job(row: Sequence[Any]) -> StoredJob:
     return StoredJob(
-        id=JobId(identifier),
-        number=int(number),
-        name=name,
-        state=JobState(state),
-        document=document,
-        body_hash=body_hash,
-        is_cancel_requested=bool(is_cancel_requested),
-        created_at=datetime.fromisoformat(created),
-        started_at=datetime.fromisoformat(started) if started else None,
-        finished_at=datetime.fromisoformat(finished) if finished else None,
+        id=JobId(row[0]),
+        number=row[1],
+        name=row[2],
+        state=JobState(row[3]),
+        document=row[4],
+        body_hash=row[5],
+        metadata=msgspec.json.decode(row[6]),
+        total_conversations=row[7],
+        total_turns=row[8],
+        is_cancel_requested=bool(row[9]),
+        created_at=datetime.fromisoformat(row[10]),
+        started_at=datetime.fromisoformat(row[11]) if row[11] else None,
+        finished_at=datetime.fromisoformat(row[12]) if row[12] else None,
     )

@@ -1,9 +1,10 @@
 """What the service tells its store: facts in the past tense, applied in the order in which they are told."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn
 
@@ -63,10 +64,8 @@ Record = JobMoved | ConversationMoved | TurnMoved | TurnEnded | TurnInterrupted
 class NewJob:
     """A job as it is stored first; ``document`` is the JSON that was posted."""
 
-    id: JobId
-    name: str
+    job: Job
     document: str
-    conversations: tuple[str, ...]
     body_hash: str
     idempotency_key: str | None
     created_at: datetime
@@ -82,6 +81,9 @@ class StoredJob:
     state: JobState
     document: str
     body_hash: str
+    metadata: Mapping[str, object]
+    total_conversations: int
+    total_turns: int
     is_cancel_requested: bool
     created_at: datetime
     started_at: datetime | None
@@ -90,11 +92,13 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredConversation:
-    """A conversation as the store knows it."""
+    """A conversation as the store knows it, with its ended turns in the order in which they became visible."""
 
     id: str
+    metadata: Mapping[str, object]
     state: ConversationState
     reason: str | None
+    turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

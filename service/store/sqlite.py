@@ -61,7 +61,7 @@ class SqliteStore:
         Raises:
             IdempotencyConflict: the key is another body's.
         """
-        return await self._write(frozenset({job.id}), lambda connection: writing.post(connection, job))
+        return await self._write(frozenset({job.job.id}), lambda connection: writing.post(connection, job))
 
     async def request_cancel(self, job_id: JobId) -> StoredJob:
         """Note durably that a job is to be cancelled; return it.
@@ -80,10 +80,10 @@ class SqliteStore:
         """
         await self._write(frozenset({job_id}), lambda connection: writing.delete(connection, job_id))
 
-    def append_nowait(self, records: Sequence[Record]) -> None:
+    def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
         """Hand in facts that belong together; they are durable soon, in the order of the calls, or the store fails."""
         jobs = frozenset(writing.job_of(record) for record in records)
-        self._submit(jobs, lambda connection: writing.apply(connection, records))
+        self._submit(jobs, lambda connection: writing.apply(connection, records), on_durable)
 
     async def flush(self) -> None:
         """Return when all that was handed in before is durable."""
@@ -114,18 +114,17 @@ class SqliteStore:
 
     async def _write(self, jobs: frozenset[JobId], operation: Callable[[sqlite3.Connection], T]) -> T:
         done = anyio.Event()
-        future = self._submit(jobs, operation, done)
+        future = self._submit(jobs, operation, done.set)
         await done.wait()
         return future.result()
 
     def _submit(
-        self, jobs: frozenset[JobId], operation: Callable[[sqlite3.Connection], T], done: anyio.Event | None = None
+        self, jobs: frozenset[JobId], operation: Callable[[sqlite3.Connection], T], on_done: Callable[[], None]
     ) -> "Future[T]":
         future = self._writer.submit(operation)
 
         def tell() -> None:
-            if done is not None:
-                done.set()
+            on_done()
             if future.exception() is None:
                 self._on_committed(jobs)
 

@@ -29,6 +29,7 @@ class Writer:
         self._queue: queue.SimpleQueue[tuple[Operation, Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer")
         self._is_closed = False
+        self._failure: StoreError | None = None
 
     def __repr__(self) -> str:
         """State how much waits."""
@@ -76,6 +77,11 @@ class Writer:
         return group
 
     def _write(self, connection: sqlite3.Connection, group: list[tuple[Operation, Future[Any]]]) -> None:
+        if self._failure is not None:
+            # What follows a lost write may build on it: a job that is completed without one of its turns.
+            for _, future in group:
+                future.set_exception(self._failure)
+            return
         done: list[tuple[Future[Any], Any]] = []
         refused: list[tuple[Future[Any], ServiceError]] = []
         try:
@@ -93,7 +99,7 @@ class Writer:
             logger.exception("store: a group of %d writes failed", len(group))
             if connection.in_transaction:
                 connection.rollback()
-            failure = StoreError(f"cannot write: {error}")
+            failure = self._failure = StoreError(f"cannot write: {error}")
             failure.__cause__ = error
             for _, future in group:
                 future.set_exception(failure)

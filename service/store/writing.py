@@ -9,7 +9,7 @@ import msgspec
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_JOBS, ConversationState, JobState
 from service.conversations.transcript import rfc3339
-from service.errors import IdempotencyConflict, NotEnded
+from service.errors import NotEnded
 from service.store import reading
 from service.store.records import (
     ConversationMoved,
@@ -24,33 +24,30 @@ from service.store.records import (
 from service.store.turns import encode_turn
 
 
-def post(connection: sqlite3.Connection, job: NewJob) -> tuple[StoredJob, bool]:
+def post(connection: sqlite3.Connection, new: NewJob) -> tuple[StoredJob, bool]:
     """Insert a job, or return the one of the same key and body."""
-    if job.idempotency_key is not None:
-        row = connection.execute("SELECT id FROM jobs WHERE idempotency_key = ?", (job.idempotency_key,)).fetchone()
-        if row is not None:
-            stored = reading.job(row[0])(connection)
-            if stored.body_hash != job.body_hash:
-                raise IdempotencyConflict(job.idempotency_key, stored.id)
+    if new.idempotency_key is not None:
+        stored = reading.job_by_key(new.idempotency_key, new.body_hash)(connection)
+        if stored is not None:
             return stored, False
+    job = new.job
     connection.execute(
-        "INSERT INTO jobs (id, number, name, state, document, idempotency_key, body_hash, created_at)"
-        " VALUES (?, (SELECT coalesce(max(number), 0) + 1 FROM jobs), ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO jobs (id, number, name, state, document, idempotency_key, body_hash, metadata,"
+        " total_conversations, total_turns, created_at)"
+        " VALUES (?, (SELECT coalesce(max(number), 0) + 1 FROM jobs), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            job.id,
-            job.name,
-            JobState.QUEUED,
-            job.document,
-            job.idempotency_key,
-            job.body_hash,
-            rfc3339(job.created_at),
+            *(job.id, job.name, JobState.QUEUED, new.document, new.idempotency_key, new.body_hash),
+            *(_json(job.metadata), len(job.conversations), job.total_turns, rfc3339(new.created_at)),
         ),
     )
     connection.executemany(
-        "INSERT INTO conversations (job_id, id, position, state) VALUES (?, ?, ?, ?)",
-        [(job.id, name, position, ConversationState.QUEUED) for position, name in enumerate(job.conversations)],
+        "INSERT INTO conversations (job_id, id, position, metadata, state) VALUES (?, ?, ?, ?, ?)",
+        [
+            (job.id, talk.id, position, _json(talk.metadata), ConversationState.QUEUED)
+            for position, talk in enumerate(job.conversations)
+        ],
     )
-    _tell(connection, job.id, "job", {"state": JobState.QUEUED, "at": rfc3339(job.created_at)})
+    _tell(connection, job.id, "job", {"state": JobState.QUEUED, "at": rfc3339(new.created_at)})
     return reading.job(job.id)(connection), True
 
 
@@ -141,5 +138,9 @@ def _tell(connection: sqlite3.Connection, job_id: JobId, kind: str, data: Mappin
     connection.execute(
         "INSERT INTO events (job_id, number, kind, data)"
         " VALUES (?, (SELECT coalesce(max(number), 0) + 1 FROM events WHERE job_id = ?), ?, ?)",
-        (job_id, job_id, kind, msgspec.json.encode(data).decode()),
+        (job_id, job_id, kind, _json(data)),
     )
+
+
+def _json(document: Mapping[str, object]) -> str:
+    return msgspec.json.encode(document).decode()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -40,6 +41,15 @@ def start_supervisor(*engine: str) -> tuple[subprocess.Popen[bytes], int]:
     return supervisor, int(supervisor.stdout.readline())
 
 
+def _ignored_signals(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
+
+
+def _has_content(file: Path) -> bool:
+    return file.exists() and bool(file.read_text())
+
+
 def kill(supervisor: subprocess.Popen[bytes]) -> None:
     supervisor.kill()
     supervisor.communicate(timeout=LIMIT_S)
@@ -55,7 +65,7 @@ def test_a_sigkill_of_the_supervisor_leaves_nothing_within_a_second(
         port = str(free_ports(1))
         supervisor, pid = start_supervisor(*PYTHON, str(ENGINE_PROGRAM), "--port", port, "--daemon", str(daemon))
         try:
-            wait_for(lambda file=daemon: file.exists() and file.read_text(), "the daemon has forked")
+            wait_for(partial(_has_content, daemon), "the daemon has forked")
             wait_for(lambda: random.random() < 0.3, "a random moment")  # noqa: S311
         finally:
             kill(supervisor)
@@ -87,11 +97,9 @@ def test_a_sigkill_of_the_guardian_takes_the_engine_with_it() -> None:
 async def test_the_engine_leads_its_own_group_and_takes_no_signal_of_ours() -> None:
     """One engine, one process group; and the defaults of signals, whatever its guardian ignores."""
     with anyio.fail_after(LIMIT_S):
-        async with run_engine(python("import time; time.sleep(60)"), lambda _data: None) as engine:
+        async with run_engine(command("sleep", "60"), lambda _data: None) as engine:
             assert os.getpgid(engine.pid) == os.getsid(engine.pid) == engine.pid
-            status = Path(f"/proc/{engine.pid}/status").read_text()
-            ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
-            assert not ignored & (1 << (signal.SIGTERM - 1))
+            assert _ignored_signals(engine.pid) == 0
             await engine.terminate()
             assert await engine.wait_gone() == EngineExit(signal=signal.SIGTERM)
 
@@ -141,7 +149,9 @@ async def test_the_exit_is_told_as_it_was(code: str, ending: EngineExit) -> None
             assert await engine.wait_gone() == ending
 
 
-async def test_an_engine_that_ends_takes_its_descendants_with_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+async def test_an_engine_that_ends_takes_its_descendants_with_it(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
     """What an engine leaves behind would hold the device, and its output."""
     daemon = tmp_path / "daemon"
     output = bytearray()
@@ -165,7 +175,9 @@ async def test_a_program_that_cannot_be_executed_says_so(program: str) -> None:
 async def test_a_flood_of_output_holds_nobody_and_the_last_words_arrive() -> None:
     """The engine is drained whatever we do; what does not fit is dropped and said; the end is kept."""
     output = bytearray()
-    code = "print('x' * 99 + '\\n', end='', flush=False)\nfor n in range(200_000): print(f'{n:099d}')\nprint('last words')"
+    code = (
+        "print('x' * 99 + '\\n', end='', flush=False)\nfor n in range(200_000): print(f'{n:099d}')\nprint('last words')"
+    )
     with anyio.fail_after(LIMIT_S):
         async with run_engine(python(code), output.extend) as engine:
             assert await engine.wait_gone() == EngineExit(status=0)

@@ -54,7 +54,8 @@ async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Work
 async def ask(worker: Worker, text: str = "Go.", generation: Generation | None = None) -> tuple[Outcome, str]:
     generation = generation or Generation(monotonic)
     request = ChatRequest(model="scripted", messages=(Message(role="user", content=text),))
-    outcome = await worker.generate(worker.lease_nowait(), request, generation)
+    with worker.lease_nowait():
+        outcome = await worker.generate(request, generation)
     assert worker.snapshot().slots_in_use == 0
     return outcome, generation.text
 
@@ -151,7 +152,8 @@ async def test_a_silent_engine_is_killed_and_its_neighbours_are_not_blamed(
 
         async def note(generation: Generation) -> None:
             request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),))
-            outcomes[generation] = await worker.generate(worker.lease_nowait(), request, generation)
+            with worker.lease_nowait():
+                outcomes[generation] = await worker.generate(request, generation)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(note, older)
@@ -217,8 +219,10 @@ async def test_an_engine_that_answers_badly_is_not_killed(
     scripted_spec: SpecFactory, flags: dict[str, object], expected: Outcome
 ) -> None:
     """Kill no healthy engine: one that answers probes is left alone, the request tells what happened."""
-    flags = {**flags, "reject_body": '{"error": {"message": "no", "type": "server_error"}}'} if "reject" in flags else flags
-    async with running(scripted_spec(**flags)) as worker:  # type: ignore[arg-type]
+    flags = (
+        {**flags, "reject_body": '{"error": {"message": "no", "type": "server_error"}}'} if "reject" in flags else flags
+    )
+    async with running(scripted_spec(**flags)) as worker:
         outcome, _ = await ask(worker)
         assert outcome == expected
         assert (worker.state, worker.incarnation) == (WorkerState.READY, 1)

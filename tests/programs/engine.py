@@ -1,7 +1,7 @@
 """A scripted engine: takes llama-server's flags and speaks its chat API, in the way that a test asks for.
 
-Standard library only, so that it starts quickly and under any interpreter. Each fault is one flag; what is not asked for
-behaves as a healthy engine does.
+Standard library only, so that it starts quickly and under any interpreter. Each fault is one flag; what is not asked
+for behaves as a healthy engine does.
 """
 
 import argparse
@@ -29,7 +29,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.0, help="seconds of 503 before it is ready")
     parser.add_argument("--exit-at-once", type=int, help="exit with this status before anything is served")
     parser.add_argument("--ignore-sigterm", action="store_true")
-    parser.add_argument("--daemon", type=Path, help="double-fork a setsid child that holds the output; its pid goes here")
+    parser.add_argument(
+        "--daemon", type=Path, help="double-fork a setsid child that holds the output; its pid goes here"
+    )
     parser.add_argument("--flood", type=int, default=0, help="bytes of log at the start")
     parser.add_argument("--die-after", type=int, help="exit with status 0 after so many tokens of any answer")
     parser.add_argument("--die-on", help="exit when a prompt holds this text")

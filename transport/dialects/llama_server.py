@@ -27,6 +27,7 @@ DONE: Final = b"[DONE]"
 _TOO_MANY: Final = 429
 _UNAVAILABLE: Final = 503
 _SERVER_ERROR: Final = 500
+_UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # msgspec raises all three
 
 
 class _Function(Struct, gc=False):
@@ -118,7 +119,7 @@ def decode(frame: bytes) -> list[Event]:
     """
     try:
         chunk = _decode_chunk(frame)
-    except msgspec.MsgspecError as error:
+    except _UNDECODABLE as error:
         raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
     if chunk.error is not None:
         raise _rejection(chunk.error, _SERVER_ERROR, None)
@@ -144,7 +145,7 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     retry_after_s = float(retry_after) if retry_after.isdecimal() else None
     try:
         told = _decode_error_body(body).error
-    except msgspec.MsgspecError:
+    except _UNDECODABLE:
         told = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
     return _rejection(told, status, retry_after_s)
 

@@ -24,5 +24,5 @@ class RestartPolicy:
         """
         if len(failed_at) >= self.failures:
             return None
-        full = min(self.max_s, self.initial_s * 2.0 ** (len(failed_at) - 1))
+        full = min(self.max_s, self.initial_s * 2.0 ** min(len(failed_at) - 1, 62))
         return full * (1.0 - 0.5 * jitter)

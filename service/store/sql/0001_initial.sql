@@ -8,6 +8,9 @@ CREATE TABLE jobs (
     document TEXT NOT NULL,                  -- the job as it was posted, JSON
     idempotency_key TEXT UNIQUE,
     body_hash TEXT NOT NULL,
+    metadata TEXT NOT NULL,                  -- the job's own, JSON
+    total_conversations INTEGER NOT NULL,
+    total_turns INTEGER NOT NULL,
     is_cancel_requested INTEGER NOT NULL DEFAULT 0,
     created_at TEXT NOT NULL,
     started_at TEXT,
@@ -20,6 +23,7 @@ CREATE TABLE conversations (
     job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
     id TEXT NOT NULL,
     position INTEGER NOT NULL,
+    metadata TEXT NOT NULL,                  -- JSON
     state TEXT NOT NULL,
     reason TEXT,
     PRIMARY KEY (job_id, id)

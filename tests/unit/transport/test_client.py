@@ -148,15 +148,24 @@ OVERFLOW = (
         pytest.param(http(503, b'{"error":{"message":"Loading model"}}'), EngineOverloaded, "Loading", id="loading"),
         pytest.param(http(429, b"", b"Retry-After: 7\r\n"), EngineOverloaded, "no body", id="too many"),
         pytest.param(http(500, b"<html>oops"), EngineRejected, "<html>oops", id="an error that is no JSON"),
-        pytest.param(http(200, b"<html>", b"Content-Type: text/html\r\n"), MalformedFrame, "text/html", id="HTML with 200"),
+        pytest.param(
+            http(200, b"<html>", b"Content-Type: text/html\r\n"), MalformedFrame, "text/html", id="HTML with 200"
+        ),
         pytest.param(b"SSH-2.0-OpenSSH\r\n", MalformedFrame, "not HTTP", id="another protocol"),
         pytest.param(SSE + b"\r\n" + TEXT, TruncatedStream, "before", id="the stream is cut off"),
         pytest.param(SSE + b"\r\n" + TEXT + b'data: {"ch', TruncatedStream, "middle", id="a frame is cut off"),
         pytest.param(SSE + b"\r\ndata: {]\n\n", MalformedFrame, "{]", id="a bad frame"),
         pytest.param(SSE + b"\r\ndata: " + b"x" * (17 << 20), FrameTooLarge, "larger than", id="a frame over the cap"),
         pytest.param(
-            SSE + b'\r\ndata: {"error":{"code":500,"message":"Compute error."}}\n\n', EngineRejected, "Compute", id="error in 200"
+            SSE + b'\r\ndata: {"error":{"code":500,"message":"Compute error."}}\n\n',
+            EngineRejected,
+            "Compute",
+            id="error in 200",
         ),
+        pytest.param(
+            b'HTTP/1.1 500 X\r\n\r\n{"error":{"message":"\xff"}}', EngineRejected, "500", id="an error that is no UTF-8"
+        ),
+        pytest.param(SSE + b'\r\ndata: {"a":"\xff"}', TruncatedStream, "before", id="a last frame that is no UTF-8"),
         pytest.param(b"", EngineUnreachable, "before an answer", id="closed without a word"),
     ],
 )

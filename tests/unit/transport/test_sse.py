@@ -2,13 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.errors import FrameTooLarge
 from transport.sse import FrameDecoder
 
 
-def frames_of(chunks: list[bytes], max_frame_bytes: int = 1 << 20) -> list[bytes]:
+def frames_of(chunks: list[bytes], max_frame_bytes: int = 1 << 20) -> list[bytes | None]:
+    """Return the frames, and a last None where the cap has ended them."""
     decoder = FrameDecoder(max_frame_bytes)
-    return [frame for chunk in chunks for frame in decoder.feed(chunk)] + decoder.close()
+    frames: list[bytes | None] = [frame for chunk in chunks for frame in decoder.feed(chunk)]
+    return [*frames, *decoder.close(), *([None] if decoder.failure else [])]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,9 @@ def frames_of(chunks: list[bytes], max_frame_bytes: int = 1 << 20) -> list[bytes
         pytest.param(b"data: one\n\ndata: two", [b"one", b"two"], id="a missing last blank line"),
         pytest.param(b"data: one\n\ndata: two\n", [b"one", b"two"], id="a missing last blank line, line ended"),
         pytest.param(b"\xef\xbb\xbfdata: x\n\n", [b"x"], id="a byte order mark"),
-        pytest.param("data: \u2028\u0085\x0b\x0c\x1c x\n\n".encode(), ["\u2028\u0085\x0b\x0c\x1c x".encode()], id="U+2028"),
+        pytest.param(
+            "data: \u2028\u0085\x0b\x0c\x1c x\n\n".encode(), ["\u2028\u0085\x0b\x0c\x1c x".encode()], id="U+2028"
+        ),
         pytest.param(b"", [], id="nothing"),
         pytest.param(b"\n\n\r\n\r", [], id="blank lines alone"),
         pytest.param(b"datax: no\n\ndat: no\n\n", [], id="names that only begin like data"),
@@ -41,7 +44,21 @@ def test_frames_are_what_the_standard_says_at_every_cut(stream: bytes, frames: l
 
 
 PIECES = st.sampled_from(
-    [b"data: ", b"data:", b"data", b":", b": ping", b"\n", b"\r", b"\r\n", b"\n\n", b"x", "\u2028".encode(), b"id: 7", b" "]
+    [
+        b"data: ",
+        b"data:",
+        b"data",
+        b":",
+        b": ping",
+        b"\n",
+        b"\r",
+        b"\r\n",
+        b"\n\n",
+        b"x",
+        "\u2028".encode(),
+        b"id: 7",
+        b" ",
+    ]
 )
 
 
@@ -51,10 +68,11 @@ def test_any_rechunking_gives_the_same_frames(pieces: list[bytes], data: st.Data
     stream = b"".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert frames_of(chunks) == frames_of([stream])
+    for cap in (1 << 20, 12):
+        assert frames_of(chunks, cap) == frames_of([stream], cap)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 1000])
+@pytest.mark.parametrize("chunk_size", [1, 7, 10_000])
 @pytest.mark.parametrize(
     "stream",
     [
@@ -62,13 +80,14 @@ def test_any_rechunking_gives_the_same_frames(pieces: list[bytes], data: st.Data
         pytest.param(b"data: " + b"x" * 200, id="a line without end"),
         pytest.param(b"data: xxxxxxxxx\n" * 20, id="many lines"),
         pytest.param(b"data\n" * 200, id="many empty lines"),
+        pytest.param(b": " + b"x" * 200 + b"\n\n", id="a long comment"),
     ],
 )
 def test_a_frame_over_the_cap_is_an_error(stream: bytes, chunk_size: int) -> None:
     """A frame over the size cap has a defined outcome, however it comes."""
-    chunks = [stream[start : start + chunk_size] for start in range(0, len(stream), chunk_size)]
-    with pytest.raises(FrameTooLarge):
-        frames_of(chunks, max_frame_bytes=100)
+    whole = b"data: before\n\n" + stream + b"\n\ndata: after\n\n"
+    chunks = [whole[start : start + chunk_size] for start in range(0, len(whole), chunk_size)]
+    assert frames_of(chunks, max_frame_bytes=100) == [b"before", None]
 
 
 def test_frames_up_to_the_cap_pass_without_end() -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.errors import EngineRejected, MalformedFrame, TruncatedStream
+from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
 from transport.events import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
 from transport.stream import ChatStream
 
@@ -12,10 +12,18 @@ STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def events_of(chunks: list[bytes]) -> list[Event]:
+def read(chunks: list[bytes]) -> tuple[list[Event], EngineError | None]:
+    """Return the events, and how the stream failed."""
     stream = ChatStream()
-    events = [event for chunk in chunks for event in stream.feed(chunk)]
-    return events if stream.is_complete else events + stream.close()
+    events = [event for chunk in chunks for event in stream.feed(chunk)] + stream.close()
+    assert stream.is_complete == (stream.failure is None)
+    return events, stream.failure
+
+
+def events_of(chunks: list[bytes]) -> list[Event]:
+    events, failure = read(chunks)
+    assert failure is None
+    return events
 
 
 def test_a_captured_stream_gives_its_events_at_every_cut() -> None:
@@ -60,7 +68,9 @@ def test_a_captured_stream_gives_its_events_at_every_cut() -> None:
             [Usage(3, 4, 2)],
             id="usage",
         ),
-        pytest.param(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}', [Usage(3, 4, 0)], id="usage, bare"),
+        pytest.param(
+            b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}', [Usage(3, 4, 0)], id="usage, bare"
+        ),
     ],
 )
 def test_each_field_is_its_event(frame: bytes, events: list[Event]) -> None:
@@ -82,17 +92,27 @@ def test_an_end_after_the_finish_reason_is_complete() -> None:
 @pytest.mark.parametrize("wire", [b"", TEXT, TEXT + STOP[:20], b": ping\n\n"], ids=["nothing", "text", "half", "ping"])
 def test_an_end_before_the_engine_finished_is_a_truncation(wire: bytes) -> None:
     """A cut-off stream is never taken for a short answer."""
-    with pytest.raises(TruncatedStream):
-        events_of([wire])
+    assert isinstance(read([wire])[1], TruncatedStream)
 
 
 @pytest.mark.parametrize(
-    "frame", [b"<html>", b"{", b"5", b'{"choices": 5}', b'{"choices":[{"delta":{"content":7}}]}', b'{"choices":"\xff"}']
+    "frame",
+    [
+        b"<html>",
+        b"{",
+        b"5",
+        b'{"choices": 5}',
+        b'{"choices":[{"delta":{"content":7}}]}',
+        b'{"choices":"\xff"}',
+        b"[" * 100_000,
+    ],
 )
 def test_a_frame_that_is_not_the_dialect_is_malformed(frame: bytes) -> None:
     """A bad frame has a defined outcome, and its error shows what came."""
-    with pytest.raises(MalformedFrame):
-        events_of([b"data: " + frame + b"\n\n"])
+    for cut in (0, 5, len(TEXT), len(TEXT) + 9):
+        wire = TEXT + b"data: " + frame + b"\n\n" + TEXT
+        events, failure = read([wire[:cut], wire[cut:]])
+        assert (events, type(failure)) == ([TextDelta("hi")], MalformedFrame)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +126,7 @@ def test_a_frame_that_is_not_the_dialect_is_malformed(frame: bytes) -> None:
 )
 def test_an_error_inside_a_200_stream_is_a_rejection(error: bytes, status: int, message: str) -> None:
     """llama-server reports errors after the first token as data of the stream."""
-    stream = ChatStream()
-    assert stream.feed(TEXT) == [TextDelta("hi")]
-    with pytest.raises(EngineRejected) as caught:
-        stream.feed(b'data: {"error":' + error + b"}\n\n")
-    assert (caught.value.status, caught.value.message) == (status, message)
+    events, failure = read([TEXT + b'data: {"error":' + error + b"}\n\n" + TEXT])
+    assert events == [TextDelta("hi")]
+    assert isinstance(failure, EngineRejected)
+    assert (failure.status, failure.message) == (status, message)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.events import Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
+from transport.events import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
 from transport.request import Message
 from workers.errors import InvalidSpec, NoSlot
 from workers.generation import Generation
@@ -141,7 +141,7 @@ class TestSilence:
         assert judge(limits, last_byte_at=100.0, has_token=has_token, now=100.0 + silent_s) == verdict
 
     def test_no_limit_is_for_ever(self) -> None:
-        """null switches a limit off."""
+        """Null switches a limit off."""
         limits = SilenceLimits(prefill_s=None, decode_s=None)
         assert judge(limits, last_byte_at=0, has_token=False, now=1e9) is None
 
@@ -170,7 +170,7 @@ class TestGeneration:
         """Partial output is there at any moment."""
         times = iter([1.0, 2.0, 3.0, 4.0])
         generation = Generation(lambda: next(times))
-        events = [PromptProgress(9, 0, 9, 1.0), ReasoningDelta("hm"), TextDelta("a"), TextDelta("b")]
+        events: list[Event] = [PromptProgress(9, 0, 9, 1.0), ReasoningDelta("hm"), TextDelta("a"), TextDelta("b")]
         generation.touch()
         generation.receive(events[0])
         assert (generation.text, generation.first_token_at) == ("", None)
@@ -178,7 +178,13 @@ class TestGeneration:
         for event in events[1:]:
             generation.receive(event)
         assert (generation.text, generation.reasoning, generation.first_token_at) == ("ab", "hm", 3.0)
-        for event in (ToolCallDelta(0, "x", "f", "{}"), Finished("stop"), Usage(1, 2, 0), Timings(1, 1.0, 0, 2, 1.0)):
+        rest: list[Event] = [
+            ToolCallDelta(0, "x", "f", "{}"),
+            Finished("stop"),
+            Usage(1, 2, 0),
+            Timings(1, 1.0, 0, 2, 1.0),
+        ]
+        for event in rest:
             generation.receive(event)
         assert (generation.finish_reason, generation.usage, generation.output_events) == ("stop", Usage(1, 2, 0), 4)
 

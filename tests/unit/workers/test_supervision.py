@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers import states
+from workers.errors import IllegalTransition
 from workers.outcome import FailureReason
 from workers.policy.restart import RestartPolicy
 from workers.states import ALLOWED, WorkerState
@@ -238,7 +239,7 @@ def test_the_table_names_every_state_and_the_design_draws_it() -> None:
     assert states.diagram() in DESIGN.read_text()
     for old, new in itertools.product(WorkerState, repeat=2):
         if new not in ALLOWED[old]:
-            with pytest.raises(states.IllegalTransition):
+            with pytest.raises(IllegalTransition):
                 states.check_move(old, new)
 
 

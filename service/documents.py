@@ -1,0 +1,107 @@
+"""YAML and JSON files as what JSON can say, with the line of each key, so that faults can name it.
+
+YAML is read by the rules of its version 1.2 where they differ from PyYAML's: ``yes`` and ``no`` are words (an agent's
+choices, say), and a date is text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import yaml
+
+from service.errors import ConfigError
+
+Place = tuple[str | int, ...]
+Substitute = Callable[[str], str]
+_BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_REPLACED: Final = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader with the words of YAML 1.2."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own way to say it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
+
+
+def parse_document(text: str, source: str, substitute: Substitute | None = None) -> tuple[object, dict[Place, int]]:
+    """Return what a YAML or JSON text says, and the line of each of its keys (for JSON none).
+
+    ``substitute`` is applied to the scalars of a YAML text before their types are told, so that an unquoted ``${PORT}``
+    is a number and a quoted one is text.
+
+    Raises:
+        ConfigError: the text is neither, or says what JSON cannot.
+    """
+    if text.lstrip()[:1] in ("{", "[") and substitute is None:
+        try:
+            return json.loads(text), {}
+        except ValueError as error:
+            if source.endswith(".json"):
+                raise ConfigError(f"{source}: not JSON: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{source}: nested too deeply") from error
+    try:
+        return _parse_yaml(text, source, substitute)
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f":{mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{source}{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
+
+
+def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
+    """Return ``:12`` for the nearest part of ``place`` that has a line, or nothing."""
+    for length in range(len(place), 0, -1):
+        line = lines.get(tuple(place[:length]))
+        if line is not None:
+            return f":{line}"
+    return ""
+
+
+def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[object, dict[Place, int]]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        lines: dict[Place, int] = {}
+        if node is None:
+            return None, lines
+        _visit(node, (), lines, source, lambda scalar: _substitute(loader, scalar, substitute))
+        return loader.construct_document(node), lines
+    finally:
+        loader.dispose()
+
+
+def _visit(
+    node: yaml.Node, place: Place, lines: dict[Place, int], source: str, change: Callable[[yaml.ScalarNode], None]
+) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise ConfigError(f"{source}:{line}: a key must be text; put it in quotes")
+            inside = (*place, key.value)
+            lines[inside] = line
+            _visit(value, inside, lines, source, change)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            lines[*place, index] = value.start_mark.line + 1
+            _visit(value, (*place, index), lines, source, change)
+    elif isinstance(node, yaml.ScalarNode):
+        change(node)
+
+
+def _substitute(loader: _Loader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:
+    if substitute is None:
+        return
+    node.value = substitute(node.value)
+    if node.style is None:
+        node.tag = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]

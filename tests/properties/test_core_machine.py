@@ -1,0 +1,210 @@
+"""The scheduling core under any sequence of events, checked against a model that only counts."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
+from service.conversations.states import JobState, TurnState
+from service.scheduling import events
+from service.scheduling.core import SchedulingCore
+from service.scheduling.policy import POLICIES
+
+MODELS = ("m", "n")
+SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
+
+
+class Auditor(RuleBasedStateMachine):
+    """Hands in what a scheduler could be told, and audits what it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = SchedulingCore(POLICIES["progress"])
+        self.jobs: dict[JobId, Job] = {}
+        self.ready_workers: set[str] = set()
+        self.flying: dict[TurnKey, str] = {}
+        self.completed: set[TurnKey] = set()
+        self.ended: set[TurnKey] = set()
+        self.ended_talks: set[tuple[JobId, str]] = set()
+        self.ended_jobs: dict[JobId, JobState] = {}
+        self.cut_off: set[TurnKey] = set()
+        self.is_closing = False
+        self.failed: set[TurnKey] = set()
+        self.cancelled: set[JobId] = set()
+
+    def tell(self, event: events.Event) -> None:
+        for action in self.core.handle(event):
+            match action:
+                case events.StartTurn():
+                    self.audit_start(action)
+                case events.CutOffTurn():
+                    assert action.key in self.flying
+                    self.cut_off.add(action.key)
+                case events.ConversationEnded():
+                    talk = (action.job_id, action.conversation_id)
+                    assert talk not in self.ended_talks
+                    self.ended_talks.add(talk)
+                    assert not any(key[:2] == talk for key in self.flying)
+                    assert not self.ended & set(action.unspoken)
+                    self.ended.update(action.unspoken)
+                case events.JobEnded():
+                    assert action.job_id not in self.ended_jobs
+                    self.ended_jobs[action.job_id] = action.state
+                    assert (action.state is JobState.CANCELLED) == (action.job_id in self.cancelled)
+                    turns = {key for key in self.ended if key.job_id == action.job_id}
+                    assert len(turns) == self.jobs[action.job_id].total_turns
+                case _:
+                    pass
+
+    def audit_start(self, action: events.StartTurn) -> None:
+        key = action.key
+        job = self.jobs[key.job_id]
+        agent = job.agents_by_id[key.agent_id]
+        assert not self.is_closing
+        assert action.worker in self.ready_workers
+        assert SLOTS[action.worker][0] == agent.model
+        assert key not in self.flying
+        assert key not in self.ended
+        for other in job.agents:
+            before = TurnKey(key.job_id, key.conversation_id, other.id, key.round - 1)
+            assert key.round == 0 or before in self.completed
+        for waited in agent.waits_for:
+            assert TurnKey(key.job_id, key.conversation_id, waited, key.round) in self.completed
+        self.flying[key] = action.worker
+
+    def land(self, data: st.DataObject) -> TurnKey:
+        key = data.draw(st.sampled_from(sorted(self.flying)))
+        del self.flying[key]
+        self.cut_off.discard(key)
+        return key
+
+    @rule(
+        count=st.integers(1, 3),
+        rounds=st.integers(1, 3),
+        edges=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=4),
+        models=st.lists(st.sampled_from(MODELS), min_size=4, max_size=4),
+        agents=st.integers(1, 4),
+        priority=st.integers(-1, 1),
+    )
+    def admit(
+        self, count: int, rounds: int, edges: set[tuple[int, int]], models: list[str], agents: int, priority: int
+    ) -> None:
+        job_id = JobId(f"j{len(self.jobs)}")
+        job = Job(
+            id=job_id,
+            name=job_id,
+            agents=tuple(
+                Agent(
+                    id=f"a{number}",
+                    role="",
+                    model=models[number],
+                    system="",
+                    waits_for=frozenset(f"a{low}" for low, high in edges if low < high == number),
+                )
+                for number in range(agents)
+            ),
+            conversations=tuple(Conversation(id=f"c{number}", prompt="", rounds=rounds) for number in range(count)),
+            priority=priority,
+        )
+        self.jobs[job_id] = job
+        self.tell(events.JobAdmitted(job=job))
+
+    @rule(worker=st.sampled_from(sorted(SLOTS)))
+    def worker_gets_ready(self, worker: str) -> None:
+        model, slots = SLOTS[worker]
+        self.ready_workers.add(worker)
+        self.tell(events.WorkerReady(worker=worker, model=model, slots=slots))
+
+    @rule(worker=st.sampled_from(sorted(SLOTS)))
+    def worker_is_lost(self, worker: str) -> None:
+        self.ready_workers.discard(worker)
+        self.tell(events.WorkerNotReady(worker=worker))
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def turn_completes(self, data: st.DataObject) -> None:
+        key = self.land(data)
+        self.completed.add(key)
+        self.ended.add(key)
+        self.tell(events.TurnCompleted(key=key))
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def turn_is_interrupted(self, data: st.DataObject) -> None:
+        self.tell(events.TurnInterrupted(key=self.land(data), is_suspect=data.draw(st.booleans())))
+
+    @rule()
+    def service_is_killed_and_started_again(self) -> None:
+        """What was told to the store is all that the next life knows."""
+        self.core = SchedulingCore(POLICIES["progress"])
+        self.flying.clear()
+        self.cut_off.clear()
+        self.ready_workers.clear()
+        self.ended_talks = {talk for talk in self.ended_talks if talk[0] in self.ended_jobs}
+        for job_id, job in self.jobs.items():
+            if job_id not in self.ended_jobs:
+                done = {key: (self.state_of(key), "reason") for key in self.ended if key.job_id == job_id}
+                self.tell(events.JobAdmitted(job=job, ended=done, is_cancelled=job_id in self.cancelled))
+
+    def state_of(self, key: TurnKey) -> TurnState:
+        if key in self.failed:
+            return TurnState.FAILED
+        return TurnState.COMPLETED if key in self.completed else TurnState.CANCELLED
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def turn_fails(self, data: st.DataObject) -> None:
+        key = self.land(data)
+        self.ended.add(key)
+        self.failed.add(key)
+        self.tell(events.TurnFailed(key=key, reason="engine_rejected"))
+
+    @precondition(lambda self: self.cut_off)
+    @rule(data=st.data())
+    def turn_is_cut_off(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cut_off)))
+        del self.flying[key]
+        self.cut_off.discard(key)
+        self.ended.add(key)
+        self.tell(events.TurnCutOff(key=key))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def job_is_cancelled(self, data: st.DataObject) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.jobs)))
+        if job_id not in self.ended_jobs:
+            self.cancelled.add(job_id)
+        self.tell(events.JobCancelled(job_id=job_id))
+
+    @invariant()
+    def no_worker_is_oversubscribed(self) -> None:
+        for worker, (_, slots) in SLOTS.items():
+            assert sum(seated == worker for seated in self.flying.values()) <= slots
+
+    @invariant()
+    def no_slot_is_idle_while_a_turn_could_run(self) -> None:
+        for model in MODELS:
+            free = sum(
+                max(0, slots - sum(seated == worker for seated in self.flying.values()))
+                for worker, (offered, slots) in SLOTS.items()
+                if offered == model and worker in self.ready_workers
+            )
+            assert not (free and self.core._ready.count(model))
+
+    def teardown(self) -> None:
+        """Let everything run to its end: every job ends, every turn exactly once."""
+        for worker in SLOTS:
+            self.worker_gets_ready(worker)
+        while self.flying:
+            key = min(self.flying)
+            del self.flying[key]
+            self.cut_off.discard(key)
+            self.completed.add(key)
+            self.ended.add(key)
+            self.tell(events.TurnCompleted(key=key))
+        assert set(self.ended_jobs) == set(self.jobs)
+        assert len(self.core._ready) + len(self.core._suspects) == 0
+
+
+TestAuditor = Auditor.TestCase
+TestAuditor.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

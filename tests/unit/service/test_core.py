@@ -1,0 +1,295 @@
+import pytest
+
+from service.conversations.job import JobId
+from service.conversations.states import ConversationState, JobState, TurnState, job_state_after
+from service.scheduling.core import SchedulingCore
+from service.scheduling.events import (
+    Action,
+    Closing,
+    ConversationEnded,
+    ConversationStarted,
+    CutOffTurn,
+    Event,
+    JobAdmitted,
+    JobCancelled,
+    JobEnded,
+    JobStarted,
+    StartTurn,
+    TurnCompleted,
+    TurnCutOff,
+    TurnFailed,
+    TurnInterrupted,
+    TurnIsReady,
+    WorkerNotReady,
+    WorkerReady,
+)
+from service.scheduling.policy import POLICIES
+from tests.unit.service.jobs import DEBATE, agent, job, key
+
+J = JobId("j")
+
+
+def core(*, slots: int = 2, policy: str = "progress") -> SchedulingCore:
+    made = SchedulingCore(POLICIES[policy])
+    if slots:
+        assert made.handle(WorkerReady(worker="w", model="m", slots=slots)) == []
+    return made
+
+
+def starts(actions: list[Action]) -> list[object]:
+    return [action.key for action in actions if isinstance(action, StartTurn)]
+
+
+def test_a_debate_runs_in_its_order() -> None:
+    """Seed 000: a moderator waits for its participants, a round for the one before."""
+    scheduler = core()
+    assert scheduler.handle(JobAdmitted(job=job(*DEBATE, rounds=2))) == [
+        TurnIsReady(key=key("a")),
+        TurnIsReady(key=key("b")),
+        JobStarted(job_id=J),
+        ConversationStarted(job_id=J, conversation_id="c0"),
+        StartTurn(key=key("a"), worker="w"),
+        StartTurn(key=key("b"), worker="w"),
+    ]
+    assert scheduler.handle(TurnCompleted(key=key("b"))) == []
+    assert scheduler.handle(TurnCompleted(key=key("a"))) == [
+        TurnIsReady(key=key("m")),
+        StartTurn(key=key("m"), worker="w"),
+    ]
+    assert starts(scheduler.handle(TurnCompleted(key=key("m")))) == [key("a", 1), key("b", 1)]
+    scheduler.handle(TurnCompleted(key=key("a", 1)))
+    assert starts(scheduler.handle(TurnCompleted(key=key("b", 1)))) == [key("m", 1)]
+    assert scheduler.handle(TurnCompleted(key=key("m", 1))) == [
+        ConversationEnded(job_id=J, conversation_id="c0", state=ConversationState.COMPLETED, reason=None, unspoken=()),
+        JobEnded(job_id=J, state=JobState.COMPLETED),
+    ]
+
+
+def test_no_more_is_in_flight_than_there_are_slots() -> None:
+    """The only queue is ours."""
+    scheduler = core(slots=3)
+    first = starts(scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=10))))
+    assert first == [key("a", 0, number) for number in range(3)]
+    for number in range(3, 10):
+        assert starts(scheduler.handle(TurnCompleted(key=first.pop(0)))) == [key("a", 0, number)]  # type: ignore[arg-type]
+        first.append(key("a", 0, number))
+
+
+def test_turns_wait_for_a_worker_of_their_model() -> None:
+    """One pool of ready turns, a capacity for each model."""
+    scheduler = core(slots=0)
+    assert starts(scheduler.handle(JobAdmitted(job=job(agent("a"), agent("x", model="other"))))) == []
+    assert starts(scheduler.handle(WorkerReady(worker="o", model="other", slots=1))) == [key("x")]
+    assert starts(scheduler.handle(WorkerReady(worker="w", model="m", slots=1))) == [key("a")]
+
+
+def test_replicas_share_the_load() -> None:
+    """The worker with the most free slots gets the next turn."""
+    scheduler = core(slots=2)
+    scheduler.handle(WorkerReady(worker="v", model="m", slots=2))
+    actions = scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=4)))
+    assert [action.worker for action in actions if isinstance(action, StartTurn)] == ["w", "v", "w", "v"]
+
+
+def test_an_interrupted_turn_goes_first_and_elsewhere() -> None:
+    """A failure of an engine is not a failure of the turn."""
+    scheduler = core(slots=1)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3)))
+    scheduler.handle(WorkerNotReady(worker="w"))
+    assert scheduler.handle(TurnInterrupted(key=key("a"))) == [TurnIsReady(key=key("a"))]
+    assert scheduler.handle(WorkerReady(worker="v", model="m", slots=1)) == [StartTurn(key=key("a"), worker="v")]
+
+
+def test_slots_of_a_lost_worker_are_not_lent_twice() -> None:
+    """A worker that comes back while an old turn still sits on it has one slot less."""
+    scheduler = core(slots=2)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3)))
+    scheduler.handle(WorkerNotReady(worker="w"))
+    assert starts(scheduler.handle(WorkerReady(worker="w", model="m", slots=2))) == []
+    assert starts(scheduler.handle(TurnInterrupted(key=key("a")))) == [key("a")]
+
+
+def test_a_failed_turn_ends_its_conversation_alone() -> None:
+    """Seed 000, "Fatal Errors": only the requests of that conversation are removed."""
+    scheduler = core(slots=4)
+    scheduler.handle(JobAdmitted(job=job(*DEBATE, conversations=2)))
+    assert scheduler.handle(TurnFailed(key=key("a"), reason="context_overflow")) == [
+        CutOffTurn(key=key("b"), reason="context_overflow")
+    ]
+    ended = ConversationEnded(
+        job_id=J,
+        conversation_id="c0",
+        state=ConversationState.FAILED,
+        reason="context_overflow",
+        unspoken=(key("m"),),
+    )
+    assert scheduler.handle(TurnCutOff(key=key("b"))) == [ended]
+    for name in ("a", "b"):
+        scheduler.handle(TurnCompleted(key=key(name, 0, 1)))
+    assert scheduler.handle(TurnCompleted(key=key("m", 0, 1)))[-1] == JobEnded(
+        job_id=J, state=JobState.COMPLETED_WITH_FAILURES
+    )
+
+
+def test_a_cancelled_job_drops_what_waits_and_cuts_off_what_runs() -> None:
+    """Cancel: turns in flight are cut off; the job ends when they have ended."""
+    scheduler = core(slots=1)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3)))
+    actions = scheduler.handle(JobCancelled(job_id=J))
+    assert actions[0] == CutOffTurn(key=key("a"), reason="cancelled")
+    dropped = [action.conversation_id for action in actions if isinstance(action, ConversationEnded)]
+    assert dropped == ["c1", "c2"]
+    assert scheduler.handle(JobCancelled(job_id=J)) == []
+    assert scheduler.handle(TurnCutOff(key=key("a")))[-1] == JobEnded(job_id=J, state=JobState.CANCELLED)
+    assert scheduler.handle(JobCancelled(job_id=J)) == []
+
+
+def test_an_answer_that_arrives_with_the_cancel_is_kept() -> None:
+    """What was said was said; the conversation is cancelled all the same."""
+    scheduler = core()
+    scheduler.handle(JobAdmitted(job=job(*DEBATE)))
+    scheduler.handle(JobCancelled(job_id=J))
+    assert scheduler.handle(TurnCompleted(key=key("a"))) == []
+    ended = scheduler.handle(TurnCompleted(key=key("b")))[0]
+    assert isinstance(ended, ConversationEnded)
+    assert (ended.state, ended.unspoken) == (ConversationState.CANCELLED, (key("m"),))
+
+
+def test_nothing_is_started_while_closing() -> None:
+    """Admitting nothing new is one thing, ending what runs another."""
+    scheduler = core(slots=1)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=2)))
+    assert scheduler.handle(Closing()) == []
+    actions = scheduler.handle(TurnCompleted(key=key("a")))
+    assert starts(actions) == []
+    assert isinstance(actions[0], ConversationEnded)
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        ((("a", 0), ("b", 0)), [key("m", 0)]),
+        ((("a", 0),), [key("b", 0)]),
+        ((("a", 0), ("b", 0), ("m", 0), ("b", 1)), [key("a", 1)]),
+    ],
+)
+def test_a_job_goes_on_from_its_last_finished_turn(ended: tuple[tuple[str, int], ...], expected: list[object]) -> None:
+    """After any crash only turns that were in flight run again."""
+    scheduler = core()
+    done = {key(name, number): (TurnState.COMPLETED, None) for name, number in ended}
+    assert starts(scheduler.handle(JobAdmitted(job=job(*DEBATE, rounds=2), ended=done))) == expected
+
+
+def test_what_had_ended_is_ended_again() -> None:
+    """A crash between the last turn and the end of the job leaves nothing hanging: finalisation is idempotent."""
+    scheduler = core()
+    done = {key(name): (TurnState.COMPLETED, None) for name in "abm"}
+    actions = scheduler.handle(JobAdmitted(job=job(*DEBATE), ended=done))
+    assert actions[-1] == JobEnded(job_id=J, state=JobState.COMPLETED)
+    failed = {key("a"): (TurnState.FAILED, "poisoned"), key("b"): (TurnState.COMPLETED, None)}
+    actions = scheduler.handle(JobAdmitted(job=job(*DEBATE), ended=failed))
+    assert actions[-1] == JobEnded(job_id=J, state=JobState.FAILED)
+    assert isinstance(actions[0], ConversationEnded)
+    assert (actions[0].reason, actions[0].unspoken) == ("poisoned", (key("m"),))
+
+
+def test_late_news_of_a_turn_that_is_not_in_flight_changes_nothing() -> None:
+    """A result is taken once."""
+    scheduler = core()
+    scheduler.handle(JobAdmitted(job=job(*DEBATE)))
+    scheduler.handle(TurnCompleted(key=key("a")))
+    events: list[Event] = [TurnCompleted(key=key("a")), TurnFailed(key=key("a"), reason="x"), TurnCutOff(key=key("m"))]
+    assert [scheduler.handle(event) for event in events] == [[], [], []]
+
+
+def test_free_slots_are_those_that_nobody_waits_for() -> None:
+    """queue=false asks how many first turns would start at once."""
+    scheduler = core(slots=3)
+    assert (scheduler.free("m"), scheduler.free("none")) == (3, 0)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=2)))
+    assert scheduler.free("m") == 1
+    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=5, name="k")))
+    assert scheduler.free("m") == 0
+    scheduler.handle(Closing())
+    assert scheduler.free("m") == 0
+
+
+def test_a_suspect_shares_no_worker_with_another() -> None:
+    """The next death must have one cause: suspects fly apart, with whoever is not suspected."""
+    scheduler = core(slots=3)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=4)))
+    scheduler.handle(WorkerNotReady(worker="w"))
+    for number in range(3):
+        scheduler.handle(TurnInterrupted(key=key("a", 0, number), is_suspect=True))
+    actions = scheduler.handle(WorkerReady(worker="w", model="m", slots=3))
+    started = [(action.key.conversation_id, action.is_suspect) for action in actions if isinstance(action, StartTurn)]
+    assert started == [("c0", True), ("c3", False)]
+    assert starts(scheduler.handle(TurnInterrupted(key=key("a", 0, 0), is_suspect=True))) == [key("a", 0, 0)]
+    assert starts(scheduler.handle(TurnCompleted(key=key("a", 0, 0)))) == [key("a", 0, 1)]
+    assert starts(scheduler.handle(WorkerReady(worker="v", model="m", slots=3))) == [key("a", 0, 2)]
+
+
+def test_a_job_with_ended_conversations_goes_on_with_the_others() -> None:
+    """A crash between the ends of conversations loses neither the job nor the service."""
+    scheduler = core(slots=1)
+    done = {key("a", 0, number): (TurnState.COMPLETED, None) for number in (0, 2)}
+    actions = scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3), ended=done))
+    assert [action.conversation_id for action in actions if isinstance(action, ConversationEnded)] == ["c0", "c2"]
+    assert starts(actions) == [key("a", 0, 1)]
+    assert scheduler.handle(TurnCompleted(key=key("a", 0, 1)))[-1] == JobEnded(job_id=J, state=JobState.COMPLETED)
+
+
+def test_a_cancel_of_an_earlier_life_is_carried_out_and_starts_nothing() -> None:
+    """That a job is to be cancelled is durable; so is what it becomes."""
+    scheduler = core(slots=2)
+    done = {key("a"): (TurnState.CANCELLED, "cancelled"), key("a", 0, 1): (TurnState.COMPLETED, None)}
+    event = JobAdmitted(job=job(agent("a"), conversations=3), ended=done, is_cancelled=True)
+    actions = scheduler.handle(event)
+    assert starts(actions) == []
+    states = [action.state for action in actions if isinstance(action, ConversationEnded)]
+    assert states == [ConversationState.CANCELLED, ConversationState.COMPLETED, ConversationState.CANCELLED]
+    assert actions[-1] == JobEnded(job_id=J, state=JobState.CANCELLED)
+
+
+@pytest.mark.parametrize(("failed", "cut_off"), [("a", "b"), ("b", "a")])
+def test_a_failure_stands_whatever_was_cut_off_because_of_it(failed: str, cut_off: str) -> None:
+    """A crash between the end of a conversation's turns does not change why it ended."""
+    scheduler = core()
+    done = {key(failed): (TurnState.FAILED, "poisoned"), key(cut_off): (TurnState.CANCELLED, "cancelled")}
+    ended = scheduler.handle(JobAdmitted(job=job(*DEBATE), ended=done))[0]
+    assert isinstance(ended, ConversationEnded)
+    assert (ended.state, ended.reason) == (ConversationState.FAILED, "poisoned")
+
+
+def test_progress_goes_first_to_conversations_that_are_further() -> None:
+    """Seed 000, "Priority Ordering": more rounds completed come first, then older conversations."""
+    scheduler = core(slots=1)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), rounds=2, conversations=2)))
+    assert starts(scheduler.handle(TurnCompleted(key=key("a")))) == [key("a", 1)]
+    fifo = core(slots=1, policy="fifo")
+    fifo.handle(JobAdmitted(job=job(agent("a"), rounds=2, conversations=2)))
+    assert starts(fifo.handle(TurnCompleted(key=key("a")))) == [key("a", 0, 1)]
+
+
+def test_a_larger_priority_goes_first_across_jobs() -> None:
+    """Contract, section 5: larger first."""
+    scheduler = core(slots=0)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), name="low")))
+    scheduler.handle(JobAdmitted(job=job(agent("a"), name="high", priority=1)))
+    assert starts(scheduler.handle(WorkerReady(worker="w", model="m", slots=1))) == [key("a", name="high")]
+
+
+@pytest.mark.parametrize(
+    ("ended", "was_cancelled", "state"),
+    [
+        ({ConversationState.COMPLETED}, False, JobState.COMPLETED),
+        ({ConversationState.FAILED}, False, JobState.FAILED),
+        ({ConversationState.COMPLETED, ConversationState.FAILED}, False, JobState.COMPLETED_WITH_FAILURES),
+        ({ConversationState.COMPLETED, ConversationState.CANCELLED}, True, JobState.CANCELLED),
+    ],
+)
+def test_a_job_ends_as_its_conversations_did(
+    ended: set[ConversationState], was_cancelled: bool, state: JobState
+) -> None:
+    """Contract, section 5.5."""
+    assert job_state_after(frozenset(ended), was_cancelled=was_cancelled) is state
