@@ -30,8 +30,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
+def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test that leaves a child process behind."""
+    for name in request.fixturenames:
+        if name == "service":  # of a whole module: it is there before, and its own fixture sees to its end
+            request.getfixturevalue(name)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
@@ -41,26 +44,26 @@ def no_process_is_left() -> Iterator[None]:
 _next_port = iter(range(23000 + (os.getpid() % 40) * 200, 32000))
 
 
-@pytest.fixture
-def free_ports() -> Callable[[int], int]:
+def find_ports(count: int) -> int:
     """Return the first of so many ports in a row that nobody listens on."""
+    run: list[int] = []
+    for port in _next_port:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                run = []
+                continue
+        run.append(port)
+        if len(run) == count:
+            return run[0]
+    raise RuntimeError("no free ports")
 
-    def find(count: int = 1) -> int:
-        run: list[int] = []
-        for port in _next_port:
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    run = []
-                    continue
-            run.append(port)
-            if len(run) == count:
-                return run[0]
-        raise RuntimeError("no free ports")
 
-    return find
+@pytest.fixture(scope="session")
+def free_ports() -> Callable[[int], int]:
+    return find_ports
 
 
 @pytest.fixture(scope="session")

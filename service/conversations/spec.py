@@ -159,7 +159,10 @@ def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
 
 
 def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
-    cycle = find_cycle({agent.id: agent.speak_after_within_round for agent in spec.agents})
+    waits: dict[str, list[str]] = {}
+    for agent in spec.agents:  # an id that is given twice is a fault of its own, and hides no cycle
+        waits.setdefault(agent.id, []).extend(agent.speak_after_within_round)
+    cycle = find_cycle(waits)
     if cycle:
         index = [agent.id for agent in spec.agents].index(cycle[0])
         yield Fault(

@@ -1,0 +1,367 @@
+"""The HTTP surface, promise by promise (contract, section 6)."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import connect_sse
+
+from tests.behaviour.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
+from tests.waiting import LIMIT_S, wait_for
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("http")
+    flags = {"record": str(folder / "record.jsonl"), "echo": r"You are (MARK-\w+)\.", "interval": 0.002}
+    models = {
+        "m": scripted_model(free_ports(2), replicas=2, slots=2, **flags),
+        "slow": scripted_model(free_ports(1), tokens=100_000, interval=0.01),
+    }
+    with serving(folder, free_ports(1), models) as running:
+        yield running
+
+
+def problem(answer: httpx.Response, status: int, code: str) -> Document:
+    assert answer.headers["content-type"] == "application/problem+json"
+    document: Document = answer.json()
+    assert set(document) == {"type", "title", "status", "detail", "code", "errors"}
+    assert (answer.status_code, document["status"], document["code"]) == (status, status, code), answer.text
+    return document
+
+
+def test_a_job_is_accepted_run_and_read(service: Service) -> None:
+    """The first thing a user does: post a conversation, read the transcript."""
+    answer = service.http.post("/v1/jobs", json=debate(conversations=3, rounds=2, metadata={"mine": [1]}))
+    assert answer.status_code == 202
+    posted = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{posted['id']}"
+    assert (posted["name"], posted["metadata"], posted["progress"]["turns"]["total"]) == ("debate", {"mine": [1]}, 18)
+    job = service.wait_ended(posted["id"])
+    assert job["state"] == "completed"
+    assert job["progress"]["conversations"] == {"total": 3, "completed": 3, "failed": 0, "cancelled": 0}
+    counts = {"pending": 0, "ready": 0, "in_flight": 0, "completed": 18, "failed": 0, "cancelled": 0}
+    assert job["progress"]["turns"] == {"total": 18, **counts}
+    assert job["created_at"] <= job["started_at"] <= job["finished_at"]
+    result = service.get(f"/v1/jobs/{posted['id']}/result")
+    assert [talk["id"] for talk in result["conversations"]] == ["q0", "q1", "q2"]
+    for transcript in result["conversations"]:
+        check_debate(transcript, rounds=2)
+        assert service.get(f"/v1/jobs/{posted['id']}/conversations/{transcript['id']}") == transcript
+    turn = result["conversations"][0]["turns"][0]
+    assert turn["worker"] in ("m-0", "m-1")
+    assert turn["usage"] == {"prompt_tokens": 7, "completion_tokens": 1, "cached_tokens": 0}
+    assert turn["queued_at"] <= turn["started_at"] <= turn["first_token_at"] <= turn["finished_at"]
+    assert [attempt["outcome"] for attempt in turn["attempts"]] == ["completed"]
+    lines = service.http.get(f"/v1/jobs/{posted['id']}/result?format=jsonl").text.splitlines()
+    assert [json.loads(line) for line in lines] == result["conversations"]
+
+
+def test_nobody_reads_what_it_may_not(service: Service) -> None:
+    """visible_to, speak_after_within_round and the independence of conversations, in every prompt that was sent."""
+    job = debate(conversations=4, rounds=3)
+    for agent, mark in zip(job["agents"], "xyz", strict=True):
+        agent["system"] = f"You are MARK-{mark}."
+    job["agents"][0]["visible_to"] = ["b"]
+    job["agents"][1]["visible_to"] = []
+    for talk in job["conversations"]:
+        talk["prompt"] = f"TOPIC-secret{talk['id']}."
+    service.wait_ended(service.post_job(job))
+    requests = [json.dumps(entry["messages"]) for entry in recorded(service.folder / "record.jsonl")]
+    ours = [text for text in requests if "TOPIC-secretq" in text]
+    assert len(ours) == 4 * 9
+    for text in ours:
+        assert sum(f"TOPIC-secretq{number}" in text for number in range(4)) == 1
+        speaker = next(mark for mark in "xyz" if f"You are MARK-{mark}." in text)
+        if speaker == "x":
+            assert "MARK-y" not in text
+            assert ("MARK-z" in text) == ("round 1 of 3." not in text.rsplit("It is your turn", 1)[1])
+        elif speaker == "y":
+            assert ("MARK-x" in text) == ("round 1 of 3." not in text.rsplit("It is your turn", 1)[1])
+        else:  # the moderator hears both in its round, and nothing of theirs from earlier ones
+            assert text.count("a said:") == 1
+            assert text.count("b said:") == 1
+
+
+def test_the_prompt_is_in_its_order(service: Service) -> None:
+    """Contract 5.1: BIOS, the agent's own system prompt, the conversation's prompt, the discussion."""
+    job = {
+        "agents": [{"id": "solo", "model": "m", "system": "You are MARK-solo."}],
+        "conversations": [{"prompt": "TOPIC-solo"}],
+    }
+    job["rounds"] = 2  # type: ignore[assignment]
+    service.wait_ended(service.post_job({**job, "name": "order"}))
+    first, second = [entry for entry in recorded(service.folder / "record.jsonl") if "MARK-solo" in json.dumps(entry)]
+    system, said = first["messages"]
+    assert system["role"] == "system"
+    assert system["content"].index("You are one of several agents") < system["content"].index("MARK-solo")
+    assert said == {"role": "user", "content": "TOPIC-solo\n\nYou are solo. It is your turn, in round 1 of 2."}
+    assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "user"]
+    assert second["messages"][1] == said
+    assert second["messages"][2]["content"] == "MARK-solo "
+
+
+def test_the_same_key_is_the_same_job(service: Service) -> None:
+    """Idempotency-Key: the same body gives the job that is there, another one a conflict."""
+    first = service.http.post("/v1/jobs", json=debate(), headers={"Idempotency-Key": "k1"})
+    again = service.http.post("/v1/jobs", content=json.dumps(debate(), indent=3), headers={"Idempotency-Key": "k1"})
+    other = service.http.post("/v1/jobs", json=debate(rounds=2), headers={"Idempotency-Key": "k1"})
+    assert (first.status_code, again.status_code, again.json()["id"]) == (202, 200, first.json()["id"])
+    problem(other, 409, "idempotency_conflict")
+    problem(
+        service.http.post("/v1/jobs", json=debate(), headers={"Idempotency-Key": "x" * 256}), 400, "invalid_parameter"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "text"),
+    [
+        (b"nonsense", 400, "body_malformed", "no usable JSON"),
+        (b"", 400, "body_malformed", "no usable JSON"),
+        (b'{"a": "\xff"}', 400, "body_malformed", "no usable JSON"),
+        (b"[" * 100_000, 400, "body_malformed", "no usable JSON"),
+        (b"[" * 100 + b"]" * 100, 400, "body_malformed", "limits.depth = 64"),
+        (b"x" * (17 << 20), 413, "body_too_large", "limits.body_bytes"),
+        (b"5", 422, "invalid_job", "a job is an object"),
+        (b"{}", 422, "invalid_job", "agents: is required"),
+    ],
+    ids=["no JSON", "empty", "no UTF-8", "bottomless", "too deep", "too large", "a number", "an empty object"],
+)
+def test_a_bad_body_is_refused(service: Service, body: bytes, status: int, code: str, text: str) -> None:
+    """Bad input gets a clear error and loses nothing."""
+    assert text in problem(service.http.post("/v1/jobs", content=body), status, code)["detail"]
+
+
+def test_every_fault_is_listed_by_its_path(service: Service) -> None:
+    """A job is refused whole, with every fault at once."""
+    job = {
+        "agents": [
+            {"id": "a", "model": "n", "visible_to": ["z"], "speak_after_within_round": ["b"]},
+            {"id": "b", "model": "m", "speak_after_within_round": ["a"]},
+            {"id": "a", "model": "m"},
+        ],
+        "conversations": [{"id": "q", "prompt": ""}, {"id": "q", "prompt": ""}],
+    }
+    document = problem(service.http.post("/v1/jobs", json=job), 422, "invalid_job")
+    told = {error["path"]: error["message"] for error in document["errors"]}
+    assert told["agents[0].model"] == "unknown model 'n'; known: m, slow"
+    assert told["agents[0].visible_to[0]"] == "unknown agent 'z'; known: a, b"
+    assert "a waits for b waits for a" in told["agents[0].speak_after_within_round"]
+    assert told["agents[2].id"] == "'a' is the id of agents[0] already"
+    assert told["conversations[1].id"] == "'q' is the id of conversations[0] already"
+    unknown = {**debate(), "agnets": []}
+    assert problem(service.http.post("/v1/jobs", json=unknown), 422, "invalid_job")["errors"] == [
+        {"path": "agnets", "message": "unknown key 'agnets'; did you mean 'agents'?"}
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs/none", "/v1/jobs/none/result", "/v1/jobs/none/events", "/v1/jobs/none/conversations/c0"]
+)
+def test_an_unknown_job_is_404(service: Service, path: str) -> None:
+    """Unknown ids have one answer on every path."""
+    problem(service.http.get(path), 404, "job_not_found")
+
+
+def test_other_unknown_things_are_404(service: Service) -> None:
+    """A conversation, a worker, a path, a method."""
+    job_id = service.post_job(debate())
+    problem(service.http.get(f"/v1/jobs/{job_id}/conversations/none"), 404, "conversation_not_found")
+    problem(service.http.get("/v1/workers/none"), 404, "worker_not_found")
+    problem(service.http.get("/v1/workers/none/logs"), 404, "worker_not_found")
+    problem(service.http.get("/nowhere"), 404, "not_found")
+    problem(service.http.put("/v1/jobs"), 405, "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "state=odd", "cursor=x", "cursor=-1", f"cursor={'9' * 30}", "limit=1001"]
+)
+def test_a_bad_parameter_is_400(service: Service, query: str) -> None:
+    """Parameters are judged too."""
+    problem(service.http.get(f"/v1/jobs?{query}"), 400, "invalid_parameter")
+
+
+def test_jobs_are_listed_newest_first_in_pages(service: Service) -> None:
+    """A listing is read page by page, and each job once."""
+    posted = [service.post_job(debate()) for _ in range(5)]
+    for job_id in posted:
+        service.wait_ended(job_id)
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = service.get(f"/v1/jobs?state=completed&limit=2{cursor}")
+        seen += [job["id"] for job in page["jobs"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert seen[:5] == posted[::-1]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_running_job_shows_its_partial_text_and_has_no_result(service: Service) -> None:
+    """The transcript so far holds what turns in flight have said."""
+    job_id = service.post_job(debate(model="slow"))
+    shown: list[Document] = []
+
+    def has_text() -> bool:
+        shown[:] = service.get(f"/v1/jobs/{job_id}/conversations/q0")["turns"]
+        return len(shown) == 2 and all(turn["text"] for turn in shown)
+
+    wait_for(has_text, "both participants have said something")
+    assert {turn["state"] for turn in shown} == {"in_flight"}
+    answer = service.http.get(f"/v1/jobs/{job_id}/result")
+    problem(answer, 409, "not_finished")
+    assert answer.headers["retry-after"] == "1"
+    problem(service.http.delete(f"/v1/jobs/{job_id}"), 409, "not_ended")
+    assert service.get("/v1/workers/slow-0")["slots"] == {"total": 2, "in_use": 2}
+    assert service.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
+    assert service.wait_ended(job_id)["state"] == "cancelled"
+    transcript = service.get(f"/v1/jobs/{job_id}/conversations/q0")
+    assert (transcript["state"], transcript["reason"]) == ("cancelled", "cancelled")
+    states = [(turn["agent"], turn["state"], turn["reason"], bool(turn["text"])) for turn in transcript["turns"]]
+    assert sorted(states) == [
+        ("a", "cancelled", "cancelled", True),
+        ("b", "cancelled", "cancelled", True),
+        ("m", "cancelled", "cancelled", False),
+    ]
+    wait_for(lambda: service.get("/v1/workers/slow-0")["slots"]["in_use"] == 0, "the slots are free")
+
+
+def test_a_deleted_job_is_gone(service: Service) -> None:
+    """DELETE releases all that is stored; later look-ups are 404."""
+    job_id = service.post_job(debate())
+    service.wait_ended(job_id)
+    assert service.http.delete(f"/v1/jobs/{job_id}").status_code == 204
+    problem(service.http.get(f"/v1/jobs/{job_id}"), 404, "job_not_found")
+    problem(service.http.delete(f"/v1/jobs/{job_id}"), 404, "job_not_found")
+
+
+def test_a_job_that_must_not_wait_is_refused_when_it_would(service: Service) -> None:
+    """queue=false: 429 and nothing stored, unless every first turn can start at once."""
+    wait_for(lambda: service.get("/v1/workers/slow-0")["slots"]["in_use"] == 0, "the slots are free")
+    count = len(service.get("/v1/jobs?limit=1000")["jobs"])
+    answer = service.http.post("/v1/jobs?queue=false", json=debate(conversations=2, model="slow"))
+    problem(answer, 429, "no_slot_available")
+    assert answer.headers["retry-after"] == "1"
+    answers: list[httpx.Response] = []
+    posts = [
+        threading.Thread(
+            target=lambda: answers.append(service.http.post("/v1/jobs?queue=false", json=debate(model="slow")))
+        )
+        for _ in range(4)
+    ]
+    for post in posts:
+        post.start()
+    for post in posts:
+        post.join(LIMIT_S)
+    assert sorted(answer.status_code for answer in answers) == [202, 429, 429, 429]
+    assert len(service.get("/v1/jobs?limit=1000")["jobs"]) == count + 1
+    accepted = next(answer.json()["id"] for answer in answers if answer.status_code == 202)
+    service.http.post(f"/v1/jobs/{accepted}/cancel")
+    service.wait_ended(accepted)
+
+
+def read_events(service: Service, job_id: str, last: str = "", count: int | None = None) -> list[tuple[str, str, Any]]:
+    headers = {"Last-Event-ID": last} if last else {}
+    events: list[tuple[str, str, Any]] = []
+    with connect_sse(service.http, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
+        assert source.response.headers["content-type"].startswith("text/event-stream")
+        for event in source.iter_sse():
+            events.append((event.id, event.event, json.loads(event.data)))
+            if len(events) == count:
+                break
+    return events
+
+
+def test_events_tell_a_job_from_its_start_to_its_end(service: Service) -> None:
+    """job, conversation, turn with its state, and end; numbered without a gap."""
+    job_id = service.post_job(debate())
+    events = [event for event in read_events(service, job_id) if event[1] != "progress"]
+    assert [number for number, _, _ in events] == [str(number + 1) for number in range(len(events))]
+    assert [(kind, data["state"]) for _, kind, data in events if kind != "turn"] == [
+        ("job", "queued"),
+        ("job", "running"),
+        ("conversation", "running"),
+        ("conversation", "completed"),
+        ("end", "completed"),
+    ]
+    for agent in "abm":
+        states = [data["state"] for _, kind, data in events if kind == "turn" and data["agent"] == agent]
+        assert states == ["ready", "in_flight", "completed"]
+
+
+def test_events_go_on_after_the_last_that_was_read(service: Service) -> None:
+    """Last-Event-ID: neither a gap nor a double, also when the job has ended."""
+    job_id = service.post_job(debate(rounds=2))
+    service.wait_ended(job_id)
+    whole = read_events(service, job_id)
+    for cut in range(1, len(whole)):
+        assert read_events(service, job_id, last=whole[cut - 1][0]) == whole[cut:]
+    assert read_events(service, job_id, last=whole[-1][0]) == []
+    for bad in ("x", "-1", "9" * 5000):
+        problem(service.http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": bad}), 400, "invalid_parameter")
+
+
+def test_progress_of_turns_in_flight_is_coalesced(service: Service) -> None:
+    """A watcher sees tokens grow, without an event a token and without a number."""
+    job_id = service.post_job(debate(model="slow"))
+    with connect_sse(service.http, "GET", f"/v1/jobs/{job_id}/events") as source:
+        seen = []
+        for event in source.iter_sse():
+            if event.event == "progress":
+                assert event.id == seen[-1][0] if seen else True
+                turns = json.loads(event.data)["turns"]
+                seen.append((event.id, sum(turn["output_tokens"] for turn in turns)))
+                if len(seen) == 3:
+                    break
+    assert seen[2][1] > seen[1][1] + 10
+    service.http.post(f"/v1/jobs/{job_id}/cancel")
+    service.wait_ended(job_id)
+
+
+def test_workers_and_their_logs_are_shown(service: Service) -> None:
+    """GET /v1/workers and the engine's last output lines."""
+    workers = service.get("/v1/workers")["workers"]
+    assert [worker["id"] for worker in workers] == ["m-0", "m-1", "slow-0"]
+    worker = service.get("/v1/workers/m-0")
+    assert (worker["state"], worker["incarnation"], worker["restarts"], worker["last_exit"]) == ("ready", 1, 0, None)
+    assert worker["pid"] == worker["pgid"]
+    contract = (
+        "id model engine state pid pgid port incarnation restarts slots last_exit verdict tokens_per_s weight_version"
+    )
+    assert set(contract.split()) <= set(worker)
+    lines = service.get("/v1/workers/m-0/logs?tail=5")["lines"]
+    assert any("scripted engine: listening" in line["text"] for line in lines)
+    assert service.get(f"/v1/workers/m-0/logs?after={lines[-1]['number']}")["lines"] == []
+    assert len(service.get("/v1/workers/m-0/logs?tail=1")["lines"]) == 1
+
+
+def test_the_surface_describes_itself(service: Service) -> None:
+    """/openapi.json: every route of the contract, no dangling reference, the job's own schema."""
+    document = service.get("/openapi.json")
+    text = json.dumps(document)
+    references = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert references <= set(document["components"]["schemas"])
+    assert "speak_after_within_round" in text
+    for path in ("/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/workers/{worker_id}/logs", "/healthz", "/readyz"):
+        assert path in document["paths"]
+    assert set(document["paths"]["/v1/jobs"]["post"]["responses"]) >= {"200", "202", "400", "409", "413", "422", "429"}
+
+
+def test_keys_are_asked_for_on_every_path_but_one(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """With api_keys set every path but /healthz needs a key."""
+    models = {"m": scripted_model(free_ports(1))}
+    with serving(tmp_path, free_ports(1), models, {"api_keys": ["one", "two"]}) as service:
+        del service.http.headers["Authorization"]
+        assert service.http.get("/healthz").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic one"}):
+            for path in ("/v1/jobs", "/readyz", "/openapi.json", "/nowhere"):
+                problem(httpx.get(service.url + path, headers=headers), 401, "not_authorised")
+        for key in ("one", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert httpx.get(f"{service.url}/v1/jobs", headers=headers).status_code == 200
+        assert "one" not in service.log().split("serving at")[0]

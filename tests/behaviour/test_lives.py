@@ -1,0 +1,240 @@
+"""The service through its deaths: signals, kills, broken engines, real engines."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.behaviour.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
+from tests.waiting import is_alive, wait_for
+
+
+def embedded_model(port: int, *, replicas: int = 2, slots: int = 2, max_tokens: int = 8) -> Document:
+    return {
+        "engine": "embedded",
+        "port": port,
+        "replicas": replicas,
+        "slots": slots,
+        "context": 2048,
+        "args": {"threads": 1},
+        "params": {"max_tokens": max_tokens},
+    }
+
+
+def test_fifty_conversations_on_two_real_engines(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Issue A: 50 conversations of 3 agents and 3 rounds at once, all 450 turns, each exactly once and in order."""
+    with serving(tmp_path, free_ports(1), {"m": embedded_model(free_ports(2))}) as service:
+        job_id = service.post_job(debate(conversations=50, rounds=3))
+        job = service.wait_ended(job_id, limit_s=90)
+        assert (job["state"], job["progress"]["turns"]["completed"]) == ("completed", 450)
+        result = service.get(f"/v1/jobs/{job_id}/result")
+        for transcript in result["conversations"]:
+            check_debate(transcript, rounds=3)
+        turns = [turn for transcript in result["conversations"] for turn in transcript["turns"]]
+        assert {turn["worker"] for turn in turns} == {"m-0", "m-1"}
+        assert all(turn["text"] and turn["usage"]["completion_tokens"] == 8 for turn in turns)
+        tree = service.tree()
+        assert len(tree) == 4  # two guardians and two engines
+        assert service.stop() == 0
+        assert not any(map(is_alive, tree))
+
+
+def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Issue A: SIGKILL in mid-job, 20 times: no engine alive after a second, and the job goes on to its end."""
+    record = tmp_path / "record.jsonl"
+    flags = {"record": str(record), "echo": r"You are (MARK-\w+)\.", "interval": 0.02, "prefill": 0.02}
+    service = Service(tmp_path, free_ports(1), {"m": scripted_model(free_ports(2), replicas=2, **flags)})
+    service.start()
+    try:
+        job_id = service.post_job(debate(conversations=40, rounds=3))
+        generator = random.Random(7)  # noqa: S311
+        for _ in range(20):
+            pause = time.monotonic() + generator.uniform(0.0, 0.2)
+            wait_for(lambda until=pause: time.monotonic() > until, "a random moment")  # type: ignore[misc]
+            tree = service.tree()
+            service.kill()
+            wait_for(lambda pids=tree: not any(map(is_alive, pids)), "no engine is alive", limit_s=1.0)  # type: ignore[misc]
+            service.start(ready=False)
+        service.wait_ended(job_id, limit_s=60)
+        for transcript in service.get(f"/v1/jobs/{job_id}/result")["conversations"]:
+            check_debate(transcript, rounds=3)
+        events = service.http.get(f"/v1/jobs/{job_id}/events").text
+        assert events.count('"state":"completed"') == 360 + 40 + 1
+        # A kill costs at most the turns that were in flight: 4 slots, 20 kills.
+        assert 360 <= len(recorded(record)) <= 360 + 4 * 20
+        assert service.stop() == 0
+    finally:
+        if service.process is not None and service.process.poll() is None:
+            service.kill()
+        service.http.close()
+
+
+def test_a_drain_ends_what_runs_and_the_next_life_goes_on(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """SIGTERM once: nothing new, turns in flight end, exit 0; nothing is run twice."""
+    record = tmp_path / "record.jsonl"
+    models = {"m": scripted_model(free_ports(1), record=str(record), tokens=10, interval=0.03)}
+    service = Service(tmp_path, free_ports(1), models)
+    service.start()
+    job_id = service.post_job(debate(conversations=3))
+    wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 2, "turns are in flight")
+    tree = service.tree()
+    assert service.stop() == 0
+    assert not any(map(is_alive, tree))
+    service.start()
+    try:
+        assert service.wait_ended(job_id)["state"] == "completed"
+        assert len(recorded(record)) == 9
+        assert service.stop() == 0
+    finally:
+        service.http.close()
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """SIGTERM twice: no drain, no grace, no process left, and the job is there afterwards."""
+    models = {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01, ignore_sigterm=True)}
+    service = Service(tmp_path, free_ports(1), models, {"drain_s": 600})
+    service.start()
+    job_id = service.post_job(debate())
+    wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 2, "turns are in flight")
+    tree = service.tree()
+    assert service.process is not None
+    service.process.send_signal(signal.SIGINT)
+    wait_for(lambda: service.get("/v1/workers/m-0")["state"] == "draining", "the service drains")
+    assert service.http.get("/readyz").status_code == 503
+    assert service.http.post("/v1/jobs", json=debate()).json()["code"] == "shutting_down"
+    started_at = time.monotonic()
+    assert service.stop() == 0
+    assert time.monotonic() - started_at < 5
+    assert not any(map(is_alive, tree))
+    service.start(ready=False)
+    try:
+        assert service.get(f"/v1/jobs/{job_id}")["state"] == "running"
+        service.http.post(f"/v1/jobs/{job_id}/cancel")
+        assert service.wait_ended(job_id)["state"] == "cancelled"
+    finally:
+        assert service.process is not None
+        service.process.send_signal(signal.SIGTERM)
+        assert service.stop() == 0
+        service.http.close()
+
+
+def test_a_cancel_outlives_a_kill(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """What was asked for durably is done by the next life, and nothing of the job is started again."""
+    record = tmp_path / "record.jsonl"
+    models = {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01, record=str(record))}
+    with serving(tmp_path, free_ports(1), models) as service:
+        job_id = service.post_job(debate(conversations=3))
+        wait_for(lambda: record.exists() and len(recorded(record)) == 2, "two turns are in flight")
+        service.http.post(f"/v1/jobs/{job_id}/cancel")
+        service.kill()
+        service.start()
+        assert service.wait_ended(job_id)["state"] == "cancelled"
+        turns = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]["turns"]
+        assert {turn["state"] for turn in turns} == {"cancelled"}
+        assert len(turns) == 3
+        assert len(recorded(record)) == 2
+
+
+def test_a_broken_engine_costs_an_attempt_and_no_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A failure of an engine is not a failure of the turn: the failed attempt stays in the transcript."""
+    flags = {"die_after": 2, "die_once": str(tmp_path / "died"), "interval": 0.02}
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1), **flags)}) as service:
+        job_id = service.post_job(debate(conversations=2))
+        assert service.wait_ended(job_id)["state"] == "completed"
+        turns = [turn for talk in service.get(f"/v1/jobs/{job_id}/result")["conversations"] for turn in talk["turns"]]
+        assert len(turns) == 6
+        failed = [turn["attempts"][0] for turn in turns if len(turn["attempts"]) == 2]
+        assert 1 <= len(failed) <= 2
+        assert {attempt["reason"] for attempt in failed} == {"engine_died"}
+        assert "word0 word1 " in {attempt["text"] for attempt in failed}
+        worker = service.get("/v1/workers/m-0")
+        assert (worker["incarnation"], worker["restarts"], worker["last_exit"]["text"]) == (
+            2,
+            1,
+            "exited with status 0",
+        )
+        lines = service.get("/v1/workers/m-0/logs?tail=1000")["lines"]
+        assert {line["incarnation"] for line in lines} == {1, 2}
+
+
+def test_a_poisonous_turn_is_found_out_and_its_neighbours_are_not(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Two incarnations brought down: poisoned; whoever flew with it goes on."""
+    models = {"m": scripted_model(free_ports(1), slots=4, die_on="TOPIC-1.", interval=0.01, prefill=0.05)}
+    with serving(tmp_path, free_ports(1), models) as service:
+        job_id = service.post_job(debate(conversations=4))
+        job = service.wait_ended(job_id, limit_s=60)
+        assert job["state"] == "completed_with_failures"
+        states = {
+            talk["id"]: (talk["state"], talk["reason"])
+            for talk in service.get(f"/v1/jobs/{job_id}/result")["conversations"]
+        }
+        assert states["q1"] == ("failed", "poisoned")
+        assert {states[name] for name in ("q0", "q2", "q3")} == {("completed", None)}
+
+
+def test_a_request_that_the_engine_refuses_fails_its_conversation(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """The real engine says that the prompt is too long: context_overflow, at once, and the others go on."""
+    models = {"m": {**embedded_model(free_ports(1), replicas=1), "context": 768}}
+    job = debate(conversations=2)
+    job["conversations"][1]["prompt"] = "long " * 400
+    with serving(tmp_path, free_ports(1), models) as service:
+        job_id = service.post_job(job)
+        assert service.wait_ended(job_id)["state"] == "completed_with_failures"
+        good, bad = service.get(f"/v1/jobs/{job_id}/result")["conversations"]
+        check_debate(good, rounds=1)
+        assert (bad["state"], bad["reason"]) == ("failed", "context_overflow")
+        failed = next(turn for turn in bad["turns"] if turn["state"] == "failed")
+        assert "exceeds the available context size" in failed["detail"]
+
+
+def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """SIGKILL of llama.cpp's own server in mid-answer: the turn runs again on the next incarnation."""
+    models = {"m": embedded_model(free_ports(1), replicas=1, slots=1, max_tokens=600)}
+    with serving(tmp_path, free_ports(1), models) as service:
+        agents = [{"id": "a", "model": "m", "params": {"ignore_eos": True}}]
+        job_id = service.post_job({"name": "long", "agents": agents, "conversations": [{"prompt": "Go."}]})
+
+        def has_text() -> bool:
+            turns = service.get(f"/v1/jobs/{job_id}/conversations/c0")["turns"]
+            return bool(turns and turns[0]["text"])
+
+        wait_for(has_text, "the engine has begun to answer")
+        os.kill(service.get("/v1/workers/m-0")["pid"], signal.SIGKILL)
+        assert service.wait_ended(job_id)["state"] == "completed"
+        turn = service.get(f"/v1/jobs/{job_id}/conversations/c0")["turns"][0]
+        assert [attempt["outcome"] for attempt in turn["attempts"]] == ["failed", "completed"]
+        assert turn["attempts"][0]["text"]
+        assert (turn["incarnation"], turn["usage"]["completion_tokens"]) == (2, 600)
+
+
+def test_two_services_never_share_a_state(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """One process owns the store; the second gets a clear error."""
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
+        other = Service(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))})
+        with pytest.raises(AssertionError):
+            other.start()
+        assert other.process is not None
+        assert other.process.returncode == 1
+        assert f"another Roundhouse (process {service.process.pid if service.process else 0}) uses" in service.log()
+        other.http.close()
+
+
+def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """No polling loop turns while nothing is to be done: context switches stay few."""
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(2), replicas=2)}) as service:
+        assert service.process is not None
+        process = psutil.Process(service.process.pid)
+        before, started_at = process.num_ctx_switches().voluntary, time.monotonic()
+        wait_for(lambda: time.monotonic() - started_at > 2.0, "two seconds")
+        assert process.num_ctx_switches().voluntary - before < 100
