@@ -11,7 +11,7 @@ import httpx
 import typer
 from httpx_sse import ServerSentEvent, connect_sse
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from service.cli.console import print_transcript
 from service.config.load import read_text
@@ -24,6 +24,7 @@ LIMIT_S: Final = 30.0  # for one answer; streams wait for as long as the service
 RECONNECT_S: Final = 1.0
 FOLLOW_INTERVAL_S: Final = 0.5
 DONE: Final = "completed"
+PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
 
 
 class Unreachable(Exception):
@@ -95,7 +96,16 @@ def status(
     with connect(url, api_key) as service:
         answer = ask(service, "GET", f"/v1/jobs/{job_id}" if job_id else "/v1/jobs")
     jobs = [answer] if job_id else answer["jobs"]
-    table = Table("id", "name", "state", "conversations", "turns", "in flight", "ready", box=None)
+    table = Table(
+        Column("id", no_wrap=True, min_width=20),
+        "name",
+        "state",
+        "conversations",
+        "turns",
+        "in flight",
+        "ready",
+        box=None,
+    )
     for job in jobs:
         talks, turns = job["progress"]["conversations"], job["progress"]["turns"]
         table.add_row(
@@ -231,11 +241,10 @@ def print_document(document: object, shown: object, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        # A pipe has no width that anything would have to fit.
         console = Console()
-        console.print(
-            shown, highlight=False, soft_wrap=not isinstance(shown, Table), width=None if console.is_terminal else 500
-        )
+        if not console.is_terminal:
+            console = Console(width=PIPE_WIDTH)
+        console.print(shown, highlight=False)
 
 
 def _events(service: httpx.Client, job_id: str, last: str) -> Iterator[ServerSentEvent]:

@@ -28,6 +28,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prefill", type=float, default=0.0, help="seconds before the first token, with no byte sent")
     parser.add_argument("--load", type=float, default=0.0, help="seconds of 503 before it is ready")
     parser.add_argument("--exit-at-once", type=int, help="exit with this status before anything is served")
+    parser.add_argument(
+        "--exit-if", type=Path, help="exit with status 3 before anything is served if this file is there"
+    )
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument(
         "--daemon", type=Path, help="double-fork a setsid child that holds the output; its pid goes here"
@@ -176,6 +179,8 @@ async def _main(options: argparse.Namespace) -> None:
 def main() -> None:
     """Fail at once, or serve."""
     options = _arguments()
+    if options.exit_if and options.exit_if.exists():
+        options.exit_at_once = 3
     if options.exit_at_once is not None:
         print("scripted engine: cannot allocate the universe", flush=True)
         sys.exit(options.exit_at_once)

@@ -1,0 +1,353 @@
+"""The command line (contract, section 3): what it does, what it says, how it exits."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.behaviour.service import (
+    ROUNDHOUSE,
+    Document,
+    Service,
+    check_debate,
+    debate,
+    recorded,
+    run_command,
+    scripted_model,
+    serving,
+)
+from tests.waiting import LIMIT_S, is_alive, wait_for
+
+
+@pytest.fixture
+def folder(tmp_path: Path, free_ports: Callable[[int], int]) -> Path:
+    """A folder with a configuration of one scripted model, as a user has it."""
+    write_config(tmp_path, {"m": scripted_model(free_ports(1))})
+    return tmp_path
+
+
+def write_config(folder: Path, models: Document, **more: object) -> None:
+    server = {"state_dir": str(folder / "state")}
+    (folder / "roundhouse.yaml").write_text(yaml.safe_dump({"server": server, "models": models, **more}))
+
+
+def write_job(folder: Path, job: Document, name: str = "job.yaml") -> str:
+    path = folder / name
+    path.write_text(yaml.safe_dump(job) if name.endswith(".yaml") else json.dumps(job))
+    return str(path)
+
+
+def only_lines(done: subprocess.CompletedProcess[str], code: int, *texts: str) -> None:
+    """An error is a few plain lines that name the place and the mend."""
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    for text in texts:
+        assert text in done.stderr, done.stderr
+
+
+def test_the_demo_shows_progress_prints_a_transcript_and_leaves_nothing(free_ports: Callable[[int], int]) -> None:
+    """Issue A: the built-in debate on two embedded engines, exit 0, no process left."""
+    done = run_command("demo", "--port", str(free_ports(2)))
+    assert done.returncode == 0, done.stderr
+    assert "its text is noise" in done.stdout
+    assert "demo: 36/36 turns, 4/4 conversations" in done.stdout
+    assert done.stdout.count("[round ") == 9
+    assert done.stdout.rstrip().endswith("demo: completed, 36 turns")
+    assert done.stderr == ""
+    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if "roundhouse-demo-" in command]
+
+
+def test_run_writes_transcripts_a_manifest_and_an_index(folder: Path) -> None:
+    """DIR/<job name>/transcripts/<conversation id>.json, manifest.json, index.jsonl."""
+    job = write_job(folder, debate(conversations=3, rounds=2))
+    done = run_command("run", job, "--config", str(folder / "roundhouse.yaml"), "--output", str(folder / "out"))
+    assert done.returncode == 0, done.stderr
+    written = folder / "out" / "debate"
+    for name in ("q0", "q1", "q2"):
+        check_debate(json.loads((written / "transcripts" / f"{name}.json").read_text()), rounds=2)
+    manifest = json.loads((written / "manifest.json").read_text())
+    assert manifest["state"] == "completed"
+    assert manifest["conversations"] == {name: {"state": "completed", "reason": None} for name in ("q0", "q1", "q2")}
+    index = [json.loads(line) for line in (written / "index.jsonl").read_text().splitlines()]
+    assert sorted((entry["id"], entry["turns"]) for entry in index) == [("q0", 6), ("q1", 6), ("q2", 6)]
+    assert all((written / entry["file"]).is_file() for entry in index)
+
+
+def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Killed in the middle, run again on the same output: no turn that ended is run again; nor is a finished job."""
+    record = tmp_path / "record.jsonl"
+    write_config(tmp_path, {"m": scripted_model(free_ports(1), record=str(record), interval=0.03)})
+    job = write_job(tmp_path, debate(conversations=5, rounds=2), "job.json")
+    arguments = ["run", job, "--config", str(tmp_path / "roundhouse.yaml"), "--output", str(tmp_path / "out")]
+    first = subprocess.Popen([ROUNDHOUSE, *arguments], stdout=subprocess.DEVNULL)
+    wait_for(lambda: record.exists() and len(recorded(record)) >= 12, "some turns have been run")
+    tree = [child.pid for child in psutil.Process(first.pid).children(recursive=True)]
+    first.kill()
+    first.wait(LIMIT_S)
+    wait_for(lambda: not any(map(is_alive, tree)), "no engine is alive", limit_s=1.0)
+    second = run_command(*arguments)
+    assert second.returncode == 0, second.stderr
+    for number in range(5):
+        check_debate(json.loads((tmp_path / "out/debate/transcripts" / f"q{number}.json").read_text()), rounds=2)
+    count = len(recorded(record))
+    assert 30 <= count <= 32  # the two that were in flight are run again
+    third = run_command(*arguments)
+    assert (third.returncode, len(recorded(record))) == (0, count)
+
+
+def test_run_runs_what_it_was_asked_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """An interrupted job of the same output is left alone; a changed job of the same name replaces its transcripts."""
+    record = tmp_path / "record.jsonl"
+    write_config(tmp_path, {"m": scripted_model(free_ports(1), record=str(record), interval=0.02)})
+    arguments = ["--config", str(tmp_path / "roundhouse.yaml"), "--output", str(tmp_path / "out")]
+    first = subprocess.Popen(
+        [ROUNDHOUSE, "run", write_job(tmp_path, debate(conversations=9, name="one"), "one.yaml"), *arguments],
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for(lambda: record.exists() and len(recorded(record)) >= 3, "some turns have been run")
+    first.send_signal(signal.SIGINT)
+    assert first.wait(LIMIT_S) == 130
+    count = len(recorded(record))
+    assert run_command("run", write_job(tmp_path, debate(name="two"), "two.yaml"), *arguments).returncode == 0
+    assert len(recorded(record)) == count + 3
+    changed = write_job(tmp_path, debate(conversations=2, name="two"), "two.yaml")
+    (tmp_path / "out/two/transcripts/old.json").write_text("{}")
+    assert run_command("run", changed, *arguments).returncode == 0
+    assert sorted(path.name for path in (tmp_path / "out/two/transcripts").iterdir()) == ["q0.json", "q1.json"]
+
+
+def test_a_failed_job_exits_with_1(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """0 done; 1 the job failed or ended with failures."""
+    model = scripted_model(free_ports(1), reject=400, reject_body='{"error": {"message": "no such thing"}}')
+    write_config(tmp_path, {"m": model})
+    job = write_job(tmp_path, debate())
+    done = run_command("run", job, "--config", str(tmp_path / "roundhouse.yaml"), "--output", str(tmp_path / "out"))
+    assert done.returncode == 1, done
+    transcript = json.loads((tmp_path / "out/debate/transcripts/q0.json").read_text())
+    assert (transcript["state"], transcript["reason"]) == ("failed", "engine_rejected")
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_an_engine_that_cannot_be_started_exits_with_4(
+    tmp_path: Path, free_ports: Callable[[int], int], when: str
+) -> None:
+    """Its last log lines are in the message; a run never hangs on an engine that has given up."""
+    marker = tmp_path / "died"
+    flags: Document = {"exit_at_once": 3} if when == "at once" else {"die_after": 1, "exit_if": str(marker)}
+    if when == "later":
+        flags["die_once"] = str(marker)
+    model = scripted_model(free_ports(1), **flags)
+    model["restart"] = {"initial_s": 0.05, "failures": 3}
+    write_config(tmp_path, {"m": model})
+    job = write_job(tmp_path, debate())
+    done = run_command("run", job, "--config", str(tmp_path / "roundhouse.yaml"), "--output", str(tmp_path / "out"))
+    only_lines(done, 4, "worker m-0", "cannot allocate the universe")
+
+
+def test_a_port_in_use_is_said(tmp_path: Path, folder: Path) -> None:
+    """Of an engine: exit 4; of the service: exit 2; both name the place."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        only_lines(
+            run_command("serve", "--config", str(folder / "roundhouse.yaml"), "--port", str(port)),
+            2,
+            f"cannot listen on 127.0.0.1:{port}: Address already in use",
+            "--port or server.port",
+        )
+        write_config(folder, {"m": scripted_model(port)})
+        job = write_job(folder, debate())
+        done = run_command("run", job, "--config", str(folder / "roundhouse.yaml"), "--output", str(tmp_path / "out"))
+        only_lines(done, 4, f"cannot listen on 127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("models: {m: {engine: embeded}}", "roundhouse.yaml:1: models.m.engine"),
+        ("model:\n  m: {engine: embedded}", "roundhouse.yaml:1: model: unknown key 'model'; did you mean 'models'?"),
+        (
+            "models:\n  m:\n    engine: embedded\n    slot: 2",
+            "roundhouse.yaml:4: models.m.slot: unknown key 'slot'; did you mean 'slots'?",
+        ),
+        ("models: {}", "models: dictionary should have at least 1 item"),
+        ("", "a configuration is a mapping"),
+        ("models: [", "not YAML"),
+        ("models: {m: {engine: llama-server, model: gone.gguf}}", "models.m.model: there is no file"),
+        ("models: {m: {engine: llama-server}}", "models.m.model: is required for engine llama-server"),
+        ("models: {m: {engine: embedded, port: 65535, replicas: 2}}", "go beyond 65535"),
+        ("models: {m: {engine: embedded}, n: {engine: embedded}}", "port 9100 of replica 0 is models.m's already"),
+        ("models: {m: {engine: embedded, args: {port: 1}}}", "models.m.args.port: is decided by the key 'port'"),
+        ("models: {m: {engine: llama-server, command: [no-such-program]}}", "there is no program 'no-such-program'"),
+        ("models: {m: {engine: embedded}}\nserver: {host: 0.0.0.0}", "needs api_keys"),
+        ("models: {m: {engine: embedded, env: {A: '${NOT_SET_ANYWHERE}'}}}", "NOT_SET_ANYWHERE is not set"),
+        ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: input should be greater than or equal to 1"),
+        ("models: {m: {engine: embedded, context: " + "[" * 5000, "nested too deeply"),
+        ("models: {1: {engine: embedded}}", "a key must be text"),
+        ("scheduling: {policy: best}\nmodels: {m: {engine: embedded}}", "unknown policy 'best'; known: progress, fifo"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_configuration_that_cannot_be_used_exits_with_2(tmp_path: Path, text: str, told: str, command: str) -> None:
+    """Errors name the file, the line or field, and the mend."""
+    (tmp_path / "roundhouse.yaml").write_text(text)
+    only_lines(run_command(command, "--config", "roundhouse.yaml", folder=tmp_path), 2, told)
+
+
+def test_check_prints_the_effective_configuration_without_secrets(tmp_path: Path) -> None:
+    """Variables are put in, defaults are shown, secrets are masked; the types are those of the text."""
+    (tmp_path / "roundhouse.yaml").write_text(
+        "server: {port: '${PORT:-8123}', api_keys: ['${KEY}']}\n"
+        "models:\n  m:\n    engine: embedded\n    slots: ${SLOTS}\n"
+        "    env:\n      HF_TOKEN: hidden\n      LANG: ${LANGUAGE}\n      N: 5\n"
+        "    params:\n      temperature: ${HEAT:-0.5}\n      stop: ['${HEAT:-0.5}']\n"
+    )
+    done = run_command(
+        "check", "-c", str(tmp_path / "roundhouse.yaml"), KEY="0123", SLOTS="3", LANGUAGE="no", ROUNDHOUSE_API_KEYS=""
+    )
+    assert done.returncode == 0, done.stderr
+    shown = yaml.safe_load(done.stdout)
+    assert shown["server"]["api_keys"] == ["********"]
+    assert (shown["server"]["port"], shown["server"]["drain_s"]) == (8123, 30.0)
+    model = shown["models"]["m"]
+    assert (model["slots"], model["env"]) == (3, {"HF_TOKEN": "********", "LANG": "no", "N": "5"})
+    assert model["params"] == {"temperature": 0.5, "stop": ["0.5"]}
+    assert "hidden" not in done.stdout
+    assert "0123" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("job.yaml", "agents: []\nconversations: []", "job.yaml:1: agents: list should have at least 1 item"),
+        (
+            "job.yaml",
+            "agents:\n- id: a\n  model: x\nconversations:\n- prompt: p",
+            "job.yaml:3: agents[0].model: unknown model 'x'",
+        ),
+        ("job.yaml", "agents: [", "job.yaml:1: not YAML"),
+        ("job.yaml", "", "a job is an object"),
+        ("job.json", "{", "job.json: not JSON"),
+        (
+            "job.yaml",
+            "name: a/b\nagents: [{id: a, model: m}]\nconversations: [{prompt: p}]",
+            "cannot be the name of a folder",
+        ),
+    ],
+)
+def test_a_job_file_that_cannot_be_used_exits_with_2(folder: Path, name: str, text: str, told: str) -> None:
+    """A job is refused whole, before any engine is started."""
+    (folder / name).write_text(text)
+    done = run_command("run", name, "--config", "roundhouse.yaml", folder=folder)
+    only_lines(done, 2, told)
+
+
+def test_wrong_usage_exits_with_2(folder: Path) -> None:
+    """A missing file, a missing option, an unknown command."""
+    only_lines(
+        run_command("run", "gone.yaml", "--config", "roundhouse.yaml", folder=folder), 2, "gone.yaml: cannot be read"
+    )
+    only_lines(run_command("serve", "--config", "gone.yaml", folder=folder), 2, "gone.yaml: cannot be read")
+    only_lines(run_command("serve"), 2, "--config")
+    only_lines(run_command("dance"), 2, "dance")
+
+
+def test_a_service_that_is_not_there_exits_with_3(free_ports: Callable[[int], int], folder: Path) -> None:
+    """3: not reachable, or refused."""
+    url = f"http://127.0.0.1:{free_ports(1)}"
+    for command in (["status"], ["workers"], ["result", "x"], ["submit", write_job(folder, debate())]):
+        only_lines(run_command(*command, "--url", url), 3, f"no service at {url}", "roundhouse serve")
+    only_lines(run_command("status", ROUNDHOUSE_URL="http://[::1"), 3, "http://[::1")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    models = {"m": scripted_model(free_ports(1)), "slow": scripted_model(free_ports(1), tokens=9999, interval=0.01)}
+    with serving(tmp_path_factory.mktemp("cli"), free_ports(1), models, {"api_keys": ["secret"]}) as running:
+        yield running
+
+
+class TestRemote:
+    def ask(self, service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run_command(*arguments, ROUNDHOUSE_URL=service.url, ROUNDHOUSE_API_KEY="secret")
+
+    def test_a_job_is_submitted_followed_and_read(self, service: Service, tmp_path: Path) -> None:
+        """submit --wait, status, result, watch: the same over HTTP."""
+        emoji = debate(conversations=2, metadata={"face": "\U0001f600", "day": "2024-01-01"})
+        job = write_job(tmp_path, emoji, "job.json")
+        done = self.ask(service, "submit", job, "--wait")
+        assert done.returncode == 0, done.stderr
+        job_id = done.stderr.strip()
+        assert done.stdout.rstrip().endswith("job: completed")
+        assert "q0 round 0 m: completed on m-0" in done.stdout
+        shown = json.loads(self.ask(service, "status", job_id, "--json").stdout)
+        assert (shown["id"], shown["state"], shown["metadata"]["face"]) == (job_id, "completed", "\U0001f600")
+        assert job_id in self.ask(service, "status").stdout
+        result = self.ask(service, "result", job_id, "--json")
+        for transcript in json.loads(result.stdout)["conversations"]:
+            check_debate(transcript, rounds=1)
+        assert "[round 0] m" in self.ask(service, "result", job_id).stdout
+        watched = [json.loads(line) for line in self.ask(service, "watch", job_id, "--json").stdout.splitlines()]
+        assert (watched[0]["event"], watched[-1]["event"]) == ("job", "end")
+
+    def test_a_job_is_cancelled(self, service: Service, tmp_path: Path) -> None:
+        """cancel, and a watch that ends with failures exits with 1."""
+        job_id = self.ask(service, "submit", write_job(tmp_path, debate(model="slow"))).stdout.strip()
+        assert self.ask(service, "result", job_id).returncode == 3
+        assert self.ask(service, "cancel", job_id).returncode == 0
+        watched = self.ask(service, "watch", job_id)
+        assert (watched.returncode, watched.stdout.rstrip()[-14:]) == (1, "job: cancelled")
+
+    def test_workers_and_logs_are_shown(self, service: Service) -> None:
+        """workers and logs, for people and machines."""
+        assert "m-0" in self.ask(service, "workers").stdout
+        assert len(json.loads(self.ask(service, "workers", "--json").stdout)["workers"]) == 2
+        assert "scripted engine: listening" in self.ask(service, "logs", "m-0").stdout
+        only_lines(self.ask(service, "logs", "none"), 3, "there is no worker none")
+
+    def test_logs_are_followed(self, service: Service) -> None:
+        """logs -f goes on with what comes."""
+        environment = {**os.environ, "ROUNDHOUSE_URL": service.url, "ROUNDHOUSE_API_KEY": "secret"}
+        follower = subprocess.Popen([ROUNDHOUSE, "logs", "slow-0", "-f"], stdout=subprocess.PIPE, env=environment)
+        try:
+            assert follower.stdout is not None
+            lines = iter(follower.stdout.readline, b"")
+            assert any(b"listening" in line for line in lines)
+            pid = service.get("/v1/workers/slow-0")["pid"]
+            os.kill(pid, signal.SIGKILL)
+            assert any(b"[roundhouse] ready -> backoff: the engine killed by SIGKILL" in line for line in lines)
+            assert any(b"listening" in line for line in lines)
+        finally:
+            follower.send_signal(signal.SIGINT)
+            follower.communicate(timeout=LIMIT_S)
+        assert follower.returncode == 130
+
+    def test_refusals_are_said(self, service: Service, tmp_path: Path) -> None:
+        """A wrong key and an unknown job are refusals, a bad job is the file's fault."""
+        wrong = run_command("status", ROUNDHOUSE_URL=service.url, ROUNDHOUSE_API_KEY="wrong")
+        only_lines(wrong, 3, "api_keys")
+        only_lines(self.ask(service, "status", "none"), 3, "there is no job none")
+        bad = write_job(tmp_path, debate(model="gone"))
+        only_lines(self.ask(service, "submit", bad), 2, "agents[0].model: unknown model 'gone'")
+
+
+def test_version_and_help(tmp_path: Path) -> None:
+    """--help on each command shows its environment variables."""
+    assert run_command("version").stdout.strip() == "0.1.0"
+    for command, variable in {
+        "serve": "ROUNDHOUSE_CONFIG",
+        "run": "ROUNDHOUSE_OUTPUT",
+        "demo": "ROUNDHOUSE_DEMO_PORT",
+        "check": "ROUNDHOUSE_CONFIG",
+        **dict.fromkeys(("submit", "status", "result", "watch", "cancel", "workers", "logs"), "ROUNDHOUSE_URL"),
+    }.items():
+        done = run_command(command, "--help", COLUMNS="200")
+        assert done.returncode == 0
+        assert variable in done.stdout

@@ -1,0 +1,194 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.conversations.job import Agent, JobId
+from service.conversations.rendering import render_conversation
+from service.conversations.spec import Limits, find_cycle, parse_job
+from service.conversations.visibility import Utterance, visible_before
+from service.errors import InvalidJob
+from tests.unit.service.jobs import DEBATE, agent, job
+from transport.request import Message
+
+
+def heard(agents: tuple[Agent, ...], listener: str, round_number: int) -> list[tuple[str, int]]:
+    made = job(*agents, rounds=9)
+    spoken = {(each.id, number): f"{each.id}{number}" for each in agents for number in range(round_number)}
+    spoken |= {(each, round_number): f"{each}{round_number}" for each in made.agents_by_id[listener].waits_for}
+    words = visible_before(made, made.agents_by_id[listener], round_number, spoken)
+    assert all(
+        word == Utterance(agent=word.agent, round=word.round, text=f"{word.agent}{word.round}") for word in words
+    )
+    return [(word.agent, word.round) for word in words]
+
+
+def test_all_hear_all_by_default_in_the_order_in_which_they_could_have() -> None:
+    """Contract 5.1: earlier rounds, and of this round the agents it waits for."""
+    assert heard(DEBATE, "a", 0) == []
+    assert heard(DEBATE, "m", 0) == [("a", 0), ("b", 0)]
+    assert heard(DEBATE, "a", 1) == [("a", 0), ("b", 0), ("m", 0)]
+    assert heard(DEBATE, "m", 1) == [("a", 0), ("b", 0), ("m", 0), ("a", 1), ("b", 1)]
+
+
+def test_visible_to_rules_later_rounds_and_waiting_rules_this_one() -> None:
+    """Seed 000: the two are distinct; an agent always sees its own words."""
+    agents = (agent("a", visible_to=["b"]), agent("b", visible_to=[]), agent("m", waits=["a"]))
+    assert heard(agents, "a", 1) == [("a", 0), ("m", 0)]
+    assert heard(agents, "b", 1) == [("b", 0), ("a", 0), ("m", 0)]
+    assert heard(agents, "m", 0) == [("a", 0)]
+    assert heard(agents, "m", 1) == [("m", 0), ("a", 1)]
+
+
+def test_a_prompt_is_the_story_so_far() -> None:
+    """Own words are the assistant's, others' the user's with their names; the last word is a cue."""
+    made = job(*DEBATE, rounds=2)
+    spoken = {("a", 0): "Yes.", ("b", 0): "No.", ("m", 0): "So.", ("a", 1): "Still.", ("b", 1): "Never."}
+    assert render_conversation(made, made.conversations[0], made.agents_by_id["m"], 1, spoken) == (
+        Message(
+            role="user",
+            content="Topic 0.\n\na said:\nYes.\n\nb said:\nNo.\n\nYou are m. It is your turn, in round 1 of 2.",
+        ),
+        Message(role="assistant", content="So."),
+        Message(
+            role="user",
+            content="a said:\nStill.\n\nb said:\nNever.\n\nYou are m. It is your turn, in round 2 of 2.",
+        ),
+    )
+
+
+NAMES = ("a", "b", "c", "d")
+
+
+@st.composite
+def casts(draw: st.DrawFn) -> tuple[Agent, ...]:
+    size = draw(st.integers(1, 4))
+    return tuple(
+        agent(
+            name,
+            waits=draw(st.sets(st.sampled_from(NAMES[:number]))) if number else (),  # type: ignore[arg-type]
+            visible_to=draw(st.none() | st.sets(st.sampled_from(NAMES[:size]))),  # type: ignore[arg-type]
+        )
+        for number, name in enumerate(NAMES[:size])
+    )
+
+
+@given(casts(), st.integers(0, 3), st.data())
+def test_nobody_reads_what_it_may_not(cast: tuple[Agent, ...], round_number: int, data: st.DataObject) -> None:
+    """For any cast: only own words, words visible to it, and words of this round that it waits for."""
+    listener = data.draw(st.sampled_from(cast))
+    by_id = {each.id: each for each in cast}
+    for speaker, number in heard(cast, listener.id, round_number):
+        seen_by = by_id[speaker].visible_to
+        if number == round_number:
+            assert speaker in listener.waits_for
+        else:
+            assert speaker == listener.id or seen_by is None or listener.id in seen_by
+
+
+@given(casts(), st.integers(1, 3), st.data())
+def test_messages_alternate_and_end_with_the_user(cast: tuple[Agent, ...], rounds: int, data: st.DataObject) -> None:
+    """Many chat templates insist on strict alternation."""
+    made = job(*cast, rounds=rounds)
+    listener = data.draw(st.sampled_from(cast))
+    spoken = {(each.id, number): "x" for each in cast for number in range(rounds)}
+    messages = render_conversation(made, made.conversations[0], listener, rounds - 1, spoken)
+    assert [message.role for message in messages] == ["user", "assistant"] * (rounds - 1) + ["user"]
+
+
+def test_a_later_prompt_extends_an_earlier_one() -> None:
+    """Engines' prefix caches keep what does not change."""
+    made = job(*DEBATE, rounds=4)
+    spoken: dict[tuple[str, int], str] = {}
+    before: dict[str, tuple[Message, ...]] = {}
+    for number in range(4):
+        for each in DEBATE:
+            now = render_conversation(made, made.conversations[0], each, number, spoken)
+            assert now[: len(before.get(each.id, ()))] == before.get(each.id, ())
+            before[each.id] = now
+            spoken[each.id, number] = f"{each.id}{number}"
+
+
+@pytest.mark.parametrize(
+    ("waits", "cycle"),
+    [
+        ({}, ()),
+        ({"a": ["b"], "b": ["c"], "c": []}, ()),
+        ({"a": ["a"]}, ("a",)),
+        ({"a": ["b"], "b": ["a"]}, ("a", "b")),
+        ({"x": ["a"], "a": ["b"], "b": ["c"], "c": ["a"]}, ("a", "b", "c")),
+        ({"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}, ()),
+        ({"a": ["gone"]}, ()),
+    ],
+)
+def test_a_cycle_is_found_where_there_is_one(waits: dict[str, list[str]], cycle: tuple[str, ...]) -> None:
+    """Nobody in a cycle could ever speak."""
+    assert find_cycle(waits) == cycle
+
+
+def test_a_long_chain_is_no_cycle() -> None:
+    """Depth is no recursion."""
+    assert find_cycle({str(number): [str(number + 1)] for number in range(50_000)}) == ()
+
+
+def document(**changes: object) -> dict[str, object]:
+    return {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "p"}], **changes}
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    """A one-agent, one-round, one-conversation job is an ordinary prompt."""
+    made = parse_job(document(), JobId("j"), ["m"], Limits())
+    assert (made.total_turns, made.conversations[0].id, made.conversations[0].rounds) == (1, "c0", 1)
+    assert made.agents[0] == Agent(id="a", role="participant", model="m", system="")
+
+
+@pytest.mark.parametrize(
+    ("limit", "changes", "told"),
+    [
+        (
+            "agents",
+            {"agents": [{"id": f"a{n}", "model": "m"} for n in range(3)]},
+            "3 agents are more than limits.agents = 2",
+        ),
+        (
+            "conversations",
+            {"conversations": [{"prompt": "p"}] * 3},
+            "3 conversations are more than limits.conversations = 2",
+        ),
+        ("rounds", {"rounds": 3}, "3 rounds are more than limits.rounds = 2"),
+        ("turns", {"rounds": 3}, "3 turns are more than limits.turns = 2"),
+    ],
+)
+def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], told: str) -> None:
+    """Limits are configured; what exceeds one is refused whole."""
+    with pytest.raises(InvalidJob, match=told):
+        parse_job(document(**changes), JobId("j"), ["m"], Limits(**{limit: 2}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "free"},
+        {"rounds": 0},
+        {"agents": [{"id": "", "model": "m"}]},
+        {"agents": [{"id": "../a", "model": "m"}]},
+        {"conversations": [{"id": "a/b", "prompt": "p"}]},
+        {"conversations": [{"prompt": 5}]},
+        {"priority": 1.5},
+        {"agents": "a"},
+        {"agents": [{"id": "a", "model": "m", "validation": {}}]},
+    ],
+)
+def test_what_is_not_understood_is_refused(changes: dict[str, object]) -> None:
+    """No option is read and ignored; ids can be names of files."""
+    with pytest.raises(InvalidJob):
+        parse_job(document(**changes), JobId("j"), ["m"], Limits())
+
+
+def test_a_flood_of_faults_is_cut() -> None:
+    """Telling what is wrong must not cost more than being right."""
+    agents = [{"id": f"a{n}", "model": "gone"} for n in range(200)]
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(document(agents=agents), JobId("j"), ["m"], Limits())
+    assert len(caught.value.faults) == 100
+    with pytest.raises(InvalidJob, match="600000 agents"):
+        parse_job(document(agents=[{"id": "a", "model": "m"}] * 600_000), JobId("j"), ["m"], Limits())
