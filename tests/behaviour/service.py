@@ -78,7 +78,7 @@ class Service:
         assert self.process is not None
         return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> Any:  # noqa: ANN401 - JSON of the service
         """Return the JSON of an answer that must be a success."""
         answer = self.http.get(path)
         assert answer.is_success, answer.text

@@ -279,7 +279,7 @@ class TestRemote:
         return run_command(*arguments, ROUNDHOUSE_URL=service.url, ROUNDHOUSE_API_KEY="secret")
 
     def test_a_job_is_submitted_followed_and_read(self, service: Service, tmp_path: Path) -> None:
-        """submit --wait, status, result, watch: the same over HTTP."""
+        """Submit --wait, status, result, watch: the same over HTTP."""
         emoji = debate(conversations=2, metadata={"face": "\U0001f600", "day": "2024-01-01"})
         job = write_job(tmp_path, emoji, "job.json")
         done = self.ask(service, "submit", job, "--wait")
@@ -306,14 +306,14 @@ class TestRemote:
         assert (watched.returncode, watched.stdout.rstrip()[-14:]) == (1, "job: cancelled")
 
     def test_workers_and_logs_are_shown(self, service: Service) -> None:
-        """workers and logs, for people and machines."""
+        """Workers and logs, for people and machines."""
         assert "m-0" in self.ask(service, "workers").stdout
         assert len(json.loads(self.ask(service, "workers", "--json").stdout)["workers"]) == 2
         assert "scripted engine: listening" in self.ask(service, "logs", "m-0").stdout
         only_lines(self.ask(service, "logs", "none"), 3, "there is no worker none")
 
     def test_logs_are_followed(self, service: Service) -> None:
-        """logs -f goes on with what comes."""
+        """With -f, logs go on with what comes."""
         environment = {**os.environ, "ROUNDHOUSE_URL": service.url, "ROUNDHOUSE_API_KEY": "secret"}
         follower = subprocess.Popen([ROUNDHOUSE, "logs", "slow-0", "-f"], stdout=subprocess.PIPE, env=environment)
         try:
@@ -338,7 +338,7 @@ class TestRemote:
         only_lines(self.ask(service, "submit", bad), 2, "agents[0].model: unknown model 'gone'")
 
 
-def test_version_and_help(tmp_path: Path) -> None:
+def test_version_and_help() -> None:
     """--help on each command shows its environment variables."""
     assert run_command("version").stdout.strip() == "0.1.0"
     for command, variable in {

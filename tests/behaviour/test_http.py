@@ -310,7 +310,7 @@ def test_progress_of_turns_in_flight_is_coalesced(service: Service) -> None:
     """A watcher sees tokens grow, without an event a token and without a number."""
     job_id = service.post_job(debate(model="slow"))
     with connect_sse(service.http, "GET", f"/v1/jobs/{job_id}/events") as source:
-        seen = []
+        seen: list[tuple[str, int]] = []
         for event in source.iter_sse():
             if event.event == "progress":
                 assert event.id == seen[-1][0] if seen else True

@@ -49,7 +49,7 @@ def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
 ) -> None:
     """Issue A: SIGKILL in mid-job, 20 times: no engine alive after a second, and the job goes on to its end."""
     record = tmp_path / "record.jsonl"
-    flags = {"record": str(record), "echo": r"You are (MARK-\w+)\.", "interval": 0.02, "prefill": 0.02}
+    flags: Document = {"record": str(record), "echo": r"You are (MARK-\w+)\.", "interval": 0.02, "prefill": 0.02}
     service = Service(tmp_path, free_ports(1), {"m": scripted_model(free_ports(2), replicas=2, **flags)})
     service.start()
     try:
@@ -144,7 +144,7 @@ def test_a_cancel_outlives_a_kill(tmp_path: Path, free_ports: Callable[[int], in
 
 def test_a_broken_engine_costs_an_attempt_and_no_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """A failure of an engine is not a failure of the turn: the failed attempt stays in the transcript."""
-    flags = {"die_after": 2, "die_once": str(tmp_path / "died"), "interval": 0.02}
+    flags: Document = {"die_after": 2, "die_once": str(tmp_path / "died"), "interval": 0.02}
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1), **flags)}) as service:
         job_id = service.post_job(debate(conversations=2))
         assert service.wait_ended(job_id)["state"] == "completed"

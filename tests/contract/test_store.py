@@ -137,7 +137,7 @@ async def test_only_an_ended_job_is_deleted_and_whole(store: SqliteStore) -> Non
     await store.delete(JobId("j"))
     for query in (reading.job(JobId("j")), reading.events(JobId("j"), 0, 9), reading.conversation(JobId("j"), "c0")):
         with pytest.raises(JobNotFound):
-            await store.read(query)  # type: ignore[arg-type]
+            await store.read(query)
     assert await store.read(reading.turns(JobId("j"))) == []
     assert len(await store.read(reading.jobs(None, 10, None))) == 1
     assert (await store.post(new(job(*DEBATE), "j")))[1]
@@ -179,9 +179,9 @@ async def test_what_was_written_is_there_in_the_next_life(tmp_path: Path) -> Non
 
 async def test_a_store_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     """Another owner, a newer version, a file that is no database, a folder that cannot be made."""
-    with open_store(tmp_path, lambda _jobs: None), pytest.raises(StoreError, match="another Roundhouse"):
-        with open_store(tmp_path, lambda _jobs: None):
-            pass
+    first, second = open_store(tmp_path, lambda _jobs: None), open_store(tmp_path, lambda _jobs: None)
+    with first, pytest.raises(StoreError, match="another Roundhouse"), second:
+        pass
     connection = sqlite3.connect(tmp_path / FILE_NAME)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
