@@ -195,19 +195,16 @@ def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     """Return one cycle of ``waits`` (who waits for whom), or () where there is none."""
     finished: set[str] = set()
     for start in waits:
-        path: list[str] = []
-        stack: list[tuple[str, Iterator[str]]] = [(start, iter(waits[start]))] if start not in finished else []
-        if stack:
-            path.append(start)
-        while stack:
-            _, others = stack[-1]
-            other = next((each for each in others if each in waits and each not in finished), None)
+        path: dict[str, Iterator[str]] = {}  # whom we came by, in order, and whom each of them still waits for
+        current: str | None = None if start in finished else start
+        while current is not None:
+            path.setdefault(current, iter(waits[current]))
+            other = next((each for each in path[current] if each in waits and each not in finished), None)
+            if other in path:
+                names = list(path)
+                return tuple(names[names.index(other) :])
             if other is None:
-                finished.add(path.pop())
-                stack.pop()
-            elif other in path:
-                return tuple(path[path.index(other) :])
-            else:
-                path.append(other)
-                stack.append((other, iter(waits[other])))
+                finished.add(current)
+                path.popitem()
+            current = other if other is not None else next(reversed(path), None)
     return ()

@@ -1,0 +1,100 @@
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from service.cli.main import app
+from service.config.load import load_config
+from service.config.workers import worker_specs
+from service.documents import parse_document
+from service.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("models: {m: {engine: embeded}}", "roundhouse.yaml:1: models.m.engine"),
+        ("model:\n  m: {engine: embedded}", "roundhouse.yaml:1: model: unknown key 'model'; did you mean 'models'?"),
+        (
+            "models:\n  m:\n    engine: embedded\n    slot: 2",
+            "roundhouse.yaml:4: models.m.slot: unknown key 'slot'; did you mean 'slots'?",
+        ),
+        ("models: {}", "models: dictionary should have at least 1 item"),
+        ("", "a configuration is a mapping"),
+        ("models: [", "not YAML"),
+        ("models: {m: {engine: llama-server, model: gone.gguf}}", "models.m.model: there is no file"),
+        ("models: {m: {engine: llama-server}}", "models.m.model: is required for engine llama-server"),
+        ("models: {m: {engine: embedded, port: 65535, replicas: 2}}", "go beyond 65535"),
+        ("models: {m: {engine: embedded}, n: {engine: embedded}}", "port 9100 of replica 0 is models.m's already"),
+        ("models: {m: {engine: embedded, args: {port: 1}}}", "models.m.args.port: is decided by the key 'port'"),
+        ("models: {m: {engine: llama-server, command: [no-such-program]}}", "there is no program 'no-such-program'"),
+        ("models: {m: {engine: embedded}}\nserver: {host: 0.0.0.0}", "needs api_keys"),
+        ("models: {m: {engine: embedded, env: {A: '${NOT_SET_ANYWHERE}'}}}", "NOT_SET_ANYWHERE is not set"),
+        ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: input should be greater than or equal to 1"),
+        ("models: {m: {engine: embedded, context: " + "[" * 5000, "nested too deeply"),
+        ("models: {1: {engine: embedded}}", "a key must be text"),
+        ("scheduling: {policy: best}\nmodels: {m: {engine: embedded}}", "unknown policy 'best'; known: progress, fifo"),
+    ],
+)
+def test_what_cannot_be_used_is_said_with_its_place_and_mend(tmp_path: Path, text: str, told: str) -> None:
+    """Contract, section 4: errors name the key and the nearest known one."""
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        worker_specs(load_config(path), tmp_path, tmp_path / "state")
+
+
+def test_variables_take_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unquoted they are what YAML makes of the text, quoted they are text; keys come from the environment too."""
+    monkeypatch.setenv("SLOTS", "3")
+    monkeypatch.setenv("FILE", str(Path(__file__)))
+    monkeypatch.setenv("ROUNDHOUSE_API_KEYS", "one, two")
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text(
+        "server:\n  port: ${PORT:-8123}\n"
+        "models:\n  m:\n    engine: llama-server\n    command: ['true']\n    model: ${FILE}\n"
+        "    slots: ${SLOTS}\n    replicas: 2\n    params:\n      a: ${SLOTS}\n      b: '${SLOTS}'\n"
+    )
+    config = load_config(path, {"port": 9000, "host": None})
+    assert (config.server.port, config.server.api_keys) == (9000, ["one", "two"])
+    assert config.models["m"].params == {"a": 3, "b": "3"}
+    specs = worker_specs(config, tmp_path, tmp_path)
+    assert [(spec.id, spec.port, spec.slots, spec.model_file) for spec in specs] == [
+        ("m-0", 9100, 3, __file__),
+        ("m-1", 9101, 3, __file__),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "document"),
+    [
+        ("choices: [yes, no, on, off]", {"choices": ["yes", "no", "on", "off"]}),
+        ("a: true\nb: False\nc: ~\nd: 1\ne: 0.5", {"a": True, "b": False, "c": None, "d": 1, "e": 0.5}),
+        ("day: 2024-01-01\nodd: 2024-13-45", {"day": "2024-01-01", "odd": "2024-13-45"}),
+        ('{"face": "\\ud83d\\ude00",\n\t"tab": "\x7f"}', {"face": "\U0001f600", "tab": "\x7f"}),
+        ("prompt: home ${HOME}", {"prompt": "home ${HOME}"}),
+        ("{a: 1}", {"a": 1}),
+        ("", None),
+    ],
+)
+def test_a_document_is_what_it_says(text: str, document: object) -> None:
+    """YAML by the rules of 1.2, JSON by its own; in a job file nothing is replaced."""
+    assert parse_document(text, "file")[0] == document
+
+
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [
+        ("serve", "ROUNDHOUSE_CONFIG"),
+        ("run", "ROUNDHOUSE_OUTPUT"),
+        ("demo", "ROUNDHOUSE_DEMO_PORT"),
+        ("check", "ROUNDHOUSE_CONFIG"),
+        *((name, "ROUNDHOUSE_URL") for name in ("submit", "status", "result", "watch", "cancel", "workers", "logs")),
+    ],
+)
+def test_help_shows_the_environment(command: str, variable: str) -> None:
+    """Contract, section 3: --help on each command shows its environment variables."""
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    assert variable in done.stdout
