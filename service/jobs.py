@@ -18,7 +18,8 @@ from service.conversations.spec import Limits, parse_job
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, JobState, TurnState
 from service.conversations.transcript import transcript_document
 from service.errors import NoSlotAvailable, NotFinished, ShuttingDown
-from service.scheduling.scheduler import Progress, Scheduler
+from service.scheduling.scheduler import Scheduler
+from service.scheduling.turn import Progress
 from service.store import reading
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.sqlite import SqliteStore
@@ -150,11 +151,7 @@ class Jobs:
         Raises:
             JobNotFound: there is none, or it was deleted.
         """
-        events = await self._store.read(reading.events(job_id, number, EVENTS_A_READ))
-        if events:
-            return events, events[-1].kind == "end"
-        stored = await self._store.read(reading.job(job_id))
-        return [], stored.state in ENDED_JOBS
+        return await self._store.read(reading.events(job_id, number, EVENTS_A_READ))
 
     def progress(self, job_id: JobId) -> Sequence[Progress]:
         """Return how far the turns of a job are that are in flight."""

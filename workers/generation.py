@@ -70,6 +70,12 @@ class Generation:
         """The reasoning so far."""
         return "".join(self._reasoning)
 
+    @property
+    def tokens_per_s(self) -> float:
+        """How fast the answer comes, from its first token to its last."""
+        seconds = self.last_event_at - self.first_token_at if self.first_token_at is not None else 0.0
+        return (self.output_events - 1) / seconds if seconds > 0 else 0.0
+
     def touch(self) -> None:
         """Take the fact that bytes came."""
         self.last_byte_at = self._clock()

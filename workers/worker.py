@@ -2,7 +2,6 @@
 
 import logging
 import random
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,25 +11,23 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from transport.client import EngineClient
-from transport.errors import EngineError
 from transport.request import ChatRequest
 from workers import supervision
-from workers.errors import NoSlot, SpawnFailed, StartFailed, StopTimedOut, WorkerError
+from workers.errors import NoSlot, StartFailed, StopTimedOut
 from workers.flight import Flights
 from workers.generation import Generation
+from workers.incarnation import Incarnation, answers
 from workers.launch import command_for
 from workers.logring import LogRing
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
 from workers.policy.silence import judge
-from workers.process import EngineExit, EngineProcess, run_engine
+from workers.process import EngineExit
 from workers.request import run_request
 from workers.slots import Lease, Slots
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import LEASABLE, WorkerState
 from workers.supervision import Supervision
 
-PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
-PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
 WATCH_INTERVAL_S: Final = 1.0
 ERROR_TAIL_LINES: Final = 20
 DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
@@ -82,8 +79,7 @@ class Worker:
         self._slots = Slots(spec.slots)
         self._flights = Flights()
         self._tasks: TaskGroup | None = None
-        self._engine: EngineProcess | None = None
-        self._engine_scope: anyio.CancelScope | None = None
+        self._engine: Incarnation | None = None
         self._last_exit: EngineExit | None = None
         self._was_ready = False
         self._changed = anyio.Event()
@@ -216,12 +212,14 @@ class Worker:
             raise RuntimeError(f"{self!r} is not running: run() owns its tasks")
         match action:
             case supervision.SpawnEngine():
-                self._tasks.start_soon(self._keep_engine, action.incarnation)
-            case supervision.TerminateEngine() if self._engine is not None:
-                self._tasks.start_soon(self._engine.terminate)
-            case supervision.TerminateEngine() | supervision.KillEngine():
-                if self._engine_scope is not None:
-                    self._engine_scope.cancel()  # leaving run_engine is what kills the tree
+                self._engine = Incarnation(action.incarnation, self.spec, self._command, self._client, self.log)
+                self._tasks.start_soon(self._run_incarnation, self._engine)
+            case supervision.TerminateEngine():
+                if self._engine is not None:
+                    self._tasks.start_soon(self._engine.terminate)
+            case supervision.KillEngine():
+                if self._engine is not None:
+                    self._engine.kill()
             case supervision.StartTimer():
                 self._tasks.start_soon(self._run_timer, action.timer, action.after_s)
             case supervision.EndRequests():
@@ -233,48 +231,15 @@ class Worker:
         await anyio.sleep(after_s)
         self._post(supervision.TimerElapsed(timer=timer))
 
-    async def _keep_engine(self, incarnation: int) -> None:
-        """Run one incarnation from its start to its empty tree."""
-        self.log.begin(incarnation)
-        with anyio.CancelScope() as self._engine_scope:
-            if self._now.state is not WorkerState.STARTING:
-                self._engine_scope.cancel()  # stopped again before this task had its first turn
-            try:
-                because = await self._run_engine(incarnation)
-            except WorkerError as error:
-                because = str(error)
-        if self._engine_scope.cancelled_caught:
-            because = "killed"
-        if self._engine is not None:
-            if not self._engine.is_gone:
-                logger.error("worker %s: processes of engine %d cannot be killed", self.spec.id, self._engine.pid)
-                return  # the supervision's own timer says what becomes of the worker; nothing is started beside it
-            self._last_exit = self._engine.exit
-        self._engine = self._engine_scope = None
-        self._post(supervision.EngineGone(incarnation=incarnation, because=because, jitter=random.random()))  # noqa: S311
-
-    async def _run_engine(self, incarnation: int) -> str:
-        _check_port(self.spec.host, self.spec.port)
-        async with run_engine(self._command, self.log.feed) as self._engine, anyio.create_task_group() as probing:
-            logger.info("worker %s: engine %d is process %d", self.spec.id, incarnation, self._engine.pid)
-            probing.start_soon(self._probe, incarnation)
-            ended = await self._engine.wait_gone()
-            probing.cancel_scope.cancel()
-        return f"the engine {ended}"
-
-    async def _probe(self, incarnation: int) -> None:
-        pause_s = PROBE_FIRST_S
-        while not await self._answers():
-            await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, PROBE_LAST_S)
-        self._post(supervision.EngineReady(incarnation=incarnation))
-
-    async def _answers(self) -> bool:
-        try:
-            await self._client.probe_ready()
-        except EngineError:
-            return False
-        return True
+    async def _run_incarnation(self, incarnation: Incarnation) -> None:
+        number = incarnation.number
+        because = await incarnation.run(lambda: self._post(supervision.EngineReady(incarnation=number)))
+        if not incarnation.is_gone:
+            logger.error("worker %s: processes of engine %d cannot be killed", self.spec.id, number)
+            return  # the supervision's own timer says what becomes of the worker; nothing is started beside it
+        self._last_exit = incarnation.exit
+        self._engine = None
+        self._post(supervision.EngineGone(incarnation=number, because=because, jitter=random.random()))  # noqa: S311
 
     # Watching
 
@@ -321,7 +286,7 @@ class Worker:
         """
         await anyio.sleep(DEATH_NOTICE_S)
         for _ in range(CONFIRM_PROBES):
-            if await self._answers():
+            if await answers(self._client):
                 return
         reason = FailureReason.ENGINE_UNREACHABLE
         self._post(supervision.EngineBroken(incarnation=incarnation, reason=reason, because=f"{reason}: {detail}"))
@@ -337,18 +302,3 @@ def _ending(action: supervision.EndRequests) -> Outcome:
     if action.reason is FailureReason.SHUTDOWN:
         return Cancelled(reason=CancelReason.SHUTDOWN)
     return EngineFailed(reason=action.reason, detail=action.because, brought_down=True)
-
-
-def _check_port(host: str, port: int) -> None:
-    """Return if an engine can listen there; another server's answers must never be taken for our engine's.
-
-    Raises:
-        SpawnFailed: it cannot.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as engines do: TIME_WAIT is no owner
-            probe.bind((host, port))
-    except OSError as error:
-        raise SpawnFailed(f"cannot listen on {host}:{port}: {error.strerror}; another program may have it") from error

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from service.conversations.job import JobId
 from service.errors import JobNotFound
 from service.jobs import Jobs
-from service.scheduling.scheduler import Progress
+from service.scheduling.turn import Progress
 from service.store.records import StoredEvent
 
 PROGRESS_INTERVAL_S: Final = 0.5  # as often as a person reads; tokens are coalesced in between

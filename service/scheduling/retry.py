@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from service.conversations.job import TurnKey
 from workers.outcome import EngineFailed, FailureReason
 
 POISONOUS_DEATHS: Final = 2  # incarnations that one turn may bring down (contract, section 5.5)
@@ -31,3 +32,27 @@ def strike(strikes: Strikes, failed: EngineFailed, *, has_other_suspect: bool) -
         return Strikes(deaths=deaths, failures=strikes.failures), reason
     failures = strikes.failures + 1
     return Strikes(deaths=strikes.deaths, failures=failures), failed.reason if failures >= MAX_ENGINE_FAILURES else None
+
+
+class Suspicion:
+    """Which suspect flies in which incarnation; at most one does, since the core keeps them apart."""
+
+    def __init__(self) -> None:
+        self._aboard: dict[str, tuple[int, TurnKey]] = {}  # by worker: the incarnation, and the suspect
+
+    def __repr__(self) -> str:
+        """State who is suspected."""
+        return f"<Suspicion {self._aboard}>"
+
+    def board(self, worker: str, incarnation: int, key: TurnKey) -> None:
+        """Note that a suspect is put on a slot."""
+        self._aboard[worker] = (incarnation, key)
+
+    def leave(self, key: TurnKey) -> None:
+        """Note that a turn has ended without a death."""
+        self._aboard = {worker: aboard for worker, aboard in self._aboard.items() if aboard[1] != key}
+
+    def falls_on_another(self, worker: str, incarnation: int, key: TurnKey) -> bool:
+        """Whether a suspect other than ``key`` was aboard when that incarnation died."""
+        aboard = self._aboard.get(worker)
+        return aboard is not None and aboard[0] == incarnation and aboard[1] != key

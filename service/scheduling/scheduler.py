@@ -6,7 +6,7 @@ back before anything is written, and nothing here waits for the store.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -20,8 +20,8 @@ from service.conversations.transcript import Turn
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
 from service.scheduling.policy import Policy
-from service.scheduling.retry import strike
-from service.scheduling.turn import TurnRun
+from service.scheduling.retry import Suspicion, strike
+from service.scheduling.turn import Progress, TurnRun
 from service.store import records
 from service.store.records import Record
 from transport.request import ChatRequest
@@ -34,17 +34,6 @@ from workers.states import WorkerState
 from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a turn in flight is: tokens of the prompt read, of the answer written."""
-
-    key: TurnKey
-    prompt_tokens_done: int
-    prompt_tokens: int | None
-    output_tokens: int
-    tokens_per_s: float
 
 
 class _Live:
@@ -78,7 +67,7 @@ class Scheduler:
         self._runs: dict[TurnKey, TurnRun] = {}
         self._in_flight: set[TurnKey] = set()
         self._unstored: dict[TurnKey, Turn] = {}  # ended, and not yet durable
-        self._suspects: dict[str, tuple[int, TurnKey]] = {}  # by worker: the incarnation, and who is suspected in it
+        self._suspicion = Suspicion()
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
 
@@ -124,13 +113,16 @@ class Scheduler:
 
         One that has ended counts as in flight until that is durable: what a caller has read never changes.
         """
-        turns = [self._runs[key].snapshot(TurnState.IN_FLIGHT) for key in self._in_flight]
-        turns += [replace(turn, state=TurnState.IN_FLIGHT, reason=None) for turn in self._unstored.values()]
-        return [turn for turn in turns if turn.key.job_id == job_id and turn.key.conversation_id == conversation_id]
+
+        def is_of_it(key: TurnKey) -> bool:
+            return key.job_id == job_id and key.conversation_id == conversation_id
+
+        ended = [replace(turn, state=TurnState.IN_FLIGHT) for key, turn in self._unstored.items() if is_of_it(key)]
+        return [*ended, *(self._runs[key].snapshot(TurnState.IN_FLIGHT) for key in self._in_flight if is_of_it(key))]
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
-        return [_progress(self._runs[key]) for key in sorted(self._in_flight) if key.job_id == job_id]
+        return [self._runs[key].progress() for key in sorted(self._in_flight) if key.job_id == job_id]
 
     # Ending
 
@@ -194,7 +186,7 @@ class Scheduler:
         if worker is None or self._tasks is None:
             raise RuntimeError(f"{action} cannot be carried out")
         if action.is_suspect:
-            self._suspects[action.worker] = (worker.incarnation, action.key)
+            self._suspicion.board(worker.spec.id, worker.incarnation, action.key)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
         self._in_flight.add(action.key)
         self._tasks.start_soon(self._run_turn, action.key, worker, lease)
@@ -239,7 +231,7 @@ class Scheduler:
         run.end_attempt(outcome)
         key = run.key
         if not (isinstance(outcome, EngineFailed) and outcome.brought_down):
-            self._clear_suspicion(key)  # after a death it stays, for the neighbours that land after it
+            self._suspicion.leave(key)  # after a death it stays, for the neighbours that land after it
         match outcome:
             case Completed():
                 words = self._jobs[key.job_id].spoken[key.conversation_id]
@@ -251,18 +243,21 @@ class Scheduler:
                 failed = events.TurnFailed(key=key, reason=outcome.reason)
                 self._finish(run, failed, TurnState.FAILED, outcome.reason, outcome.detail)
             case EngineFailed():
-                suspect = self._suspects.get(run.attempts[-1].worker)
-                is_other = suspect is not None and suspect[0] == run.attempts[-1].incarnation and suspect[1] != key
-                run.strikes, reason = strike(run.strikes, outcome, has_other_suspect=is_other)
-                if reason is not None:
-                    failed = events.TurnFailed(key=key, reason=reason)
-                    self._finish(run, failed, TurnState.FAILED, reason, outcome.detail)
-                    return
-                logger.warning("turn %s: %s: %s; it runs again", key, outcome.reason, outcome.detail)
-                at = datetime.now(UTC)
-                worker = run.attempts[-1].worker
-                interrupted = records.TurnInterrupted(key=key, worker=worker, reason=outcome.reason, at=at)
-                self._post(events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), [interrupted])
+                self._interrupt(run, outcome)
+            case _:
+                assert_never(outcome)
+
+    def _interrupt(self, run: TurnRun, failed: EngineFailed) -> None:
+        """Run a turn again whose engine has failed, unless that was once too often."""
+        key, last = run.key, run.attempts[-1]
+        is_other = self._suspicion.falls_on_another(last.worker, last.incarnation, key)
+        run.strikes, reason = strike(run.strikes, failed, has_other_suspect=is_other)
+        if reason is not None:
+            self._finish(run, events.TurnFailed(key=key, reason=reason), TurnState.FAILED, reason, failed.detail)
+            return
+        logger.warning("turn %s: %s: %s; it runs again", key, failed.reason, failed.detail)
+        told = records.TurnInterrupted(key=key, worker=last.worker, reason=failed.reason, at=datetime.now(UTC))
+        self._post(events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), [told])
 
     def _finish(
         self, run: TurnRun, event: events.Event, state: TurnState, reason: str | None = None, detail: str | None = None
@@ -271,10 +266,6 @@ class Scheduler:
         del self._runs[key]
         turn = self._unstored[key] = run.snapshot(state, reason, detail)
         self._post(event, [records.TurnEnded(turn=turn, at=datetime.now(UTC))])
-
-    def _clear_suspicion(self, key: TurnKey) -> None:
-        for worker in [worker for worker, (_, suspect) in self._suspects.items() if suspect == key]:
-            del self._suspects[worker]
 
     def _request(self, key: TurnKey) -> ChatRequest:
         live = self._jobs[key.job_id]
@@ -302,20 +293,4 @@ def _conversation(
 ) -> Record:
     return records.ConversationMoved(
         job_id=action.job_id, conversation_id=action.conversation_id, state=state, reason=reason, at=at
-    )
-
-
-def _progress(run: TurnRun) -> Progress:
-    generation = run.generation
-    if generation is None:
-        return Progress(key=run.key, prompt_tokens_done=0, prompt_tokens=None, output_tokens=0, tokens_per_s=0.0)
-    told = generation.prompt_progress
-    first, last = generation.first_token_at, generation.last_event_at
-    seconds = last - first if first is not None else 0.0
-    return Progress(
-        key=run.key,
-        prompt_tokens_done=told.processed if told else 0,
-        prompt_tokens=told.total if told else None,
-        output_tokens=generation.output_events,
-        tokens_per_s=(generation.output_events - 1) / seconds if seconds > 0 else 0.0,
     )

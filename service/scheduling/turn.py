@@ -1,6 +1,7 @@
 """One turn from the moment it is ready to its end, over all its attempts."""
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
@@ -12,6 +13,17 @@ from service.conversations.transcript import Attempt, TokenUsage, Turn
 from service.scheduling.retry import Strikes
 from workers.generation import Generation
 from workers.outcome import Cancelled, Completed, EngineFailed, Outcome, RequestFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a turn in flight is: tokens of the prompt read, of the answer written."""
+
+    key: TurnKey
+    prompt_tokens_done: int
+    prompt_tokens: int | None
+    output_tokens: int
+    tokens_per_s: float
 
 
 class TurnRun:
@@ -95,6 +107,18 @@ class TurnRun:
             started_at=self._started_at,
             first_token_at=self._first_token_at(),
             finished_at=datetime.now(UTC) if is_over else None,
+        )
+
+    def progress(self) -> Progress:
+        """Return how far the attempt on a slot is."""
+        generation = self.generation
+        told = generation.prompt_progress if generation else None
+        return Progress(
+            key=self.key,
+            prompt_tokens_done=told.processed if told else 0,
+            prompt_tokens=told.total if told else None,
+            output_tokens=generation.output_events if generation else 0,
+            tokens_per_s=generation.tokens_per_s if generation else 0.0,
         )
 
     def _first_token_at(self) -> datetime | None:

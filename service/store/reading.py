@@ -140,16 +140,21 @@ def tally(job_id: JobId) -> Query[Tally]:
     return query
 
 
-def events(job_id: JobId, after: int, limit: int) -> Query[list[StoredEvent]]:
-    """List events of a job with a number above ``after``; JobNotFound where the job is not there."""
+def events(job_id: JobId, after: int, limit: int) -> Query[tuple[list[StoredEvent], bool]]:
+    """List events of a job with a number above ``after``, and tell whether none will follow them.
 
-    def query(connection: sqlite3.Connection) -> list[StoredEvent]:
-        job(job_id)(connection)
+    Both are of one moment: an end that is seen with no events is the end of what was read before. JobNotFound where the
+    job is not there.
+    """
+
+    def query(connection: sqlite3.Connection) -> tuple[list[StoredEvent], bool]:
+        has_ended = job(job_id)(connection).state in ENDED_JOBS
         rows = connection.execute(
             "SELECT number, kind, data FROM events WHERE job_id = ? AND number > ? ORDER BY number LIMIT ?",
             (job_id, after, limit),
         )
-        return [StoredEvent(number=row[0], kind=row[1], data=row[2]) for row in rows]
+        listed = [StoredEvent(number=row[0], kind=row[1], data=row[2]) for row in rows]
+        return listed, has_ended and len(listed) < limit
 
     return query
 

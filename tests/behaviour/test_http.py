@@ -307,18 +307,20 @@ def test_events_go_on_after_the_last_that_was_read(service: Service) -> None:
 
 
 def test_progress_of_turns_in_flight_is_coalesced(service: Service) -> None:
-    """A watcher sees tokens grow, without an event a token and without a number."""
+    """A watcher sees tokens grow, without an event for each of them and without a number."""
     job_id = service.post_job(debate(model="slow"))
     with connect_sse(service.http, "GET", f"/v1/jobs/{job_id}/events") as source:
-        seen: list[tuple[str, int]] = []
+        last, tokens = "", []
         for event in source.iter_sse():
-            if event.event == "progress":
-                assert event.id == seen[-1][0] if seen else True
-                turns = json.loads(event.data)["turns"]
-                seen.append((event.id, sum(turn["output_tokens"] for turn in turns)))
-                if len(seen) == 3:
-                    break
-    assert seen[2][1] > seen[1][1] + 10
+            if event.event != "progress":
+                last = event.id
+                continue
+            assert event.id == last  # it has none of its own, so the last numbered one's stands
+            tokens.append(sum(turn["output_tokens"] for turn in json.loads(event.data)["turns"]))
+            if tokens[-1] > 100:
+                break
+    assert tokens == sorted(tokens)
+    assert len(tokens) < 20
     service.http.post(f"/v1/jobs/{job_id}/cancel")
     service.wait_ended(job_id)
 

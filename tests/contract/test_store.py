@@ -72,7 +72,8 @@ async def test_what_is_posted_is_read(store: SqliteStore, committed: list[frozen
     assert await store.read(reading.conversation_states(JobId("j"))) == dict.fromkeys(
         ("c0", "c1", "c2"), ConversationState.QUEUED
     )
-    assert [(event.number, event.kind) for event in await store.read(reading.events(JobId("j"), 0, 9))] == [(1, "job")]
+    events, is_over = await store.read(reading.events(JobId("j"), 0, 9))
+    assert ([(event.number, event.kind) for event in events], is_over) == ([(1, "job")], False)
     assert committed == [frozenset({JobId("j")})]
 
 
@@ -112,7 +113,8 @@ async def test_facts_are_applied_in_order_and_told_once(store: SqliteStore) -> N
     moved = TurnMoved(key=key("a"), state=TurnState.IN_FLIGHT, worker="w", at=NOW)
     await append(store, running, running, moved, ended, ended)
     await append(store, JobMoved(state=JobState.COMPLETED, **at))  # type: ignore[arg-type]
-    events = await store.read(reading.events(JobId("j"), 0, 99))
+    events, is_over = await store.read(reading.events(JobId("j"), 0, 99))
+    assert is_over
     assert [(event.number, event.kind) for event in events] == [
         (1, "job"),
         (2, "job"),
@@ -120,7 +122,8 @@ async def test_facts_are_applied_in_order_and_told_once(store: SqliteStore) -> N
         (4, "conversation"),
         (5, "end"),
     ]
-    assert await store.read(reading.events(JobId("j"), 3, 1)) == events[3:4]
+    assert await store.read(reading.events(JobId("j"), 3, 1)) == (events[3:4], False)
+    assert await store.read(reading.events(JobId("j"), 5, 1)) == ([], True)
     stored = await store.read(reading.job(JobId("j")))
     assert (stored.state, stored.started_at, stored.finished_at) == (JobState.COMPLETED, NOW, NOW)
     assert await store.read(reading.unfinished_jobs()) == []

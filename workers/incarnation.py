@@ -1,0 +1,118 @@
+"""One incarnation of a worker's engine: from its start to its empty tree."""
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from transport.client import EngineClient
+from transport.errors import EngineError
+from workers.errors import SpawnFailed, WorkerError
+from workers.logring import LogRing
+from workers.process import Command, EngineExit, EngineProcess, run_engine
+from workers.spec import WorkerSpec
+
+PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
+PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
+logger = logging.getLogger(__name__)
+
+
+class Incarnation:
+    """The n-th engine process of a worker; made to be run once."""
+
+    def __init__(self, number: int, spec: WorkerSpec, command: Command, client: EngineClient, log: LogRing) -> None:
+        self.number = number
+        self._spec = spec
+        self._command = command
+        self._client = client
+        self._log = log
+        self._scope = anyio.CancelScope()
+        self._engine: EngineProcess | None = None
+
+    def __repr__(self) -> str:
+        """State the process."""
+        return f"<Incarnation {self.number} {self._engine!r}>"
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's main process, and the leader of its group."""
+        return self._engine.pid if self._engine is not None else None
+
+    @property
+    def exit(self) -> EngineExit | None:
+        """How the main process ended; None where there never was one."""
+        return self._engine.exit if self._engine is not None else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no process of it is left, or ever was."""
+        return self._engine is None or self._engine.is_gone
+
+    async def run(self, on_ready: Callable[[], None]) -> str:
+        """Run the engine, call ``on_ready`` once it answers, and return why it ended.
+
+        When this returns, its whole tree is gone, unless ``is_gone`` says that it cannot be killed.
+        """
+        self._log.begin(self.number)
+        because = "killed"
+        with self._scope:
+            await anyio.lowlevel.checkpoint()  # it may have been killed before it had its first turn
+            try:
+                because = await self._run(on_ready)
+            except WorkerError as error:
+                because = str(error)
+        return because
+
+    def kill(self) -> None:
+        """Have the whole tree killed: leaving ``run_engine`` is what does it."""
+        self._scope.cancel()
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the engine's group; kill, where there is no engine yet."""
+        if self._engine is None:
+            self.kill()
+        else:
+            await self._engine.terminate()
+
+    async def _run(self, on_ready: Callable[[], None]) -> str:
+        _check_port(self._spec.host, self._spec.port)
+        async with run_engine(self._command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
+            logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
+            probing.start_soon(self._probe, on_ready)
+            ended = await self._engine.wait_gone()
+            probing.cancel_scope.cancel()
+        return f"the engine {ended}"
+
+    async def _probe(self, on_ready: Callable[[], None]) -> None:
+        pause_s = PROBE_FIRST_S
+        while not await answers(self._client):
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, PROBE_LAST_S)
+        on_ready()
+
+
+async def answers(client: EngineClient) -> bool:
+    """Tell whether the engine answers a readiness probe now."""
+    try:
+        await client.probe_ready()
+    except EngineError:
+        return False
+    return True
+
+
+def _check_port(host: str, port: int) -> None:
+    """Return if an engine can listen there; another server's answers must never be taken for our engine's.
+
+    Raises:
+        SpawnFailed: it cannot.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as engines do: TIME_WAIT is no owner
+            probe.bind((host, port))
+    except OSError as error:
+        raise SpawnFailed(f"cannot listen on {host}:{port}: {error.strerror}; another program may have it") from error
