@@ -199,6 +199,8 @@ class Worker:
             self._was_ready = self._was_ready or self._now.state is WorkerState.READY
             logger.info("worker %s: %s -> %s: %s", self.spec.id, before.state, self._now.state, self._now.because)
             self.log.note(f"{before.state} -> {self._now.state}: {self._now.because}")
+            if self._now.state in {WorkerState.BACKOFF, WorkerState.FAILED}:
+                logger.warning("%s", self.failure())
         for action in actions:
             self._act(action)
         if self._now.state is not before.state:
