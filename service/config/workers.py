@@ -32,9 +32,9 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     return specs
 
 
-def needs_tiny_model(config: Config) -> bool:
-    """Whether a model is to be run that names no file, so that Roundhouse makes one."""
-    return any(_is_tiny(model) for model in config.models.values())
+def models_without_file(config: Config) -> list[str]:
+    """Return the models that name no file, so that Roundhouse makes one for them."""
+    return [name for name, model in config.models.items() if _is_tiny(model)]
 
 
 def tiny_model_path(state_dir: Path) -> Path:

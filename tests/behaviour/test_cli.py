@@ -56,11 +56,11 @@ def test_the_demo_shows_progress_prints_a_transcript_and_leaves_nothing(free_por
     """Issue A: the built-in debate on two embedded engines, exit 0, no process left."""
     done = run_command("demo", "--port", str(free_ports(2)))
     assert done.returncode == 0, done.stderr
-    assert "its text is noise" in done.stdout
     assert "demo: 36/36 turns, 4/4 conversations" in done.stdout
     assert done.stdout.count("[round ") == 9
     assert done.stdout.rstrip().endswith("demo: completed, 36 turns")
-    assert done.stderr == ""
+    assert done.stderr.startswith("tiny: no model is named, so ")
+    assert done.stderr.endswith("tiny.gguf stands in; its text is noise\n")
     commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if "roundhouse-demo-" in command]
 
