@@ -42,7 +42,7 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
     """
     if text.lstrip()[:1] in ("{", "[") and substitute is None:
         try:
-            return json.loads(text), {}
+            return json.loads(text, object_pairs_hook=_unique), {}
         except ValueError as error:
             if source.endswith(".json"):
                 raise ConfigError(f"{source}: not JSON: {error}") from error
@@ -56,6 +56,14 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{source}{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return found
 
 
 def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
@@ -89,6 +97,8 @@ def _visit(
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                 raise ConfigError(f"{source}:{line}: a key must be text; put it in quotes")
             inside = (*place, key.value)
+            if inside in lines:
+                raise ConfigError(f"{source}:{line}: the key {key.value!r} stands in line {lines[inside]} already")
             lines[inside] = line
             _visit(value, inside, lines, source, change)
     elif isinstance(node, yaml.SequenceNode):

@@ -73,7 +73,8 @@ class Jobs:
         """Go on with one job where an earlier life of the service left it; nothing, if it has ended or runs here."""
         if stored.state in ENDED_JOBS:
             return
-        job = await anyio.to_thread.run_sync(_parse_stored, stored)
+        document = await self._store.read(reading.document(stored.id))
+        job = await anyio.to_thread.run_sync(_parse_stored, stored.id, document)
         missing = sorted({agent.model for agent in job.agents} - set(self._models))
         if missing:
             logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
@@ -237,10 +238,10 @@ def body_hash(document: object) -> str:
     return hashlib.sha256(canonical_json(document)).hexdigest()
 
 
-def _parse_stored(stored: StoredJob) -> Job:
+def _parse_stored(job_id: JobId, text: str) -> Job:
     """Return a stored job as it was accepted, whatever the configuration says by now."""
-    document = msgspec.json.decode(stored.document)
+    document = msgspec.json.decode(text)
     models = {agent["model"] for agent in document["agents"]}
     most = 2**62
     anything = Limits(body_bytes=most, depth=most, agents=most, conversations=most, rounds=most, turns=most)
-    return parse_job(document, stored.id, models, anything)
+    return parse_job(document, job_id, models, anything)

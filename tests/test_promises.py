@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from service import errors
-from service.cli.main import app
+from service.cli.app import app as command_line
 from service.config.load import load_config
 from service.config.schema import Config, ModelConfig
 from service.conversations.spec import Limits
@@ -62,17 +62,8 @@ def test_every_reason_of_failure_is_in_the_readme() -> None:
 def test_every_command_is_in_the_readme() -> None:
     """The table of commands is the command line."""
     table = README.split("## Commands")[1].split("##")[0]
-    for command in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+    for command in typer.main.get_command(command_line).commands:  # type: ignore[attr-defined]
         assert re.search(rf"`{command}\b", table), command
-
-
-def test_every_route_is_in_the_readme() -> None:
-    """The table of calls is the surface."""
-    table = README.split("## HTTP")[1].split("##")[0]
-    sources = "".join((ROOT / "service" / "api" / name).read_text() for name in ("jobs.py", "workers.py"))
-    for path in re.findall(r"@router\.(?:get|post|delete)\(\s*\"([^\"]*)\"", sources):
-        last = path.rstrip("/").rsplit("/", 1)[-1]
-        assert last.startswith("{") or last in table, path
 
 
 def test_the_example_configuration_is_every_default() -> None:

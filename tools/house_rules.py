@@ -72,10 +72,11 @@ def _check_source(name: Path, text: str) -> Iterator[str]:
 def _check_dataclass(name: Path, node: ast.ClassDef) -> Iterator[str]:
     for decorator in node.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if not (isinstance(called, ast.Name) and called.id == "dataclass"):
+        if not ast.unparse(called).endswith("dataclass"):
             continue
-        given = {key.arg for key in decorator.keywords} if isinstance(decorator, ast.Call) else set()
-        missing = {"frozen", "kw_only"} - given
+        keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+        given = {key.arg for key in keywords if isinstance(key.value, ast.Constant) and key.value.value is True}
+        missing = {"frozen", "kw_only", "slots"} - given
         if missing:
             yield f"{name}:{node.lineno}: dataclass {node.name} is not {' and '.join(sorted(missing))}"
 

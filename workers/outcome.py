@@ -23,7 +23,7 @@ class FailureReason(StrEnum):
 class CancelReason(StrEnum):
     """Why somebody ended a request that was running."""
 
-    JOB_CANCELLED = "cancelled"
+    CONVERSATION_ENDED = "cancelled"  # nobody wants the answer any more
     SHUTDOWN = "shutdown"
 
 

@@ -20,6 +20,7 @@ from workers.errors import SpawnFailed
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone when the block that started it is left
+LAST_LIMIT_S: Final = 1.0  # for the end of a guardian that had to be killed itself
 logger = logging.getLogger(__name__)
 
 
@@ -60,6 +61,7 @@ class EngineProcess:
         self.exit = EngineExit()
         self._gone = anyio.Event()
         self._drained = anyio.Event()
+        self._is_ended = False
 
     def __repr__(self) -> str:
         """State the process."""
@@ -82,18 +84,27 @@ class EngineProcess:
         return self.exit
 
     async def end(self, limit_s: float) -> None:
-        """Let go of the lifeline, and wait for the tree's death and its last words; shielded, and bounded."""
+        """Let go of the lifeline, and wait for the tree's death and its last words; shielded, bounded, done once."""
+        if self._is_ended:
+            return
+        self._is_ended = True
         with anyio.CancelScope(shield=True):
             await self._orders.aclose()
             with anyio.move_on_after(limit_s):
-                await self._guardian.wait()
-                if self.pid:
-                    await self._gone.wait()
-                    await self._drained.wait()
-                else:
-                    self._gone.set()  # it never came to be
+                await self._wait_ended()
                 return
-            self._guardian.kill()  # a guardian that hangs; PDEATHSIG takes the engine with it
+            with contextlib.suppress(ProcessLookupError):
+                self._guardian.kill()  # it hangs; PDEATHSIG takes the engine with it
+            with anyio.move_on_after(LAST_LIMIT_S):
+                await self._wait_ended()
+
+    async def _wait_ended(self) -> None:
+        await self._guardian.wait()
+        if self.pid:
+            await self._gone.wait()
+            await self._drained.wait()
+        else:
+            self._gone.set()  # it never came to be
 
     async def wait_started(self) -> None:
         """Return when the engine's program is running.
@@ -149,11 +160,13 @@ class EngineProcess:
 
 
 @asynccontextmanager
-async def run_engine(command: Command, on_output: Callable[[bytes], None]) -> AsyncIterator[EngineProcess]:
+async def run_engine(
+    command: Command, on_output: Callable[[bytes], None], leave_limit_s: float = LEAVE_LIMIT_S
+) -> AsyncIterator[EngineProcess]:
     """Start ``command`` under a guardian; when the block is left, however it is left, the whole tree is gone.
 
     ``on_output`` takes what the engine prints on both streams, as it comes. An error of the block leaves in a group.
-    A process that hangs in the kernel cannot be killed: after ``LEAVE_LIMIT_S`` the block is left all the same, and
+    A process that hangs in the kernel cannot be killed: after ``leave_limit_s`` the block is left all the same, and
     ``is_gone`` is false.
 
     Raises:
@@ -176,10 +189,10 @@ async def run_engine(command: Command, on_output: Callable[[bytes], None]) -> As
             try:
                 yield engine
             finally:
-                await engine.end(LEAVE_LIMIT_S)
+                await engine.end(leave_limit_s)
                 readers.cancel()
     finally:
-        await engine.end(LEAVE_LIMIT_S)
+        await engine.end(leave_limit_s)
         await engine.close()
 
 

@@ -21,7 +21,6 @@ class WorkerState(StrEnum):
 
 _S = WorkerState
 LEASABLE: Final = frozenset({_S.READY})
-SETTLED: Final = frozenset({_S.STOPPED, _S.READY, _S.FAILED})
 ALLOWED: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
     _S.STOPPED: frozenset({_S.STARTING}),
     _S.STARTING: frozenset({_S.READY, _S.STOPPING, _S.BACKOFF, _S.FAILED}),

@@ -79,7 +79,7 @@ class Worker:
         self._slots = Slots(spec.slots)
         self._flights = Flights()
         self._tasks: TaskGroup | None = None
-        self._engine: Incarnation | None = None
+        self._running: Incarnation | None = None
         self._last_exit: EngineExit | None = None
         self._was_ready = False
         self._changed = anyio.Event()
@@ -179,7 +179,7 @@ class Worker:
             engine=self.spec.engine,
             state=self._now.state,
             because=self._now.because,
-            pid=self._engine.pid if self._engine else None,
+            pid=self._running.pid if self._running else None,
             port=self.spec.port,
             incarnation=self._now.incarnation,
             slots_total=self._slots.total,
@@ -214,14 +214,14 @@ class Worker:
             raise RuntimeError(f"{self!r} is not running: run() owns its tasks")
         match action:
             case supervision.SpawnEngine():
-                self._engine = Incarnation(action.incarnation, self.spec, self._command, self._client, self.log)
-                self._tasks.start_soon(self._run_incarnation, self._engine)
+                self._running = Incarnation(action.incarnation, self.spec, self._command, self._client, self.log)
+                self._tasks.start_soon(self._run_incarnation, self._running)
             case supervision.TerminateEngine():
-                if self._engine is not None:
-                    self._tasks.start_soon(self._engine.terminate)
+                if self._running is not None:
+                    self._tasks.start_soon(self._running.terminate)
             case supervision.KillEngine():
-                if self._engine is not None:
-                    self._engine.kill()
+                if self._running is not None:
+                    self._running.kill()
             case supervision.StartTimer():
                 self._tasks.start_soon(self._run_timer, action.timer, action.after_s)
             case supervision.EndRequests():
@@ -240,7 +240,7 @@ class Worker:
             logger.error("worker %s: processes of engine %d cannot be killed", self.spec.id, number)
             return  # the supervision's own timer says what becomes of the worker; nothing is started beside it
         self._last_exit = incarnation.exit
-        self._engine = None
+        self._running = None
         self._post(supervision.EngineGone(incarnation=number, because=because, jitter=random.random()))  # noqa: S311
 
     # Watching

@@ -31,5 +31,12 @@ def build_app(jobs: Jobs, fleet: Fleet, limits: Limits, api_keys: Sequence[str])
     description = app.openapi()
     # The body of POST /v1/jobs is read by ourselves, bounded, so FastAPI does not know its schema.
     job = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
-    description["components"]["schemas"] |= {**job.pop("$defs"), "JobSpec": job}
+    schemas = description["components"]["schemas"]
+    schemas |= {**job.pop("$defs"), "JobSpec": job}
+    # A bad parameter is a 400 of our own form; FastAPI writes its own 422 wherever there is a parameter.
+    for route in (route for path in description["paths"].values() for route in path.values()):
+        if "HTTPValidationError" in str(route["responses"].get("422")):
+            del route["responses"]["422"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
     return app

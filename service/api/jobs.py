@@ -1,8 +1,7 @@
 """The HTTP surface of jobs."""
 
 from collections.abc import AsyncIterator
-from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -11,9 +10,10 @@ from starlette.responses import StreamingResponse
 from service.api import schemas
 from service.api.body import read_document
 from service.api.events import follow
+from service.api.problems import refused
 from service.conversations.job import JobId
 from service.conversations.spec import Limits
-from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.states import ENDED_TURNS, ConversationState, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import InvalidParameter
 from service.jobs import Jobs, JobView
@@ -24,11 +24,6 @@ JSON: Final = "application/json"
 BODY: Final = {
     "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": "#/components/schemas/JobSpec"}}}}
 }
-
-
-def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the errors that a route can answer with, for its description."""
-    return {status: {"model": schemas.Problem, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
 def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
@@ -147,7 +142,7 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
 def job_document(view: JobView) -> dict[str, object]:
     """Return a job as callers see it."""
     talks, turns = view.tally.conversations, view.tally.turns
-    ended = {state: turns.get(state, 0) for state in (TurnState.COMPLETED, TurnState.FAILED, TurnState.CANCELLED)}
+    ended = {state.value: turns.get(state, 0) for state in sorted(ENDED_TURNS)}
     total = view.stored.total_turns
     return {
         "id": view.stored.id,

@@ -2,13 +2,14 @@
 
 import logging
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from service.api import schemas
 from service.errors import Fault, ServiceError
 from service.faults import path_of
 
@@ -20,6 +21,11 @@ def problem(error: ServiceError) -> Response:
     """Return the response that an error of the service stands for."""
     headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
     return _render(error.status, error.title, str(error), error.code, error.faults, headers)
+
+
+def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the errors that a route can answer with, for its description."""
+    return {status: {"model": schemas.Problem, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
 def install(app: FastAPI) -> None:

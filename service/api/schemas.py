@@ -3,12 +3,18 @@
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from service.conversations.states import ConversationState, JobState, TurnState
 
 
-class ConversationCounts(BaseModel):
+class Answer(BaseModel):
+    """What is answered has these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ConversationCounts(Answer):
     """How many conversations are how far."""
 
     total: int
@@ -17,7 +23,7 @@ class ConversationCounts(BaseModel):
     cancelled: int
 
 
-class TurnCounts(BaseModel):
+class TurnCounts(Answer):
     """How many turns are how far."""
 
     total: int
@@ -29,14 +35,14 @@ class TurnCounts(BaseModel):
     cancelled: int
 
 
-class ProgressOut(BaseModel):
+class ProgressOut(Answer):
     """How far a job is."""
 
     conversations: ConversationCounts
     turns: TurnCounts
 
 
-class JobOut(BaseModel):
+class JobOut(Answer):
     """A job."""
 
     id: str
@@ -49,14 +55,14 @@ class JobOut(BaseModel):
     metadata: dict[str, object]
 
 
-class JobList(BaseModel):
+class JobList(Answer):
     """A page of jobs, the newest first."""
 
     jobs: list[JobOut]
     next_cursor: str | None
 
 
-class AttemptOut(BaseModel):
+class AttemptOut(Answer):
     """One try of a turn."""
 
     outcome: TurnState
@@ -69,7 +75,7 @@ class AttemptOut(BaseModel):
     finished_at: datetime
 
 
-class UsageOut(BaseModel):
+class UsageOut(Answer):
     """What a turn cost, in tokens."""
 
     prompt_tokens: int | None
@@ -77,7 +83,7 @@ class UsageOut(BaseModel):
     cached_tokens: int | None
 
 
-class TurnOut(BaseModel):
+class TurnOut(Answer):
     """One agent speaking once in one round."""
 
     agent: str
@@ -101,7 +107,7 @@ class TurnOut(BaseModel):
     finished_at: datetime | None
 
 
-class TranscriptOut(BaseModel):
+class TranscriptOut(Answer):
     """One conversation; turns in the order in which they became visible."""
 
     id: str
@@ -111,7 +117,7 @@ class TranscriptOut(BaseModel):
     turns: list[TurnOut]
 
 
-class ResultOut(BaseModel):
+class ResultOut(Answer):
     """All transcripts of a job that has ended."""
 
     id: str
@@ -119,14 +125,14 @@ class ResultOut(BaseModel):
     conversations: list[TranscriptOut]
 
 
-class SlotsOut(BaseModel):
+class SlotsOut(Answer):
     """A worker's slots."""
 
     total: int
     in_use: int
 
 
-class ExitOut(BaseModel):
+class ExitOut(Answer):
     """How an engine's process ended."""
 
     status: int | None
@@ -134,7 +140,7 @@ class ExitOut(BaseModel):
     text: str
 
 
-class WorkerOut(BaseModel):
+class WorkerOut(Answer):
     """A worker."""
 
     id: str
@@ -154,13 +160,13 @@ class WorkerOut(BaseModel):
     weight_version: int | None
 
 
-class WorkerList(BaseModel):
+class WorkerList(Answer):
     """All workers, in the order of the configuration."""
 
     workers: list[WorkerOut]
 
 
-class LogLineOut(BaseModel):
+class LogLineOut(Answer):
     """One line that an engine printed."""
 
     number: int
@@ -169,7 +175,7 @@ class LogLineOut(BaseModel):
     text: str
 
 
-class LogsOut(BaseModel):
+class LogsOut(Answer):
     """The last lines of a worker's engine, of this and the previous incarnation."""
 
     id: str
@@ -177,26 +183,26 @@ class LogsOut(BaseModel):
     lines: list[LogLineOut]
 
 
-class HealthOut(BaseModel):
+class HealthOut(Answer):
     """The process serves."""
 
     status: Literal["ok"]
 
 
-class ReadyOut(BaseModel):
+class ReadyOut(Answer):
     """Every model has a ready worker."""
 
     status: Literal["ready"]
 
 
-class ProblemFault(BaseModel):
+class ProblemFault(Answer):
     """One thing that is wrong with a request."""
 
     path: str
     message: str
 
 
-class Problem(BaseModel):
+class Problem(Answer):
     """An error (RFC 9457)."""
 
     type: str

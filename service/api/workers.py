@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from service.api import schemas
+from service.api.problems import refused
 from service.conversations.transcript import rfc3339
 from service.errors import NotReady, WorkerNotFound
 from workers.fleet import Fleet
@@ -22,15 +23,15 @@ def workers_router(fleet: Fleet) -> APIRouter:
             raise WorkerNotFound(worker_id)
         return worker
 
-    @router.get("", summary="List workers")
+    @router.get("", summary="List workers", responses=refused(401))
     async def list_workers() -> schemas.WorkerList:
         return schemas.WorkerList(workers=[_worker(worker) for worker in fleet])
 
-    @router.get("/{worker_id}", summary="Look at a worker")
+    @router.get("/{worker_id}", summary="Look at a worker", responses=refused(401, 404))
     async def get_worker(worker_id: str) -> schemas.WorkerOut:
         return _worker(find(worker_id))
 
-    @router.get("/{worker_id}/logs", summary="Read the engine's last output lines")
+    @router.get("/{worker_id}/logs", summary="Read the engine's last output lines", responses=refused(400, 401, 404))
     async def get_logs(
         worker_id: str,
         tail: Annotated[int, Query(ge=0, le=10_000)] = 100,
@@ -56,11 +57,7 @@ def health_router(fleet: Fleet) -> APIRouter:
     async def healthz() -> schemas.HealthOut:
         return schemas.HealthOut(status="ok")
 
-    @router.get(
-        "/readyz",
-        summary="200 when every model has a ready worker",
-        responses={503: {"model": schemas.Problem, "description": "names the models that have none"}},
-    )
+    @router.get("/readyz", summary="200 when every model has a ready worker", responses=refused(401, 503))
     async def readyz() -> schemas.ReadyOut:
         missing = fleet.models_without_ready_worker()
         if missing:

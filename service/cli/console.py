@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from service.conversations.job import JobId
-from service.conversations.states import ConversationState, TurnState
+from service.conversations.states import ENDED_CONVERSATIONS, ENDED_TURNS
 from service.jobs import JobView
 
 PLAIN_INTERVAL_S: Final = 1.0  # where the output is no terminal: a line a second at most
@@ -87,12 +87,10 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
 
 
 def _done(view: JobView) -> int:
-    ended = (TurnState.COMPLETED, TurnState.FAILED, TurnState.CANCELLED)
-    return sum(view.tally.turns.get(state, 0) for state in ended)
+    return sum(view.tally.turns.get(state, 0) for state in ENDED_TURNS)
 
 
 def _detail(view: JobView) -> str:
     talks = view.tally.conversations
-    ended = (ConversationState.COMPLETED, ConversationState.FAILED, ConversationState.CANCELLED)
-    done = sum(talks.get(state, 0) for state in ended)
+    done = sum(talks.get(state, 0) for state in ENDED_CONVERSATIONS)
     return f"{done}/{view.stored.total_conversations} conversations, {view.in_flight} in flight, {view.ready} ready"

@@ -5,6 +5,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -33,7 +34,7 @@ ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration, a YAML file.")
 ]
 StateOption = Annotated[
-    Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Database, logs, made models; over server.state_dir.")
+    Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Database, made models; over server.state_dir.")
 ]
 
 
@@ -68,6 +69,7 @@ def run_command(
     """Run job files in one process, without HTTP, with progress."""
     settings = load_config(config)
     files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
+    _check_writable(output)
     specs = _specs(settings, config.parent, settings.server.state_dir)
     views = _run(settings, specs, files, output)
     for view in views:
@@ -106,8 +108,9 @@ def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:
     shown = settings.model_dump(mode="json")
     shown["server"]["api_keys"] = [MASK for _ in settings.server.api_keys]
     for model in shown["models"].values():
-        model["env"] = {name: _masked(name, value) for name, value in model["env"].items()}
-        model["args"] = {name: _masked(name, value) for name, value in model["args"].items()}
+        for key in ("env", "args", "params"):
+            model[key] = {name: _masked(name, value) for name, value in model[key].items()}
+        model["command"] = [_masked(before, word) for before, word in pairwise(["", *model["command"]])]
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -150,6 +153,15 @@ def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
         path = ensure_tiny_model(tiny_model_path(state_dir))
         typer.echo(f"{', '.join(tiny)}: no model is named, so {path} stands in; its text is noise", err=True)
     return worker_specs(config, base, state_dir)
+
+
+def _check_writable(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be written: {error.strerror}; give another folder") from error
 
 
 def _masked(name: str, value: object) -> object:

@@ -19,7 +19,6 @@ from service.documents import parse_document
 from service.errors import ConfigError
 
 EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 LIMIT_S: Final = 30.0  # for one answer; streams wait for as long as the service keeps them alive
 RECONNECT_S: Final = 1.0
 FOLLOW_INTERVAL_S: Final = 0.5
@@ -219,7 +218,7 @@ def follow(service: httpx.Client, job_id: str, *, as_json: bool) -> str:
         Refused: there is no such job.
     """
     last = "0"
-    state = ask(service, "GET", f"/v1/jobs/{job_id}")["state"]
+    ask(service, "GET", f"/v1/jobs/{job_id}")  # a service that is not there, or knows no such job, is said at once
     while True:
         try:
             for event in _events(service, job_id, last):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple, NewType
 
 JobId = NewType("JobId", str)
@@ -40,7 +39,7 @@ class Conversation:
     metadata: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Agents and the conversations that they hold."""
 
@@ -50,16 +49,6 @@ class Job:
     conversations: tuple[Conversation, ...]
     priority: int = 0
     metadata: Mapping[str, object] = field(default_factory=dict)
-
-    @cached_property
-    def agents_by_id(self) -> Mapping[str, Agent]:
-        """The agents by their ids."""
-        return {agent.id: agent for agent in self.agents}
-
-    @cached_property
-    def conversations_by_id(self) -> Mapping[str, Conversation]:
-        """The conversations by their ids."""
-        return {conversation.id: conversation for conversation in self.conversations}
 
     @property
     def total_turns(self) -> int:

@@ -42,7 +42,7 @@ class ConversationSpec(StrictModel):
 
     id: Identifier | None = None
     prompt: str
-    rounds: int | None = Field(default=None, ge=1)
+    rounds: int | None = Field(default=None, ge=1, strict=True)
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
@@ -51,10 +51,10 @@ class JobSpec(StrictModel):
 
     name: str = Field(default="job", min_length=1, max_length=200)
     mode: Literal["rounds"] = "rounds"
-    rounds: int = Field(default=1, ge=1)
+    rounds: int = Field(default=1, ge=1, strict=True)
     agents: list[AgentSpec] = Field(min_length=1)
     conversations: list[ConversationSpec] = Field(min_length=1)
-    priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
+    priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, strict=True)
     metadata: dict[str, object] = Field(default_factory=dict)
 
 

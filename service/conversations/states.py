@@ -44,6 +44,8 @@ ENDED_CONVERSATIONS: Final = frozenset(
     {ConversationState.COMPLETED, ConversationState.FAILED, ConversationState.CANCELLED}
 )
 
+ENDED_TURNS: Final = frozenset({TurnState.COMPLETED, TurnState.FAILED, TurnState.CANCELLED})
+
 
 def job_state_after(ended: frozenset[ConversationState], *, was_cancelled: bool) -> JobState:
     """Return how a job ends whose conversations ended in these ways."""

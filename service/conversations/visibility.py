@@ -25,8 +25,7 @@ def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken)
     """Return what ``listener`` may read when it speaks in ``round_number``, in a stable order.
 
     The order is the one in which it could have heard the words: before each of its own turns the words of the agents
-    that it waits for, after it those of the others. So a later prompt extends an earlier one, and engines' prefix
-    caches keep what they have.
+    that it waits for, after it those of the others. So the discussion in a later prompt extends that in an earlier one.
     """
     heard: list[Utterance] = []
     for number in range(round_number + 1):

@@ -59,8 +59,7 @@ class _Talk:
 class _LiveJob:
     """One job that has not ended."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self) -> None:
         self.talks: dict[str, _Talk] = {}
         self.endings: set[ConversationState] = set()
         self.is_started = False
@@ -94,8 +93,8 @@ class SchedulingCore:
     def counts(self, job_id: JobId) -> dict[TurnState, int]:
         """Count the turns of one job that are ready and in flight."""
         return {
-            TurnState.READY: sum(key.job_id == job_id for pool in (self._ready, self._suspects) for key in pool),
-            TurnState.IN_FLIGHT: sum(key.job_id == job_id for key in self._seats),
+            TurnState.READY: self._ready.by_job[job_id] + self._suspects.by_job[job_id],
+            TurnState.IN_FLIGHT: self._seats.by_job[job_id],
         }
 
     def free(self, model: str) -> int:
@@ -122,7 +121,7 @@ class SchedulingCore:
     # Jobs
 
     def _admit(self, event: JobAdmitted) -> Iterator[Action]:
-        live = _LiveJob(event.job)
+        live = _LiveJob()
         live.is_cancelled = event.is_cancelled
         self._jobs[event.job.id] = live
         for conversation in event.job.conversations:
@@ -207,7 +206,7 @@ class SchedulingCore:
             self._ready.discard(key)
             self._suspects.discard(key)
             if key in self._seats:
-                yield CutOffTurn(key=key, reason=reason or state.value)
+                yield CutOffTurn(key=key)
         yield from self._settle(talk)
 
     def _settle(self, talk: _Talk) -> Iterator[Action]:

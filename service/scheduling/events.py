@@ -113,10 +113,9 @@ class StartTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOffTurn:
-    """End the turn that is in flight, and tell when it has ended."""
+    """End the turn that is in flight, since its conversation has ended, and tell when it has."""
 
     key: TurnKey
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,12 @@
-"""The three pools of seed 000: pending, pre-departure (here: ready) and in flight. A turn is in exactly one. Pure."""
+"""Two of seed 000's three pools: pre-departure (here: ready) and in flight. Pending turns stay with their conversation.
+
+A turn is in exactly one. Pure.
+"""
 
 import heapq
-from collections.abc import Iterator
+from collections import Counter
 
-from service.conversations.job import TurnKey
+from service.conversations.job import JobId, TurnKey
 from service.scheduling.policy import Rank
 
 
@@ -15,18 +18,15 @@ class ReadyPool:
         self._entries: dict[TurnKey, tuple[str, int]] = {}  # the model, and the number of the entry that counts
         self._numbers = 0
         self._sizes: dict[str, int] = {}
+        self.by_job: Counter[JobId] = Counter()
 
     def __len__(self) -> int:
         """Count the turns."""
         return len(self._entries)
 
-    def __contains__(self, key: object) -> bool:
-        """Tell whether a turn is ready."""
-        return key in self._entries
-
-    def __iter__(self) -> Iterator[TurnKey]:
-        """Iterate over all turns, in no order."""
-        return iter(self._entries)
+    def __repr__(self) -> str:
+        """State how many turns of each model wait."""
+        return f"<ReadyPool {self._sizes}>"
 
     def models(self) -> list[str]:
         """Return the models for which turns wait."""
@@ -43,6 +43,7 @@ class ReadyPool:
         self._numbers += 1
         self._entries[key] = (model, self._numbers)
         self._sizes[model] = self.count(model) + 1
+        self.by_job[key.job_id] += 1
         heapq.heappush(self._heaps.setdefault(model, []), (rank, self._numbers, key))
 
     def pop(self, model: str) -> TurnKey:
@@ -54,13 +55,12 @@ class ReadyPool:
                 self.discard(key)
                 return key
 
-    def discard(self, key: TurnKey) -> bool:
-        """Take a turn out; return whether it was there. Its place in the heap is cleared when it comes up."""
+    def discard(self, key: TurnKey) -> None:
+        """Take a turn out, if it is there; its place in the heap is cleared when it comes up."""
         entry = self._entries.pop(key, None)
-        if entry is None:
-            return False
-        self._sizes[entry[0]] -= 1
-        return True
+        if entry is not None:
+            self._sizes[entry[0]] -= 1
+            self.by_job -= Counter([key.job_id])
 
 
 class Seats:
@@ -71,6 +71,11 @@ class Seats:
         self._seated: dict[TurnKey, str] = {}
         self._taken: dict[str, int] = {}
         self._suspects: dict[str, TurnKey] = {}  # at most one a worker
+        self.by_job: Counter[JobId] = Counter()
+
+    def __repr__(self) -> str:
+        """State the workers and their turns."""
+        return f"<Seats {self._slots} taken={self._taken}>"
 
     def __len__(self) -> int:
         """Count the turns in flight."""
@@ -80,10 +85,6 @@ class Seats:
         """Tell whether a turn is in flight."""
         return key in self._seated
 
-    def __iter__(self) -> Iterator[TurnKey]:
-        """Iterate over the turns in flight."""
-        return iter(self._seated)
-
     def open(self, worker: str, model: str, slots: int) -> None:
         """Offer a worker's slots."""
         self._slots[worker] = (model, slots)
@@ -91,10 +92,6 @@ class Seats:
     def close(self, worker: str) -> None:
         """Offer a worker's slots no more; turns that sit there stay until they rise."""
         self._slots.pop(worker, None)
-
-    def capacity(self) -> int:
-        """Count all slots on offer."""
-        return sum(slots for _, slots in self._slots.values())
 
     def free(self, model: str) -> int:
         """Count the free slots of a model."""
@@ -116,6 +113,7 @@ class Seats:
         if is_suspect:
             self._suspects[worker] = key
         self._seated[key] = worker
+        self.by_job[key.job_id] += 1
         self._taken[worker] = self._taken.get(worker, 0) + 1
 
     def rise(self, key: TurnKey) -> bool:
@@ -124,6 +122,7 @@ class Seats:
         if worker is None:
             return False
         self._taken[worker] -= 1
+        self.by_job -= Counter([key.job_id])
         if self._suspects.get(worker) == key:
             del self._suspects[worker]
         return True

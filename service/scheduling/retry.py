@@ -30,6 +30,8 @@ def strike(strikes: Strikes, failed: EngineFailed, *, has_other_suspect: bool) -
         deaths = strikes.deaths + 1
         reason = FailureReason.POISONED if deaths >= POISONOUS_DEATHS else None
         return Strikes(deaths=deaths, failures=strikes.failures), reason
+    if failed.reason is FailureReason.ENGINE_DIED:
+        return strikes, None  # it was killed for another's silence
     failures = strikes.failures + 1
     return Strikes(deaths=strikes.deaths, failures=failures), failed.reason if failures >= MAX_ENGINE_FAILURES else None
 

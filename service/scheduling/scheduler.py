@@ -41,6 +41,8 @@ class _Live:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.agents = {agent.id: agent for agent in job.agents}
+        self.conversations = {talk.id: talk for talk in job.conversations}
         self.spoken: dict[str, dict[tuple[str, int], str]] = {talk.id: {} for talk in job.conversations}
 
 
@@ -156,7 +158,7 @@ class Scheduler:
             case events.StartTurn():
                 facts += self._start(action, now)
             case events.CutOffTurn():
-                self._runs[action.key].cut_off(action.reason)
+                self._runs[action.key].cut_off()
             case events.ConversationStarted():
                 facts.append(_conversation(action, ConversationState.RUNNING, None, now))
             case events.ConversationEnded():
@@ -216,7 +218,7 @@ class Scheduler:
             with lease, scope:
                 outcome = await worker.generate(self._request(key), generation)
             if scope.cancelled_caught:
-                outcome = Cancelled(reason=CancelReason.JOB_CANCELLED)
+                outcome = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
         except Exception as error:
             logger.exception("turn %s: a defect of Roundhouse", key)
             outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
@@ -256,7 +258,7 @@ class Scheduler:
             self._finish(run, events.TurnFailed(key=key, reason=reason), TurnState.FAILED, reason, failed.detail)
             return
         logger.warning("turn %s: %s: %s; it runs again", key, failed.reason, failed.detail)
-        told = records.TurnInterrupted(key=key, worker=last.worker, reason=failed.reason, at=datetime.now(UTC))
+        told = records.TurnRequeued(key=key, worker=last.worker, reason=failed.reason, at=datetime.now(UTC))
         self._post(events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), [told])
 
     def _finish(
@@ -269,8 +271,8 @@ class Scheduler:
 
     def _request(self, key: TurnKey) -> ChatRequest:
         live = self._jobs[key.job_id]
-        agent = live.job.agents_by_id[key.agent_id]
-        conversation = live.job.conversations_by_id[key.conversation_id]
+        agent = live.agents[key.agent_id]
+        conversation = live.conversations[key.conversation_id]
         said = render_conversation(live.job, conversation, agent, key.round, live.spoken[key.conversation_id])
         bios = bios_prompt(BiosFacts(now=datetime.now().astimezone()))
         return ChatRequest(

@@ -8,7 +8,7 @@ from typing import assert_never
 import anyio
 
 from service.conversations.job import TurnKey
-from service.conversations.states import TurnState
+from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
 from service.scheduling.retry import Strikes
 from workers.generation import Generation
@@ -33,7 +33,7 @@ class TurnRun:
         self.key = key
         self.strikes = Strikes()
         self.attempts: list[Attempt] = []
-        self.cut_off_reason: str | None = None
+        self._is_cut_off = False
         self._queued_at = datetime.now(UTC)
         self._started_at: datetime | None = None
         self._attempt_at: datetime | None = None
@@ -52,14 +52,14 @@ class TurnRun:
         self._started_at = self._started_at or self._attempt_at
         self._worker, self._incarnation = worker, incarnation
         self._scope = anyio.CancelScope()
-        if self.cut_off_reason is not None:  # it was cut off before its task had its first turn
+        if self._is_cut_off:  # it was cut off before its task had its first turn
             self._scope.cancel()
         self.generation = Generation(time.monotonic)
         return self.generation, self._scope
 
-    def cut_off(self, reason: str) -> None:
-        """End the attempt that is running."""
-        self.cut_off_reason = reason
+    def cut_off(self) -> None:
+        """End the attempt that is running, or is about to."""
+        self._is_cut_off = True
         self._scope.cancel()
 
     def end_attempt(self, outcome: Outcome) -> None:
@@ -84,7 +84,7 @@ class TurnRun:
         """Return the turn as it stands in a transcript, in ``state``."""
         generation = self.generation
         usage = generation.usage if generation else None
-        is_over = state not in (TurnState.READY, TurnState.IN_FLIGHT)
+        is_over = state in ENDED_TURNS
         return Turn(
             key=self.key,
             state=state,

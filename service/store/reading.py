@@ -17,7 +17,7 @@ from service.store.turns import decode_turn
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
 _JOB_COLUMNS: Final = (
-    "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
+    "id, number, name, state, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
     " created_at, started_at, finished_at"
 )
 
@@ -30,6 +30,18 @@ def job(job_id: JobId) -> Query[StoredJob]:
         if row is None:
             raise JobNotFound(job_id)
         return _job(row)
+
+    return query
+
+
+def document(job_id: JobId) -> Query[str]:
+    """Return the JSON of a job as it was posted: apart, since it may be megabytes, and only recovery reads it."""
+
+    def query(connection: sqlite3.Connection) -> str:
+        row = connection.execute("SELECT document FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        if row is None:
+            raise JobNotFound(job_id)
+        return str(row[0])
 
     return query
 
@@ -165,13 +177,12 @@ def _job(row: Sequence[Any]) -> StoredJob:
         number=row[1],
         name=row[2],
         state=JobState(row[3]),
-        document=row[4],
-        body_hash=row[5],
-        metadata=msgspec.json.decode(row[6]),
-        total_conversations=row[7],
-        total_turns=row[8],
-        is_cancel_requested=bool(row[9]),
-        created_at=datetime.fromisoformat(row[10]),
-        started_at=datetime.fromisoformat(row[11]) if row[11] else None,
-        finished_at=datetime.fromisoformat(row[12]) if row[12] else None,
+        body_hash=row[4],
+        metadata=msgspec.json.decode(row[5]),
+        total_conversations=row[6],
+        total_turns=row[7],
+        is_cancel_requested=bool(row[8]),
+        created_at=datetime.fromisoformat(row[9]),
+        started_at=datetime.fromisoformat(row[10]) if row[10] else None,
+        finished_at=datetime.fromisoformat(row[11]) if row[11] else None,
     )

@@ -48,7 +48,7 @@ class TurnEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnInterrupted:
+class TurnRequeued:
     """An attempt of a turn ended with its engine; the turn will run again."""
 
     key: TurnKey
@@ -57,7 +57,7 @@ class TurnInterrupted:
     at: datetime
 
 
-Record = JobMoved | ConversationMoved | TurnMoved | TurnEnded | TurnInterrupted
+Record = JobMoved | ConversationMoved | TurnMoved | TurnEnded | TurnRequeued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,6 @@ class StoredJob:
     number: int
     name: str
     state: JobState
-    document: str
     body_hash: str
     metadata: Mapping[str, object]
     total_conversations: int

@@ -81,9 +81,12 @@ class SqliteStore:
         await self._write(frozenset({job_id}), lambda connection: writing.delete(connection, job_id))
 
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
-        """Hand in facts that belong together; they are durable soon, in the order of the calls, or the store fails."""
+        """Hand in facts that belong together: durable soon, in the order of the calls, or the store fails.
+
+        ``on_durable`` is called in the event loop when they are; never, when the store fails.
+        """
         jobs = frozenset(writing.job_of(record) for record in records)
-        self._submit(jobs, lambda connection: writing.apply(connection, records), on_durable)
+        self._submit(jobs, lambda connection: writing.apply(connection, records), on_durable, lambda: None)
 
     async def flush(self) -> None:
         """Return when all that was handed in before is durable."""
@@ -114,19 +117,25 @@ class SqliteStore:
 
     async def _write(self, jobs: frozenset[JobId], operation: Callable[[sqlite3.Connection], T]) -> T:
         done = anyio.Event()
-        future = self._submit(jobs, operation, done.set)
+        future = self._submit(jobs, operation, done.set, done.set)
         await done.wait()
         return future.result()
 
     def _submit(
-        self, jobs: frozenset[JobId], operation: Callable[[sqlite3.Connection], T], on_done: Callable[[], None]
+        self,
+        jobs: frozenset[JobId],
+        operation: Callable[[sqlite3.Connection], T],
+        on_success: Callable[[], None],
+        on_failure: Callable[[], None],
     ) -> "Future[T]":
         future = self._writer.submit(operation)
 
         def tell() -> None:
-            on_done()
             if future.exception() is None:
+                on_success()
                 self._on_committed(jobs)
+            else:
+                on_failure()
 
         # The writer never waits for the loop: the loop may be waiting for the writer, to close.
         future.add_done_callback(lambda _future: self._loop.call_soon_threadsafe(tell))

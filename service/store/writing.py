@@ -18,8 +18,8 @@ from service.store.records import (
     Record,
     StoredJob,
     TurnEnded,
-    TurnInterrupted,
     TurnMoved,
+    TurnRequeued,
 )
 from service.store.turns import encode_turn
 
@@ -77,7 +77,7 @@ def apply(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
                 _move_conversation(connection, record)
             case TurnMoved():
                 _tell_turn(connection, record, state=record.state, worker=record.worker)
-            case TurnInterrupted():
+            case TurnRequeued():
                 _tell_turn(connection, record, state="ready", worker=record.worker, reason=record.reason)
             case TurnEnded():
                 _end_turn(connection, record)
@@ -90,7 +90,7 @@ def job_of(record: Record) -> JobId:
     match record:
         case JobMoved() | ConversationMoved():
             return record.job_id
-        case TurnMoved() | TurnInterrupted():
+        case TurnMoved() | TurnRequeued():
             return record.key.job_id
         case TurnEnded():
             return record.turn.key.job_id
@@ -128,7 +128,7 @@ def _end_turn(connection: sqlite3.Connection, record: TurnEnded) -> None:
     _tell(connection, turn.key.job_id, "turn", {**fields, **ending})
 
 
-def _tell_turn(connection: sqlite3.Connection, record: TurnMoved | TurnInterrupted, **fields: object) -> None:
+def _tell_turn(connection: sqlite3.Connection, record: TurnMoved | TurnRequeued, **fields: object) -> None:
     key = record.key
     place = {"conversation": key.conversation_id, "agent": key.agent_id, "round": key.round}
     _tell(connection, key.job_id, "turn", {**place, **fields, "at": rfc3339(record.at)})

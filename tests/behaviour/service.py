@@ -52,9 +52,7 @@ class Service:
         """Start a life; return when it serves, or when every model is ready."""
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen([ROUNDHOUSE, "serve", "--config", str(self.config)], stdout=log, stderr=log)
-        wait_for(
-            lambda: self._answers("/readyz" if ready else "/healthz"), f"the service is there: {self.log()[-2000:]}"
-        )
+        wait_for(lambda: self._answers("/readyz" if ready else "/healthz"), "the service is there; see its serve.log")
 
     def stop(self) -> int:
         """End this life as an operator does; return its exit status."""

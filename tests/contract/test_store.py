@@ -96,12 +96,14 @@ async def test_a_turn_comes_back_as_it_was_and_only_once(store: SqliteStore) -> 
     tally = await store.read(reading.tally(JobId("j")))
     assert tally.turns == {TurnState.COMPLETED: 1, TurnState.FAILED: 1}
     moved = JobMoved(job_id=JobId("j"), state=JobState.COMPLETED, at=NOW)
-    await append(store, moved, TurnEnded(turn=turn("a", text="another"), at=NOW))
+    durable: list[bool] = []
+    store.append_nowait([moved, TurnEnded(turn=turn("a", text="another"), at=NOW)], lambda: durable.append(True))
     with pytest.raises(StoreError, match="UNIQUE"), anyio.fail_after(LIMIT_S):
         await store.wait_failed()
     assert (await store.read(reading.job(JobId("j")))).state is JobState.QUEUED
     with pytest.raises(StoreError, match="UNIQUE"):
         await store.flush()
+    assert durable == []
 
 
 async def test_facts_are_applied_in_order_and_told_once(store: SqliteStore) -> None:

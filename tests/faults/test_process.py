@@ -76,10 +76,12 @@ def test_a_sigkill_of_the_supervisor_leaves_nothing_within_a_second(
     assert max(times) < 1.0
 
 
-def test_a_sigkill_while_the_engine_ignores_sigterm_and_is_being_stopped(free_ports: Callable[[int], int]) -> None:
-    """An engine that takes no SIGTERM is killed as surely."""
-    argv = [*PYTHON, str(ENGINE_PROGRAM), "--port", str(free_ports(1)), "--ignore-sigterm"]
-    supervisor, pid = start_supervisor(*argv)
+def test_an_engine_that_takes_no_sigterm_is_killed_as_surely() -> None:
+    """What an engine ignores makes no difference."""
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
+    supervisor, pid = start_supervisor(*PYTHON, "-c", code)
+    wait_for(lambda: signal.SIGTERM in _ignored_signals(pid), "the engine ignores SIGTERM")
+    os.kill(pid, signal.SIGTERM)
     kill(supervisor)
     wait_for(lambda: not is_alive(pid), "the engine is dead", limit_s=1.0)
 
@@ -205,6 +207,17 @@ async def test_an_engine_is_never_blocked_by_a_supervisor_that_does_not_read() -
         await process.stdin.aclose()
         assert await process.wait() == 0
         await process.aclose()
+
+
+async def test_a_guardian_that_hangs_is_killed_and_the_engine_with_it() -> None:
+    """Even the last wait has a bound; and it is waited once."""
+    with anyio.fail_after(LIMIT_S):
+        async with run_engine(command("sleep", "60"), lambda _data: None, leave_limit_s=0.2) as engine:
+            parent = psutil.Process(engine.pid).parent()
+            assert parent is not None
+            parent.suspend()
+        await wait_until(lambda: not is_alive(engine.pid), "the engine is dead")
+        assert not is_alive(parent.pid)
 
 
 def test_the_guardian_reaps_orphans_while_the_engine_runs() -> None:

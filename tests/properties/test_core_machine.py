@@ -59,7 +59,7 @@ class Auditor(RuleBasedStateMachine):
     def audit_start(self, action: events.StartTurn) -> None:
         key = action.key
         job = self.jobs[key.job_id]
-        agent = job.agents_by_id[key.agent_id]
+        agent = next(each for each in job.agents if each.id == key.agent_id)
         assert not self.is_closing
         assert action.worker in self.ready_workers
         assert SLOTS[action.worker][0] == agent.model

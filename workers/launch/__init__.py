@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from workers.launch.embedded import embedded_command
 from workers.launch.llama_server import llama_server_command
 from workers.process import Command
 from workers.spec import EngineKind, WorkerSpec
 
 LAUNCHERS: Final[Mapping[EngineKind, Callable[[WorkerSpec, Mapping[str, str]], Command]]] = {
     EngineKind.LLAMA_SERVER: llama_server_command,
-    EngineKind.EMBEDDED: embedded_command,
+    EngineKind.EMBEDDED: llama_server_command,
 }
 
 

@@ -1,18 +1,24 @@
-"""llama-server: argv and environment from a specification. Pure.
+"""llama-server, and what takes its flags: argv and environment from a specification. Pure.
 
 Source: llama.cpp, ``tools/server/README.md``. What its defaults leave to chance is always given: the port, the slots,
 the context, and that each slot has its own part of the context (with a unified cache one long slot can make the engine
 fail all the others).
 """
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from workers.launch.flags import refuse_owned, render_flags
 from workers.process import Command
-from workers.spec import Flag, WorkerSpec
+from workers.spec import EngineKind, Flag, WorkerSpec
 
-PROGRAM: Final = ("llama-server",)
+PROGRAMS: Final[Mapping[EngineKind, tuple[str, ...]]] = {
+    EngineKind.LLAMA_SERVER: ("llama-server",),
+    # -P: the program's own folder must not come before the standard library in its module path.
+    EngineKind.EMBEDDED: (sys.executable, "-P", str(Path(__file__).parent.parent / "embedded" / "server.py")),
+}
 OWNED: Final = {
     "m": "model",
     "model": "model",
@@ -24,24 +30,21 @@ OWNED: Final = {
     "c": "context",
     "ctx-size": "context",
 }
+CACHE_FLAGS: Final = frozenset({"kv-unified", "no-kv-unified", "kvu", "no-kvu"})
 
 
 def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
-    """Return the command of a llama-server.
+    """Return the command of a llama-server, or of a program that stands in for it.
 
     Raises:
         InvalidSpec: ``args`` repeats what a key of its own decides.
     """
-    return Command(argv=(*(spec.command or PROGRAM), *server_flags(spec)), env={**environment, **spec.env})
-
-
-def server_flags(spec: WorkerSpec) -> tuple[str, ...]:
-    """Return the flags that llama-server and the programs that take its flags are given."""
     refuse_owned(spec.args, OWNED)
     file = spec.model_file
+    is_path = file is not None and file.startswith("/")
     flags: dict[str, Flag] = {
-        "model": file if file is not None and file.startswith("/") else None,
-        "hf-repo": file if file is not None and not file.startswith("/") else None,
+        "model": file if is_path else None,
+        "hf-repo": None if is_path else file,
         "alias": spec.model,
         "host": spec.host,
         "port": spec.port,
@@ -49,9 +52,7 @@ def server_flags(spec: WorkerSpec) -> tuple[str, ...]:
         "ctx-size": spec.slots * spec.context,
         "metrics": True,
         "slots": True,
+        "no-kv-unified": not any(name.lstrip("-").replace("_", "-") in CACHE_FLAGS for name in spec.args),
     }
-    if not {"kv-unified", "no-kv-unified", "kvu", "no-kvu"} & {
-        name.lstrip("-").replace("_", "-") for name in spec.args
-    }:
-        flags["no-kv-unified"] = True
-    return tuple(render_flags(flags) + render_flags(spec.args))
+    program = spec.command or PROGRAMS[spec.engine]
+    return Command(argv=(*program, *render_flags(flags), *render_flags(spec.args)), env={**environment, **spec.env})

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from service.cli.main import app
+from service.cli.app import app
 from service.config.load import load_config
 from service.config.workers import worker_specs
 from service.documents import parse_document
@@ -43,6 +43,13 @@ def test_what_cannot_be_used_is_said_with_its_place_and_mend(tmp_path: Path, tex
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(told)):
         worker_specs(load_config(path), tmp_path, tmp_path / "state")
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", '{"a": 1, "a": 2}', "m: {x: 1, x: 2}"])
+def test_a_key_that_stands_twice_is_refused(text: str) -> None:
+    """A block that was copied and not renamed must not vanish without a word."""
+    with pytest.raises(ConfigError, match=r"already|twice"):
+        parse_document(text, "file.json" if text[0] == "{" else "file.yaml")
 
 
 def test_variables_take_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

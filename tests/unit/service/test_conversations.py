@@ -13,9 +13,10 @@ from transport.request import Message
 
 def heard(agents: tuple[Agent, ...], listener: str, round_number: int) -> list[tuple[str, int]]:
     made = job(*agents, rounds=9)
+    listening = next(each for each in agents if each.id == listener)
     spoken = {(each.id, number): f"{each.id}{number}" for each in agents for number in range(round_number)}
-    spoken |= {(each, round_number): f"{each}{round_number}" for each in made.agents_by_id[listener].waits_for}
-    words = visible_before(made, made.agents_by_id[listener], round_number, spoken)
+    spoken |= {(each, round_number): f"{each}{round_number}" for each in listening.waits_for}
+    words = visible_before(made, listening, round_number, spoken)
     assert all(
         word == Utterance(agent=word.agent, round=word.round, text=f"{word.agent}{word.round}") for word in words
     )
@@ -43,7 +44,7 @@ def test_a_prompt_is_the_story_so_far() -> None:
     """Own words are the assistant's, others' the user's with their names; the last word is a cue."""
     made = job(*DEBATE, rounds=2)
     spoken = {("a", 0): "Yes.", ("b", 0): "No.", ("m", 0): "So.", ("a", 1): "Still.", ("b", 1): "Never."}
-    assert render_conversation(made, made.conversations[0], made.agents_by_id["m"], 1, spoken) == (
+    assert render_conversation(made, made.conversations[0], DEBATE[2], 1, spoken) == (
         Message(
             role="user",
             content="Topic 0.\n\na said:\nYes.\n\nb said:\nNo.\n\nYou are m. It is your turn, in round 1 of 2.",
@@ -169,6 +170,7 @@ def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], t
     [
         {"mode": "free"},
         {"rounds": 0},
+        {"rounds": True},
         {"agents": [{"id": "", "model": "m"}]},
         {"agents": [{"id": "../a", "model": "m"}]},
         {"conversations": [{"id": "a/b", "prompt": "p"}]},

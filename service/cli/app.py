@@ -1,0 +1,95 @@
+"""The command ``roundhouse``: its commands, and what their errors look like to a person."""
+
+import logging
+import sys
+from typing import Final
+
+import typer
+from rich.console import Console
+
+from service import __version__
+from service.cli import local, remote
+from service.cli.remote import Refused, Unreachable
+from service.errors import ConfigError, ServiceError
+from workers.errors import StartFailed, WorkerError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_SERVICE: Final = 3
+EXIT_ENGINE: Final = 4
+EXIT_INTERRUPTED: Final = 130
+errors = Console(stderr=True)
+
+app = typer.Typer(
+    name="roundhouse",
+    help="Keeps LLM engines running as supervised subprocesses and puts multi-agent conversation jobs on them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+local.add_commands(app)
+remote.add_commands(app)
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    *,
+    debug: bool = typer.Option(False, "--debug", envvar="ROUNDHOUSE_DEBUG", help="Log more, and show tracebacks."),
+) -> None:
+    """Set what all commands share."""
+    # A service tells its log what it does; the other commands tell a person, and log only what is amiss.
+    calm = logging.INFO if context.invoked_subcommand == "serve" else logging.WARNING
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if debug else calm,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    for chatty in ("httpx", "httpcore", "asyncio", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(logging.INFO if debug else logging.WARNING)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def run_app() -> None:
+    """Run the command line; errors are one or two plain lines, and an exit code says of what kind they are."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        cause = _cause(error)
+        code = _exit_code(cause)
+        if code is None or logging.getLogger().level == logging.DEBUG:
+            raise
+        errors.print(f"roundhouse: {cause}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(code)
+
+
+def _cause(error: Exception) -> BaseException:
+    """Return the one error that matters of those that came together."""
+    cause: BaseException = error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = next((each for each in cause.exceptions if _exit_code(each) is not None), cause.exceptions[0])
+    return cause
+
+
+def _exit_code(error: BaseException) -> int | None:
+    match error:
+        case BaseExceptionGroup():
+            return next((code for each in error.exceptions if (code := _exit_code(each)) is not None), None)
+        case ConfigError():
+            return EXIT_USAGE
+        case StartFailed():
+            return EXIT_ENGINE
+        case Refused() | Unreachable():
+            return EXIT_SERVICE
+        case ServiceError() | WorkerError():
+            return EXIT_FAILED
+        case _:
+            return None
