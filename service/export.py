@@ -32,6 +32,7 @@ class Export:
         self._folder = folder
         self._done: dict[str, Exported] = {}
         self._is_begun = False
+        self.job_state: object = None  # as the manifest has it
 
     def __repr__(self) -> str:
         """State how many conversations are written."""
@@ -85,6 +86,7 @@ class Export:
         states = {entry.id: {"state": entry.state, "reason": entry.reason} for entry in self._done.values()}
         manifest = msgspec.json.encode({**job, "conversations": states})
         _replace(self._folder / "manifest.json", msgspec.json.format(manifest, indent=2) + b"\n")
+        self.job_state = job["state"]
 
 
 def folder_for(output: Path, job_name: str) -> Path:

@@ -91,7 +91,8 @@ class Jobs:
             NoSlotAvailable: with ``queue`` false, if a first turn would have to wait; nothing is stored then.
             ShuttingDown: no new jobs are taken.
         """
-        hashed = body_hash(document)
+        text = canonical_json(document)
+        hashed = hash_of(text)
         if key is not None:
             # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
             stored = await self._store.read(reading.job_by_key(key, hashed))
@@ -102,7 +103,7 @@ class Jobs:
         job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), self._models, self._limits)
         new = NewJob(
             job=job,
-            document=canonical_json(document).decode(),
+            document=text.decode(),
             body_hash=hashed,
             idempotency_key=key,
             created_at=datetime.now(UTC),
@@ -233,9 +234,9 @@ def canonical_json(document: object) -> bytes:
     return msgspec.json.encode(document, order="deterministic")
 
 
-def body_hash(document: object) -> str:
-    """Return what tells one document from another."""
-    return hashlib.sha256(canonical_json(document)).hexdigest()
+def hash_of(canonical: bytes) -> str:
+    """Return what tells one document's canonical JSON from another's."""
+    return hashlib.sha256(canonical).hexdigest()
 
 
 def _parse_stored(job_id: JobId, text: str) -> Job:

@@ -17,7 +17,7 @@ from service.documents import Place, line_of, parse_document
 from service.errors import ConfigError, InvalidJob
 from service.export import Export, folder_for
 from service.faults import path_of
-from service.jobs import Jobs, JobView, body_hash
+from service.jobs import Jobs, JobView, canonical_json, hash_of
 from service.node import Node, open_node
 from workers.spec import WorkerSpec
 
@@ -78,7 +78,7 @@ async def run_jobs(
 
 async def _post(jobs: Jobs, file: JobFile) -> JobId:
     # The same job on the same output is the same job: finished, it is only exported again; unfinished, it goes on.
-    stored, is_new = await jobs.post(file.document, f"run:{file.job.name}:{body_hash(file.document)}")
+    stored, is_new = await jobs.post(file.document, f"run:{file.job.name}:{hash_of(canonical_json(file.document))}")
     if not is_new:
         await jobs.resume(stored)
     return stored.id
@@ -100,7 +100,7 @@ async def _write_ended(jobs: Jobs, view: JobView, export: Export) -> None:
     """Write the conversations that have ended and are not written yet, beside the event loop."""
     job_id = view.stored.id
     fresh = [name for name in await jobs.ended_conversations(job_id) if name not in export]
-    if fresh or view.stored.state in ENDED_JOBS:
+    if fresh or (view.stored.state in ENDED_JOBS and export.job_state != view.stored.state):
         transcripts = [await jobs.transcript(job_id, name) for name in fresh]
         await anyio.to_thread.run_sync(export.write, _manifest(view), transcripts)
 

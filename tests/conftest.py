@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import LIMIT_S
 from workers.embedded.tiny_model import ensure_tiny_model
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 
-LIMIT_S = 20.0  # for anything that waits; a wait that needs a tenth of it on these machines is a defect
 ENGINE_PROGRAM = Path(__file__).parent / "programs" / "engine.py"
 SpecFactory = Callable[..., WorkerSpec]
 

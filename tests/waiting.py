@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 import psutil
 
-LIMIT_S = 20.0
+LIMIT_S = 20.0  # for anything that waits; a wait that needs a tenth of it on these machines is a defect
 _NEVER = threading.Event()
 
 

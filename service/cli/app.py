@@ -2,22 +2,17 @@
 
 import logging
 import sys
-from typing import Final
 
 import typer
 from rich.console import Console
 
 from service import __version__
 from service.cli import local, remote
+from service.cli.exits import Exit
 from service.cli.remote import Refused, Unreachable
 from service.errors import ConfigError, ServiceError
 from workers.errors import StartFailed, WorkerError
 
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_SERVICE: Final = 3
-EXIT_ENGINE: Final = 4
-EXIT_INTERRUPTED: Final = 130
 errors = Console(stderr=True)
 
 app = typer.Typer(
@@ -61,7 +56,7 @@ def run_app() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)
     except Exception as error:
         cause = _cause(error)
         code = _exit_code(cause)
@@ -84,12 +79,12 @@ def _exit_code(error: BaseException) -> int | None:
         case BaseExceptionGroup():
             return next((code for each in error.exceptions if (code := _exit_code(each)) is not None), None)
         case ConfigError():
-            return EXIT_USAGE
+            return Exit.USAGE
         case StartFailed():
-            return EXIT_ENGINE
+            return Exit.ENGINE
         case Refused() | Unreachable():
-            return EXIT_SERVICE
+            return Exit.SERVICE
         case ServiceError() | WorkerError():
-            return EXIT_FAILED
+            return Exit.FAILED
         case _:
             return None

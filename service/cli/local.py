@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from service.cli.console import display, print_transcript
+from service.cli.exits import Exit
 from service.config.load import build_config, load_config, read_text
 from service.config.schema import Config
 from service.config.workers import models_without_file, tiny_model_path, worker_specs
@@ -27,7 +28,6 @@ from service.serve import listen, serve
 from workers.spec import WorkerSpec
 
 T = TypeVar("T")
-EXIT_FAILED: Final = 1
 DEMO_PORT: Final = 9190
 MASK: Final = "********"
 ConfigOption = Annotated[
@@ -76,7 +76,7 @@ def run_command(
         folder = folder_for(output, view.stored.name)
         typer.echo(f"{view.stored.name}: {view.stored.state}; transcripts in {folder / 'transcripts'}")
     if has_failures(views):
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.FAILED)
 
 
 def demo_command(
@@ -98,7 +98,7 @@ def demo_command(
         print_transcript(Console(), "demo", transcript)
     typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].stored.total_turns} turns")
     if has_failures(views):
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.FAILED)
 
 
 def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:

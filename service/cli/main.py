@@ -3,10 +3,8 @@
 import signal
 import sys
 from types import FrameType
-from typing import Final
 
-EXIT_DONE: Final = 0
-EXIT_INTERRUPTED: Final = 130
+from service.cli.exits import Exit
 
 
 def main() -> None:
@@ -19,7 +17,7 @@ def main() -> None:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(EXIT_DONE if "serve" in sys.argv[1:3] else EXIT_INTERRUPTED)
+    sys.exit(Exit.DONE if "serve" in sys.argv[1:3] else Exit.INTERRUPTED)
 
 
 if __name__ == "__main__":

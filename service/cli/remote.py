@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from service.cli.console import print_transcript
+from service.cli.exits import Exit
 from service.config.load import read_text
 from service.documents import parse_document
 from service.errors import ConfigError
 
-EXIT_FAILED: Final = 1
 LIMIT_S: Final = 30.0  # for one answer; streams wait for as long as the service keeps them alive
 RECONNECT_S: Final = 1.0
 FOLLOW_INTERVAL_S: Final = 0.5
@@ -81,7 +81,7 @@ def submit(
             return
         typer.echo(posted["id"], err=True)
         end = follow(service, posted["id"], as_json=as_json)
-    raise typer.Exit(0 if end == DONE else EXIT_FAILED)
+    raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 
 def status(
@@ -130,14 +130,14 @@ def result(
     else:
         for transcript in answer["conversations"]:
             print_transcript(Console(), job_id, transcript)
-    raise typer.Exit(0 if answer["state"] == DONE else EXIT_FAILED)
+    raise typer.Exit(Exit.DONE if answer["state"] == DONE else Exit.FAILED)
 
 
 def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
     """Follow a job's events to its end."""
     with connect(url, api_key) as service:
         end = follow(service, job_id, as_json=as_json)
-    raise typer.Exit(0 if end == DONE else EXIT_FAILED)
+    raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 
 def cancel(

@@ -88,7 +88,7 @@ def test_an_engine_that_takes_no_sigterm_is_killed_as_surely() -> None:
 
 def test_a_sigkill_of_the_guardian_takes_the_engine_with_it() -> None:
     """The engine is armed with PDEATHSIG: nobody can take its guardian away from it."""
-    supervisor, pid = start_supervisor(*PYTHON, "-c", "import time; time.sleep(60)")
+    supervisor, pid = start_supervisor("sleep", "60")
     try:
         parent = psutil.Process(pid).parent()
         assert parent is not None
@@ -131,7 +131,7 @@ async def test_leaving_the_block_kills_the_tree(tmp_path: Path) -> None:
         assert not is_alive(engine.pid)
         assert not is_alive(int(pid_file.read_text()))
         with anyio.move_on_after(0.2) as scope:
-            async with run_engine(python("import time; time.sleep(60)"), lambda _data: None) as engine:
+            async with run_engine(command("sleep", "60"), lambda _data: None) as engine:
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
         assert not is_alive(engine.pid)

@@ -1,0 +1,14 @@
+"""What the exit status of the command says (contract, section 3)."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """How a command ended."""
+
+    DONE = 0
+    FAILED = 1  # the job failed or ended with failures
+    USAGE = 2  # wrong usage, configuration or job file
+    SERVICE = 3  # the service is not reachable or refused
+    ENGINE = 4  # an engine could not be started
+    INTERRUPTED = 130
