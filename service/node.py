@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from service.jobs import Jobs
 from service.scheduling.policy import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.store.sqlite import SqliteStore, open_store
+from service.tools import open_tools
 from service.watch import JobWatch
 from workers.fleet import Fleet
 from workers.spec import WorkerSpec
@@ -63,11 +64,10 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     """
     watch = JobWatch()
     with open_store(state_dir, watch.committed) as store:
-        fleet = Fleet(specs, os.environ)
-        params = {name: model.params for name, model in config.models.items()}
-        scheduler = Scheduler(POLICIES[config.scheduling.policy], fleet, params, store.append_nowait)
-        jobs = Jobs(store, scheduler, watch, tuple(config.models), config.limits)
-        async with anyio.create_task_group() as tasks:
+        async with open_tools(config, specs) as equipped, anyio.create_task_group() as tasks:
+            fleet = Fleet([replace(spec, state_dir=state_dir) for spec in equipped], os.environ, state_dir)
+            scheduler = Scheduler(POLICIES[config.scheduling.policy], fleet, store.append_nowait)
+            jobs = Jobs(store, scheduler, watch, tuple(config.models), config.limits)
             await tasks.start(scheduler.run)
             tasks.start_soon(store.wait_failed)
             async with fleet.running():

@@ -8,10 +8,12 @@ import typer
 import yaml
 from pydantic import BaseModel
 
+import workers
 from service import errors
 from service.cli.app import app as command_line
 from service.config.load import load_config
 from service.config.schema import Config, ModelConfig
+from service.config.workers import worker_specs
 from service.conversations.spec import Limits
 from service.documents import parse_document
 from service.errors import ServiceError
@@ -20,7 +22,6 @@ from service.scheduling.policy import POLICIES
 from transport import errors as transport_errors
 from transport.errors import EngineError
 from workers.outcome import FailureReason
-from workers.policy.silence import Silence
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -56,7 +57,6 @@ def test_every_reason_of_failure_is_in_the_readme() -> None:
     """One word each, the same everywhere."""
     for reason in FailureReason:
         assert f"`{reason}`" in README
-    assert {str(silence) for silence in Silence} <= {str(reason) for reason in FailureReason}
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -93,11 +93,18 @@ def test_the_example_configuration_is_every_default() -> None:
 
 def test_the_readmes_examples_are_valid(tmp_path: Path) -> None:
     """A user who copies them gets what they say."""
-    config, job = blocks("yaml")
+    config, job, tools = blocks("yaml")
     (tmp_path / "roundhouse.yaml").write_text(config)
     loaded = load_config(tmp_path / "roundhouse.yaml")
     file = read_job_file("job.yaml", job, loaded)
     assert (file.job.name, file.job.total_turns) == ("debate", 18)
+    (tmp_path / "my_tools.py").write_text("def now(zone: str) -> object: return zone\n")
+    (tmp_path / "tools.yaml").write_text(tools)
+    spec = worker_specs(load_config(tmp_path / "tools.yaml"), tmp_path, tmp_path)[0]
+    assert spec.tool_runner is not None
+    assert spec.tool_runner.knows("now")
+    for code in blocks("python"):
+        assert set(re.findall(r"\b[A-Z]\w+\b", code.split("\n")[1])) <= set(workers.__all__)
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "roundhouse.yaml"])

@@ -5,7 +5,9 @@ from typing import Final
 
 import anyio
 import httpx
+import msgspec
 
+from transport.counters import EngineCounters
 from transport.dialects import llama_server
 from transport.errors import EngineProtocolError, EngineRejected, EngineTimeout, EngineUnreachable
 from transport.exchange import Exchange, Receiver
@@ -42,22 +44,34 @@ class EngineClient:
             EngineRejected: an answer other than 200.
             EngineProtocolError: an answer that is no JSON.
         """
+        body = await self._get(llama_server.MODELS_PATH)
+        try:
+            msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineProtocolError(f"GET {llama_server.MODELS_PATH} answered 200 with no JSON: {error}") from error
+
+    async def read_counters(self) -> EngineCounters:
+        """Return what the engine says of its own work (GET /slots); it is asked once.
+
+        Raises:
+            EngineError: it does not say, or not now: older builds hold the answer back for a whole batch.
+        """
+        return llama_server.decode_slots(await self._get(llama_server.SLOTS_PATH))
+
+    async def _get(self, path: str) -> bytes:
         # No proxy of the environment may come between us and the engine; and no TLS context is made, which would hold
         # the event loop for 20 ms a probe and never be used.
         async with httpx.AsyncClient(base_url=self._base_url, trust_env=False, verify=False, timeout=None) as client:  # noqa: S113, S501
             try:
                 with anyio.fail_after(PROBE_LIMIT_S):  # over the whole answer; httpx's own limits are on each read
-                    response = await client.get("/v1/models")
-                if response.status_code == _OK:
-                    response.json()
+                    response = await client.get(path)
             except (TimeoutError, httpx.TimeoutException) as error:
-                raise EngineTimeout("answer to GET /v1/models", PROBE_LIMIT_S) from error
+                raise EngineTimeout(f"answer to GET {path}", PROBE_LIMIT_S) from error
             except httpx.HTTPError as error:
                 raise EngineUnreachable(str(error) or type(error).__name__) from error
-            except ValueError as error:
-                raise EngineProtocolError(f"GET /v1/models answered 200 with no JSON: {error}") from error
         if response.status_code != _OK:
             raise EngineRejected(response.status_code, "", response.text[:200])
+        return response.content
 
     async def stream(self, request: ChatRequest, receiver: Receiver) -> None:
         """Send ``request`` and return when its answer is complete; ``receiver`` gets each event as it comes.

@@ -23,6 +23,9 @@ _OK: Final = 200
 class Receiver(Protocol):
     """Takes what an engine sends for one request, in the event loop and without waiting."""
 
+    def begin(self) -> None:
+        """The engine has taken the request up: a stream follows."""
+
     def touch(self) -> None:
         """Bytes of the body have come: progress, whatever they hold (seed 002, section 11)."""
 
@@ -97,6 +100,8 @@ class Exchange(asyncio.Protocol):
         if self._status == _OK and not content_type.lower().startswith("text/event-stream"):
             raise MalformedFrame(f"the answer is {content_type or 'of no type'} and not an event stream")
         self._is_stream = self._status == _OK
+        if self._is_stream:
+            self._receiver.begin()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""

@@ -8,11 +8,22 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that a model asks for; ``arguments`` is the JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message of a chat."""
+    """One message of a chat; an assistant's may hold calls, a tool's answers the call ``call_id``."""
 
     role: Role
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +31,10 @@ class ChatRequest:
     """A chat to be continued by the model.
 
     ``params`` is an open mapping of generation parameters (seed 002, section 9): whatever the dialect does not own
-    reaches the engine untouched.
+    reaches the engine untouched. ``tools`` are OpenAI tool definitions.
     """
 
     model: str
     messages: tuple[Message, ...]
     params: Mapping[str, object] = field(default_factory=dict)
+    tools: tuple[Mapping[str, object], ...] = ()

@@ -5,7 +5,12 @@
     ├── StartFailed       the engine was started and did not get ready
     ├── NoSlot            every slot is in use, or the worker is not ready
     ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
-    └── StopTimedOut      the engine's tree did not die
+    ├── StopTimedOut      the engine's tree did not die
+    └── ToolError         something about tools
+        ├── InvalidTool     a definition is none, or two have one name
+        ├── UnknownTool     nobody can run a tool of that name
+        ├── ToolRunFailed   a tool's endpoint or server did not do what it was asked
+        └── ToolsUnreachable  a tool server could not be started or reached at all
     IllegalTransition     (a RuntimeError) a move that the table of states does not have: a defect of ours
 
 How a request ends is no error but a value: see ``workers.outcome``.
@@ -41,6 +46,30 @@ class InvalidSpec(WorkerError):
 
 class StopTimedOut(WorkerError):
     """The engine's tree did not die in time."""
+
+
+class ToolError(WorkerError):
+    """Something about tools failed."""
+
+
+class InvalidTool(ToolError):
+    """A definition of a tool is none, or two tools have one name."""
+
+
+class UnknownTool(ToolError):
+    """Nobody can run a tool of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"nobody here can run a tool named {name!r}")
+        self.name = name
+
+
+class ToolRunFailed(ToolError):
+    """A tool's endpoint or server did not do what it was asked."""
+
+
+class ToolsUnreachable(ToolError):
+    """A tool server could not be started, or reached, at all."""
 
 
 class IllegalTransition(RuntimeError):

@@ -3,13 +3,16 @@
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 
 from workers.errors import StopTimedOut
+from workers.ledger import keeping_ledger
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import WorkerState
-from workers.worker import Worker
+from workers.strays import patrol
+from workers.supervised import SupervisedWorker
 
 logger = logging.getLogger(__name__)
 
@@ -17,30 +20,33 @@ logger = logging.getLogger(__name__)
 class Fleet:
     """The workers of a configuration, in its order."""
 
-    def __init__(self, specs: Sequence[WorkerSpec], environment: Mapping[str, str]) -> None:
-        self._workers = {spec.id: Worker(spec, environment, self._tell) for spec in specs}
-        self._subscribers: list[Callable[[Worker], None]] = []
+    def __init__(
+        self, specs: Sequence[WorkerSpec], environment: Mapping[str, str], state_dir: Path | None = None
+    ) -> None:
+        self._workers = {spec.id: SupervisedWorker(spec, environment, self._tell) for spec in specs}
+        self._state_dir = state_dir
+        self._subscribers: list[Callable[[SupervisedWorker], None]] = []
 
     def __repr__(self) -> str:
         """State every worker's state."""
         return f"<Fleet {[(worker.spec.id, str(worker.state)) for worker in self]}>"
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[SupervisedWorker]:
         """Iterate in the configuration's order."""
         return iter(self._workers.values())
 
-    def subscribe(self, on_change: Callable[[Worker], None]) -> None:
+    def subscribe(self, on_change: Callable[[SupervisedWorker], None]) -> None:
         """Have ``on_change`` called, in the event loop, after every change of a worker's state."""
         self._subscribers.append(on_change)
 
-    def get(self, worker_id: str) -> Worker | None:
+    def get(self, worker_id: str) -> SupervisedWorker | None:
         """Return the worker of that id, if there is one."""
         return self._workers.get(WorkerId(worker_id))
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
-        ready = {worker.spec.model for worker in self if worker.state is WorkerState.READY}
-        return [model for model in dict.fromkeys(worker.spec.model for worker in self) if model not in ready]
+        ready = {worker.spec.name for worker in self if worker.state is WorkerState.READY}
+        return [model for model in dict.fromkeys(worker.spec.name for worker in self) if model not in ready]
 
     def check_models(self) -> None:
         """Return if every model has a worker that is or may yet be ready.
@@ -48,17 +54,18 @@ class Fleet:
         Raises:
             StartFailed: all workers of a model have given up.
         """
-        hopeful = {worker.spec.model for worker in self if worker.state is not WorkerState.FAILED}
+        hopeful = {worker.spec.name for worker in self if worker.state is not WorkerState.FAILED}
         for worker in self:
-            if worker.spec.model not in hopeful:
+            if worker.spec.name not in hopeful:
                 raise worker.failure()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start every worker; when the block is left, however it is left, no process of theirs is left."""
-        async with anyio.create_task_group() as tasks:
+        async with keeping_ledger(self._state_dir) as ledger, anyio.create_task_group() as tasks:
+            tasks.start_soon(patrol)
             for worker in self:
-                await tasks.start(worker.run)
+                await tasks.start(worker.run, ledger)
                 worker.start_nowait()
             try:
                 yield
@@ -85,13 +92,13 @@ class Fleet:
             for worker in self:
                 tasks.start_soon(_stop, worker, because, at_once)
 
-    def _tell(self, worker: Worker) -> None:
+    def _tell(self, worker: SupervisedWorker) -> None:
         for subscriber in self._subscribers:
             subscriber(worker)
 
 
-async def _stop(worker: Worker, because: str, at_once: bool) -> None:
+async def _stop(worker: SupervisedWorker, because: str, at_once: bool) -> None:
     try:
-        await worker.stop(because, at_once=at_once)
+        await worker.end_engine(because, at_once=at_once)
     except StopTimedOut:
         logger.exception("worker %s could not be stopped", worker.spec.id)

@@ -5,22 +5,26 @@ from contextlib import contextmanager
 
 import anyio
 
-from workers.generation import Generation
+from workers.answer import Answer
 from workers.outcome import Outcome
+from workers.policy.liveness import Judgement, Verdict
+from workers.request import RequestId
 
 
 class Flight:
     """One request in flight: what it has brought, the scope it runs in, and how it ended. The first ending stands."""
 
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
+    def __init__(self, request_id: RequestId, job_name: str, answer: Answer) -> None:
+        self.id = request_id
+        self.job_name = job_name
+        self.answer = answer
         self.scope = anyio.CancelScope()
         self.ending: Outcome | None = None
-        self.is_answered = False  # the engine has said its last word, and its silence means nothing
+        self.judgement = Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)  # the watch's last
 
     def __repr__(self) -> str:
         """State how far it is."""
-        return f"<Flight {self.generation!r} ending={self.ending!r}>"
+        return f"<Flight {self.id} {self.job_name} {self.answer!r} ending={self.ending!r}>"
 
     def end(self, outcome: Outcome) -> None:
         """End it from outside; what it does is cancelled."""
@@ -30,10 +34,11 @@ class Flight:
 
 
 class Flights:
-    """All requests in flight on one worker."""
+    """All requests in flight on one worker; their ids count from 1 over the worker's whole life."""
 
     def __init__(self) -> None:
         self._flights: set[Flight] = set()
+        self._last_id = 0
         self._landed_tokens = 0
         self._counted_tokens = 0
         self._counted_at: float | None = None
@@ -43,36 +48,32 @@ class Flights:
         """State how many there are."""
         return f"<Flights {len(self._flights)}>"
 
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._flights)
+
     def __iter__(self) -> Iterator[Flight]:
-        """Iterate over those that are in flight now; they may end meanwhile."""
-        return iter(tuple(self._flights))
+        """Iterate over those that are in flight now, in the order in which they came; they may end meanwhile."""
+        return iter(sorted(self._flights, key=lambda flight: flight.id))
+
+    def next_id(self) -> RequestId:
+        """Return the id of one more request."""
+        self._last_id += 1
+        return RequestId(self._last_id)
 
     @contextmanager
-    def admit(self, generation: Generation) -> Iterator[Flight]:
+    def admit(self, flight: Flight) -> Iterator[None]:
         """Hold a request among those in flight for a block."""
-        flight = Flight(generation)
         self._flights.add(flight)
         try:
-            yield flight
+            yield
         finally:
             self._flights.discard(flight)
-            self._landed_tokens += generation.output_events
-
-    def end_all(self, outcome: Outcome) -> None:
-        """End every request in flight."""
-        for flight in self:
-            flight.end(outcome)
-
-    def verdict(self) -> str | None:
-        """Return what the requests do, in a word: the least advanced counts, None where there are none."""
-        if not self._flights:
-            return None
-        waiting = any(flight.generation.first_token_at is None for flight in self._flights)
-        return "prefilling" if waiting else "decoding"
+            self._landed_tokens += flight.answer.output_events
 
     def measure_rate(self, now: float) -> None:
         """Update ``tokens_per_s`` with what came since the last call."""
-        tokens = self._landed_tokens + sum(flight.generation.output_events for flight in self._flights)
+        tokens = self._landed_tokens + sum(flight.answer.output_events for flight in self._flights)
         if self._counted_at is not None and now > self._counted_at:
             self.tokens_per_s = (tokens - self._counted_tokens) / (now - self._counted_at)
         self._counted_tokens, self._counted_at = tokens, now

@@ -20,18 +20,19 @@ from transport.events import (
 class Generation:
     """Accumulates the events of one request (a ``transport.exchange.Receiver``).
 
-    ``clock`` gives monotonic seconds. Two facts are kept apart: ``last_byte_at`` moves with any byte of the body,
-    ``last_event_at`` only with what the model did.
+    ``clock`` gives monotonic seconds. Two facts are kept apart: ``last_byte_at`` moves with any byte of the body, a
+    comment included (seed 002, section 11); ``last_progress_at`` only when the model has got further.
     """
 
     __slots__ = (
         "_clock",
         "_reasoning",
         "_text",
+        "begun_at",
         "finish_reason",
         "first_token_at",
         "last_byte_at",
-        "last_event_at",
+        "last_progress_at",
         "output_events",
         "prompt_progress",
         "started_at",
@@ -47,7 +48,8 @@ class Generation:
         self._reasoning: list[str] = []
         self.started_at = now
         self.last_byte_at = now
-        self.last_event_at = now
+        self.last_progress_at = now
+        self.begun_at: float | None = None
         self.first_token_at: float | None = None
         self.output_events = 0
         self.prompt_progress: PromptProgress | None = None
@@ -61,6 +63,11 @@ class Generation:
         return f"<Generation events={self.output_events} finish_reason={self.finish_reason}>"
 
     @property
+    def has_progressed(self) -> bool:
+        """Whether the model has done anything yet."""
+        return self.first_token_at is not None or self.prompt_progress is not None
+
+    @property
     def text(self) -> str:
         """The answer so far."""
         return "".join(self._text)
@@ -70,11 +77,20 @@ class Generation:
         """The reasoning so far."""
         return "".join(self._reasoning)
 
+    def since(self, text_mark: int, reasoning_mark: int) -> tuple[str, str, int, int]:
+        """Return text and reasoning that came after the marks, and the marks of now."""
+        text, reasoning = self._text[text_mark:], self._reasoning[reasoning_mark:]
+        return "".join(text), "".join(reasoning), len(self._text), len(self._reasoning)
+
     @property
     def tokens_per_s(self) -> float:
         """How fast the answer comes, from its first token to its last."""
-        seconds = self.last_event_at - self.first_token_at if self.first_token_at is not None else 0.0
+        seconds = self.last_progress_at - self.first_token_at if self.first_token_at is not None else 0.0
         return (self.output_events - 1) / seconds if seconds > 0 else 0.0
+
+    def begin(self) -> None:
+        """Take the fact that the engine has taken the request up."""
+        self.begun_at = self.last_byte_at = self._clock()
 
     def touch(self) -> None:
         """Take the fact that bytes came."""
@@ -82,10 +98,10 @@ class Generation:
 
     def receive(self, event: Event) -> None:
         """Take one event."""
-        self.last_event_at = self.last_byte_at
         if type(event) is TextDelta:
             self._text.append(event.text)
             self.output_events += 1
+            self.last_progress_at = self.last_byte_at
             if self.first_token_at is None:
                 self.first_token_at = self.last_byte_at
         else:
@@ -95,6 +111,7 @@ class Generation:
         match event:
             case ReasoningDelta() | ToolCallDelta():
                 self.output_events += 1
+                self.last_progress_at = self.last_byte_at
                 if self.first_token_at is None:
                     self.first_token_at = self.last_byte_at
                 if isinstance(event, ReasoningDelta):
@@ -102,7 +119,9 @@ class Generation:
                 else:
                     self.tool_call_fragments.append(event)
             case PromptProgress():
-                self.prompt_progress = event
+                told, self.prompt_progress = self.prompt_progress, event
+                if told is None or event.processed > told.processed:  # the same again is no progress
+                    self.last_progress_at = self.last_byte_at
             case Finished():
                 self.finish_reason = event.reason
             case Usage():

@@ -5,13 +5,21 @@ library, so that it starts in milliseconds and no other code of ours can break i
 
 * standard input is the lifeline and takes one order: ``T`` sends SIGTERM to the engine's group. Its end means that
   Roundhouse is gone, however it went, or wants the engine no more, and kills the tree.
-* standard output carries what the engine prints on both of its streams. Roundhouse may be slow or gone, the engine is
-  drained all the same; what does not fit the buffer is dropped, with a line saying how much.
+* standard output carries what the engine prints, in frames: a byte for the stream (1 or 2), four for the length, big
+  end first, then so many bytes. Roundhouse may be slow or gone, the engine is drained all the same; what does not fit
+  the buffer is dropped, with a line saying how much.
 * standard error carries one JSON object a line: ``started``, ``failed`` (no exec), ``exited`` and last ``empty``.
 
 How the tree is held: the guardian is a subreaper, so every descendant whose parent dies becomes its child,
 double-forked and setsid'ed ones included; killing all children until there are none left ends the whole tree. The
 engine is armed with PDEATHSIG for the case that the guardian itself is killed.
+
+``guardian.py --tether PARENT PROGRAM [ARGUMENT ...]`` holds a program that talks to Roundhouse over its own standard
+streams (an MCP server) in the same way: the streams are the program's, the death of Roundhouse (process PARENT) or a
+SIGTERM ends the tree, and the exit status is passed on.
+
+Every process below a guardian carries the mark of the run in its environment, and the guardian itself does not: a
+child of Roundhouse with the mark has lost its guardian.
 """
 
 import contextlib
@@ -20,6 +28,7 @@ import json
 import os
 import select
 import signal
+import struct
 import sys
 import time
 from collections import deque
@@ -28,6 +37,10 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 BUFFER_BYTES = 1024 * 1024  # output held while Roundhouse is busy: seconds of the chattiest engine's log
 READ_BYTES = 64 * 1024
+FRAME_HEAD = ">BI"
+TETHER = "--tether"
+MARK = "ROUNDHOUSE_RUN"  # in the environment of every process below a guardian
+MARK_TO_BE = "ROUNDHOUSE_RUN_BELOW"  # the same in the guardian's own, as Roundhouse gives it
 KILL_PAUSE_MS = 2  # between two rounds of killing, for the kernel to hand us the orphans
 FLUSH_LIMIT_S = 1.0  # for the last output to reach Roundhouse once the tree is gone
 ORDER_TERMINATE = ord("T")
@@ -41,13 +54,41 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl {option} failed")
 
 
+def become_subreaper() -> None:
+    """Let every descendant whose parent dies become a child of this process."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _pass_mark_on() -> None:
+    # /proc/PID/environ shows what a process was started with, so this marks our children and not us.
+    mark = os.environ.pop(MARK_TO_BE, None)
+    if mark is not None:
+        os.environ[MARK] = mark
+        os.environ["SPT_NOENV"] = "1"  # setproctitle (vLLM) would write over the environment, the mark with it
+
+
 def _report(event: str, **fields: object) -> None:
     line = json.dumps({"event": event, **fields}) + "\n"
     with contextlib.suppress(BrokenPipeError):  # Roundhouse is gone; the lifeline says so too
         os.write(2, line.encode())
 
 
-def _become_engine(command: list[str], guardian_pid: int, output_fd: int, failure_fd: int) -> None:
+def _become_tethered(command: list[str], guardian_pid: int) -> None:
+    """Turn this freshly forked child into the program, on the streams that we were given; does not return."""
+    try:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guardian_pid:
+            os._exit(1)
+        for number in (*IGNORED, signal.SIGXFSZ, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(command[0], command)
+    except BaseException as error:
+        os.write(2, f"cannot start {command[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _become_engine(command: list[str], guardian_pid: int, output_fds: tuple[int, int], failure_fd: int) -> None:
     """Turn this freshly forked child into the engine; does not return."""
     try:
         os.setsid()
@@ -59,8 +100,8 @@ def _become_engine(command: list[str], guardian_pid: int, output_fd: int, failur
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _prefer_for_oom()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output_fd, 1)
-        os.dup2(output_fd, 2)
+        os.dup2(output_fds[0], 1)
+        os.dup2(output_fds[1], 2)
         os.execvp(command[0], command)
     except BaseException as error:
         number = error.errno if isinstance(error, OSError) and error.errno else 0
@@ -81,64 +122,58 @@ def _prefer_for_oom() -> None:
 class Output:
     """Carries the engine's output to Roundhouse without ever making the engine wait."""
 
-    def __init__(self, source_fd: int) -> None:
-        self.source_fd = source_fd
-        self.is_open = True
+    def __init__(self, source_fds: tuple[int, int]) -> None:
+        self.open_fds = dict(zip(source_fds, (1, 2), strict=True))
         self._held: deque[bytes] = deque()
         self._held_bytes = 0
         self._dropped_bytes = 0
-        os.set_blocking(source_fd, False)
-        os.set_blocking(1, False)
+        self._begun = b""  # the rest of a frame that is half written, and must not be dropped
+        for fd in (*source_fds, 1):
+            os.set_blocking(fd, False)
 
     @property
     def wants_to_write(self) -> bool:
         """Whether output is held that Roundhouse has not taken."""
-        return bool(self._held)
+        return bool(self._held or self._begun)
 
-    def take(self) -> bool:
+    def take(self, fd: int) -> bool:
         """Read once; return whether there may be more."""
         try:
-            data = os.read(self.source_fd, READ_BYTES)
+            data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            self.is_open = False
+            del self.open_fds[fd]
             return False
-        self._held.append(data)
+        self._held.append(struct.pack(FRAME_HEAD, self.open_fds[fd], len(data)) + data)
         self._held_bytes += len(data)
         while self._held_bytes > BUFFER_BYTES:
-            lost = len(self._held.popleft())
+            lost = len(self._held.popleft()) - struct.calcsize(FRAME_HEAD)
             self._held_bytes -= lost
             self._dropped_bytes += lost
         return True
 
-    def give(self) -> bool:
-        """Write once; return whether there may be more."""
-        if self._dropped_bytes:
-            note = f"\n[roundhouse: {self._dropped_bytes} bytes of output dropped here]\n".encode()
-            self._dropped_bytes = 0
-            self._held.appendleft(note)
-            self._held_bytes += len(note)
-        if not self._held:
-            return False
+    def give(self) -> None:
+        """Write once."""
+        if not self._begun:
+            self._begun = self._next_frame()
+        if not self._begun:
+            return
         try:
-            written = os.write(1, self._held[0])
+            written = os.write(1, self._begun)
         except BlockingIOError:
-            return False
+            return
         except OSError:  # Roundhouse is gone
             self._held.clear()
-            self._held_bytes = 0
-            return False
-        self._held_bytes -= written
-        rest = self._held.popleft()[written:]
-        if rest:
-            self._held.appendleft(rest)
-        return bool(self._held)
+            self._held_bytes, self._begun = 0, b""
+            return
+        self._begun = self._begun[written:]
 
     def finish(self) -> None:
         """Pass on what is left, for a bounded time."""
-        while self.is_open and self.take():
-            pass
+        for fd in tuple(self.open_fds):
+            while fd in self.open_fds and self.take(fd):
+                pass
         deadline = time.monotonic() + FLUSH_LIMIT_S
         poller = select.poll()
         poller.register(1, select.POLLOUT)
@@ -146,26 +181,51 @@ class Output:
             poller.poll(50)
             self.give()
 
+    def _next_frame(self) -> bytes:
+        if self._dropped_bytes:
+            note = f"\n[roundhouse: {self._dropped_bytes} bytes of output dropped here]\n".encode()
+            self._dropped_bytes = 0
+            return struct.pack(FRAME_HEAD, 2, len(note)) + note
+        if not self._held:
+            return b""
+        frame = self._held.popleft()
+        self._held_bytes -= len(frame) - struct.calcsize(FRAME_HEAD)
+        return frame
+
 
 class Guardian:
     """Waits for orders, output and deaths, and keeps the one promise."""
 
-    def __init__(self, engine_pid: int, output: Output, wakeup_fd: int) -> None:
+    def __init__(self, engine_pid: int, wakeup_fd: int) -> None:
         self._engine_pid = engine_pid
         self._engine_lives = True
-        self._output = output
+        self.status: int | None = None
+        self.max_rss_bytes = 0
+        self.cpu_s = 0.0
         self._wakeup_fd = wakeup_fd
 
-    def watch(self) -> None:
+    def watch_tethered(self) -> None:
+        """Return when the program has exited or we are told to end."""
+        poller = select.poll()
+        poller.register(self._wakeup_fd, select.POLLIN)
+        self._reap()  # a death before the handler was there has woken nobody
+        while self._engine_lives:
+            poller.poll()
+            if signal.SIGTERM in os.read(self._wakeup_fd, READ_BYTES):
+                return
+            self._reap()
+
+    def watch(self, output: Output) -> None:
         """Return when the engine has exited or is no longer wanted."""
         poller = select.poll()
         poller.register(0, select.POLLIN)
         poller.register(self._wakeup_fd, select.POLLIN)
-        poller.register(self._output.source_fd, select.POLLIN)
-        watching_output = True
+        watched = set(output.open_fds)
+        for fd in watched:
+            poller.register(fd, select.POLLIN)
         writing = False
         while self._engine_lives:
-            if writing != self._output.wants_to_write:
+            if writing != output.wants_to_write:
                 writing = not writing
                 if writing:
                     poller.register(1, select.POLLOUT)
@@ -177,13 +237,13 @@ class Guardian:
                 self._reap()
             if 0 in ready and not self._obey():
                 return
-            if self._output.source_fd in ready:
-                self._output.take()
-                if watching_output and not self._output.is_open:
-                    watching_output = False
-                    poller.unregister(self._output.source_fd)
+            for fd in watched & ready.keys():
+                output.take(fd)
+            for fd in watched - output.open_fds.keys():
+                watched.discard(fd)
+                poller.unregister(fd)
             if 1 in ready:
-                self._output.give()
+                output.give()
 
     def end_tree(self) -> None:
         """Kill until no descendant is left."""
@@ -212,14 +272,16 @@ class Guardian:
         """Collect the dead; return whether any child is left."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
                 return True
             if pid == self._engine_pid:
                 self._engine_lives = False
-                _report("exited", status=os.waitstatus_to_exitcode(status))
+                self.status = os.waitstatus_to_exitcode(status)
+                self.max_rss_bytes = usage.ru_maxrss * 1024
+                self.cpu_s = round(usage.ru_utime + usage.ru_stime, 3)
 
 
 def _children() -> list[int]:
@@ -248,34 +310,65 @@ def _wake_on_child_death() -> int:
     return read_fd
 
 
-def main(command: list[str]) -> None:
-    """Start ``command`` and guard it."""
+def guard(command: list[str]) -> None:
+    """Start ``command`` as an engine and guard it."""
     # Roundhouse's event loop leaves copies of our pipes, and whatever else is inheritable, open in us. An engine that
     # held them on would keep Roundhouse from seeing our end.
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     guardian_pid = os.getpid()
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)  # only Roundhouse decides; a Ctrl-C in its terminal must not come past it
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    become_subreaper()
     wakeup_fd = _wake_on_child_death()
-    output_read, output_write = os.pipe()
+    pipes = os.pipe(), os.pipe()
     failure_read, failure_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become_engine(command, guardian_pid, output_write, failure_write)
-    os.close(output_write)
-    os.close(failure_write)
+        _become_engine(command, guardian_pid, (pipes[0][1], pipes[1][1]), failure_write)
+    for written in (pipes[0][1], pipes[1][1], failure_write):
+        os.close(written)
     failure = os.read(failure_read, READ_BYTES)  # ends at once: exec closes it, or the failed child does
     if failure:
         _report("failed", **json.loads(failure))
     else:
         _report("started", pid=pid)
-    output = Output(output_read)
-    guardian = Guardian(pid, output, wakeup_fd)
-    guardian.watch()
+    output = Output((pipes[0][0], pipes[1][0]))
+    guardian = Guardian(pid, wakeup_fd)
+    guardian.watch(output)
     guardian.end_tree()
+    _report("exited", status=guardian.status, max_rss_bytes=guardian.max_rss_bytes, cpu_s=guardian.cpu_s)
     _report("empty")
     output.finish()
+
+
+def tether(parent_pid: int, command: list[str]) -> int:
+    """Start ``command`` on our own streams and hold its tree; return its exit status as a shell would."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    wakeup_fd = _wake_on_child_death()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)  # comes through the wakeup descriptor
+    become_subreaper()
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    own_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become_tethered(command, own_pid)
+    for fd in (0, 1):  # the program alone holds its streams, so that their ends are seen
+        os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+    guardian = Guardian(pid, wakeup_fd)
+    if os.getppid() == parent_pid:  # else it died before PDEATHSIG was armed
+        guardian.watch_tethered()
+    guardian.end_tree()
+    status = guardian.status or 0
+    return status if status >= 0 else 128 - status
+
+
+def main(arguments: list[str]) -> None:
+    """Hold an engine, or a program on a tether."""
+    _pass_mark_on()
+    if arguments[0] == TETHER:
+        sys.exit(tether(int(arguments[1]), arguments[2:]))
+    guard(arguments)
 
 
 if __name__ == "__main__":

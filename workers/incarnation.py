@@ -11,24 +11,36 @@ import anyio.lowlevel
 from transport.client import EngineClient
 from transport.errors import EngineError
 from workers.errors import SpawnFailed, WorkerError
+from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.process import Command, EngineExit, EngineProcess, run_engine
 from workers.spec import WorkerSpec
 
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
+PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
+PORT_POLL_S: Final = 0.05
 logger = logging.getLogger(__name__)
 
 
 class Incarnation:
     """The n-th engine process of a worker; made to be run once."""
 
-    def __init__(self, number: int, spec: WorkerSpec, command: Command, client: EngineClient, log: LogRing) -> None:
+    def __init__(
+        self,
+        number: int,
+        spec: WorkerSpec,
+        command: Command,
+        client: EngineClient,
+        log: LogRing,
+        ledger: Ledger | None,
+    ) -> None:
         self.number = number
         self._spec = spec
         self._command = command
         self._client = client
         self._log = log
+        self._ledger = ledger
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
 
@@ -40,6 +52,11 @@ class Incarnation:
     def pid(self) -> int | None:
         """The engine's main process, and the leader of its group."""
         return self._engine.pid if self._engine is not None else None
+
+    @property
+    def root_pid(self) -> int | None:
+        """The process above the engine's whole tree."""
+        return self._engine.guardian_pid if self._engine is not None else None
 
     @property
     def exit(self) -> EngineExit | None:
@@ -78,9 +95,11 @@ class Incarnation:
             await self._engine.terminate()
 
     async def _run(self, on_ready: Callable[[], None]) -> str:
-        _check_port(self._spec.host, self._spec.port)
+        await _wait_port(self._spec.host, self._spec.port)
         async with run_engine(self._command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
             logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
+            if self._ledger is not None:
+                self._ledger.note(self._engine.guardian_pid, self._engine.pid)
             probing.start_soon(self._probe, on_ready)
             ended = await self._engine.wait_gone()
             probing.cancel_scope.cancel()
@@ -103,16 +122,26 @@ async def answers(client: EngineClient) -> bool:
     return True
 
 
-def _check_port(host: str, port: int) -> None:
-    """Return if an engine can listen there; another server's answers must never be taken for our engine's.
+async def _wait_port(host: str, port: int) -> None:
+    """Return when an engine can listen there; another server's answers must never be taken for our engine's.
 
     Raises:
         SpawnFailed: it cannot.
     """
+    with anyio.move_on_after(PORT_LIMIT_S):
+        while _port_fault(host, port) is not None:  # noqa: ASYNC110 - the kernel tells nobody
+            await anyio.sleep(PORT_POLL_S)
+    fault = _port_fault(host, port)
+    if fault is not None:
+        raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}; another program may have it") from fault
+
+
+def _port_fault(host: str, port: int) -> OSError | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as engines do: TIME_WAIT is no owner
             probe.bind((host, port))
     except OSError as error:
-        raise SpawnFailed(f"cannot listen on {host}:{port}: {error.strerror}; another program may have it") from error
+        return error
+    return None

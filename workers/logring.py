@@ -11,10 +11,11 @@ MAX_LINE_BYTES: Final = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line of output; ``number`` counts all lines of the worker from 1."""
+    """One line of output; ``number`` counts all lines of the worker from 1, ``stream`` is 1, 2, or 0 for our own."""
 
     number: int
     incarnation: int
+    stream: int
     at_utc: datetime
     text: str
 
@@ -28,7 +29,8 @@ class LogRing:
         self._current: deque[LogLine] = deque(maxlen=max_lines)
         self._incarnation = 0
         self._number = 0
-        self._partial = b""
+        self._partial: dict[int, bytes] = {}
+        self.bytes_taken = 0
 
     def __repr__(self) -> str:
         """State how much is held."""
@@ -36,22 +38,23 @@ class LogRing:
 
     def begin(self, incarnation: int) -> None:
         """Start the lines of a new incarnation; those of the last one are kept, older ones go."""
-        self._end_partial()
+        self._end_partial()  # of streams that ended in the middle of a line
         self._incarnation = incarnation
         self._previous = self._current
         self._current = deque(maxlen=self._max_lines)
 
-    def feed(self, data: bytes) -> None:
-        """Take output as it came."""
-        *lines, rest = (self._partial + data).split(b"\n")
+    def feed(self, stream: int, data: bytes) -> None:
+        """Take output as it came on stream 1 or 2."""
+        self.bytes_taken += len(data)
+        *lines, rest = (self._partial.get(stream, b"") + data).split(b"\n")
         for line in lines:
-            self._append(self._cut(line))
-        self._partial = self._cut(rest)
+            self._append(stream, self._cut(stream, line))
+        self._partial[stream] = self._cut(stream, rest)
 
     def note(self, text: str) -> None:
         """Add a line of our own."""
         self._end_partial()
-        self._append(f"[roundhouse] {text}".encode())
+        self._append(0, f"[roundhouse] {text}".encode())
 
     def tail(self, count: int, *, after: int = 0, incarnation: int | None = None) -> tuple[LogLine, ...]:
         """Return the last ``count`` lines with a number above ``after``, of all incarnations held or of one."""
@@ -62,24 +65,33 @@ class LogRing:
         ]
         return tuple(lines[-count:]) if count > 0 else ()
 
-    def _end_partial(self) -> None:
-        if self._partial:
-            self._append(self._partial)
-            self._partial = b""
+    def tails(self, count: int, *, incarnation: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the last lines of standard output and of standard error of one incarnation, whole or not."""
+        self._end_partial()
+        lines = [line for line in (*self._previous, *self._current) if line.incarnation == incarnation]
+        out, error = ([line.text for line in lines if line.stream == stream] for stream in (1, 2))
+        return tuple(out[-count:]), tuple(error[-count:])
 
-    def _cut(self, line: bytes) -> bytes:
+    def _end_partial(self) -> None:
+        for stream, line in self._partial.items():
+            if line:
+                self._append(stream, line)
+        self._partial.clear()
+
+    def _cut(self, stream: int, line: bytes) -> bytes:
         """Take the full pieces of a line that is too long; return its last."""
         while len(line) > MAX_LINE_BYTES:
-            self._append(line[:MAX_LINE_BYTES])
+            self._append(stream, line[:MAX_LINE_BYTES])
             line = line[MAX_LINE_BYTES:]
         return line
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, stream: int, line: bytes) -> None:
         self._number += 1
         self._current.append(
             LogLine(
                 number=self._number,
                 incarnation=self._incarnation,
+                stream=stream,
                 at_utc=datetime.now(UTC),
                 text=line.decode("utf-8", "replace").rstrip("\r"),
             )

@@ -4,10 +4,11 @@ import contextlib
 import json
 import logging
 import signal
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from workers import guardian
 from workers.errors import SpawnFailed
+from workers.ledger import RUN_ID
+from workers.strays import end_strays
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone when the block that started it is left
@@ -34,10 +37,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExit:
-    """How the engine's main process ended: a status, or a signal, or neither where it is not known."""
+    """How the engine's main process ended: a status, or a signal, or neither where it is not known.
+
+    ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of what it had waited for.
+    """
 
     status: int | None = None
     signal: int | None = None
+    max_rss_bytes: int | None = field(default=None, compare=False)
+    cpu_s: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         """Say it in words."""
@@ -45,6 +53,31 @@ class EngineExit:
             known = {number.value: number.name for number in signal.Signals}
             return f"killed by {known.get(self.signal, f'signal {self.signal}')}"
         return "ended, nobody knows how" if self.status is None else f"exited with status {self.status}"
+
+
+OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there
+
+
+class OutputFrames:
+    """Takes the guardian's frames apart, however the pipe has cut them."""
+
+    def __init__(self, on_output: OnOutput) -> None:
+        self._on_output = on_output
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take what came through the pipe."""
+        held = self._held
+        held += data
+        head = struct.calcsize(guardian.FRAME_HEAD)
+        at = 0
+        while len(held) - at >= head:
+            stream, size = struct.unpack_from(guardian.FRAME_HEAD, held, at)
+            if len(held) - at - head < size:
+                break
+            self._on_output(stream, bytes(held[at + head : at + head + size]))
+            at += head + size
+        del held[:at]
 
 
 class EngineProcess:
@@ -62,6 +95,11 @@ class EngineProcess:
         self._gone = anyio.Event()
         self._drained = anyio.Event()
         self._is_ended = False
+
+    @property
+    def guardian_pid(self) -> int:
+        """The process above the engine's whole tree."""
+        return self._guardian.pid
 
     def __repr__(self) -> str:
         """State the process."""
@@ -122,24 +160,26 @@ class EngineProcess:
         while report := await self._next_report():
             match report.get("event"):
                 case "exited":
-                    status = _integer(report, "status")
-                    self.exit = EngineExit(signal=-status) if status < 0 else EngineExit(status=status)
+                    self.exit = _exit(report)
                 case "empty":
                     self._gone.set()
                 case _:
                     logger.error("the guardian of engine %d says: %s", self.pid, report.get("text", report))
-        if not self.is_gone:
-            # PDEATHSIG has killed the main process; nobody is left who could kill what that had started.
-            logger.error(
-                "the guardian of engine %d was killed; processes that the engine started may be left", self.pid
-            )
+        if self.is_gone:
+            return
+        # PDEATHSIG has killed the main process; what that had started is a child of ours now.
+        if await end_strays(self.pid):
+            logger.warning("the guardian of engine %d was killed; nothing of the engine is left", self.pid)
             self._gone.set()
+        else:
+            logger.error("the guardian of engine %d was killed; processes of the engine do not die", self.pid)
 
-    async def drain(self, on_output: Callable[[bytes], None]) -> None:
+    async def drain(self, on_output: OnOutput) -> None:
         """Take what the engine prints, to its end."""
+        frames = OutputFrames(on_output)
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for data in self._output:
-                on_output(data)
+                frames.feed(data)
         self._drained.set()
 
     async def close(self) -> None:
@@ -161,11 +201,11 @@ class EngineProcess:
 
 @asynccontextmanager
 async def run_engine(
-    command: Command, on_output: Callable[[bytes], None], leave_limit_s: float = LEAVE_LIMIT_S
+    command: Command, on_output: OnOutput, leave_limit_s: float = LEAVE_LIMIT_S
 ) -> AsyncIterator[EngineProcess]:
     """Start ``command`` under a guardian; when the block is left, however it is left, the whole tree is gone.
 
-    ``on_output`` takes what the engine prints on both streams, as it comes. An error of the block leaves in a group.
+    ``on_output`` takes what the engine prints, as it comes. An error of the block leaves in a group.
     A process that hangs in the kernel cannot be killed: after ``leave_limit_s`` the block is left all the same, and
     ``is_gone`` is false.
 
@@ -174,9 +214,11 @@ async def run_engine(
     """
     argv = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), *command.argv]
     # A session of its own: a Ctrl-C in our terminal is ours to handle, and must not reach the guardian.
+    env = {**command.env, guardian.MARK_TO_BE: RUN_ID}
+    guardian.become_subreaper()
     try:
         with anyio.CancelScope(shield=True):  # a process that is half started has no owner yet
-            process = await anyio.open_process(argv, env=command.env, start_new_session=True)
+            process = await anyio.open_process(argv, env=env, start_new_session=True)
     except (OSError, ValueError) as error:
         raise SpawnFailed(f"cannot start a process: {error}") from error
     engine = EngineProcess(process)
@@ -196,11 +238,22 @@ async def run_engine(
         await engine.close()
 
 
-async def _read(engine: EngineProcess, on_output: Callable[[bytes], None], scope: anyio.CancelScope) -> None:
+async def _read(engine: EngineProcess, on_output: OnOutput, scope: anyio.CancelScope) -> None:
     with scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.drain, on_output)
             tasks.start_soon(engine.follow)
+
+
+def _exit(report: Mapping[str, object]) -> EngineExit:
+    status = _integer(report, "status")
+    rss, cpu_s = report.get("max_rss_bytes"), report.get("cpu_s")
+    return EngineExit(
+        status=status if status >= 0 else None,
+        signal=-status if status < 0 else None,
+        max_rss_bytes=rss if isinstance(rss, int) else None,
+        cpu_s=float(cpu_s) if isinstance(cpu_s, int | float) else None,
+    )
 
 
 def _integer(report: Mapping[str, object], field: str) -> int:

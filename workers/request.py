@@ -1,35 +1,43 @@
-"""One request of an engine, from the wire's errors to an outcome."""
+"""What a caller asks of a worker, and the tools that come with it."""
 
-import anyio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
 
-from transport.client import EngineClient
-from transport.errors import ContextOverflow, EngineError, EngineOverloaded, EngineRejected
-from transport.request import ChatRequest
-from workers.generation import Generation
-from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from transport.request import Message
+from workers.tools.definition import ToolDefinition
 
-
-async def run_request(
-    client: EngineClient, request: ChatRequest, generation: Generation, limit_s: float | None
-) -> Outcome:
-    """Return how ``request`` ended; every ``EngineError`` is translated here and nowhere else."""
-    with anyio.move_on_after(limit_s):
-        try:
-            await client.stream(request, generation)
-        except EngineRejected as error:
-            return _rejected(error)
-        except EngineError as error:
-            return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
-        return Completed(finish_reason=generation.finish_reason or "unknown")
-    return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within request_s = {limit_s:g} s")
+RequestId = NewType("RequestId", int)
 
 
-def _rejected(error: EngineRejected) -> Outcome:
-    if isinstance(error, ContextOverflow):
-        return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=error.message)
-    if error.is_about_the_request:
-        return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
-    retry_after_s = error.retry_after_s if isinstance(error, EngineOverloaded) else None
-    return EngineFailed(
-        reason=FailureReason.ENGINE_REJECTED, detail=str(error), brought_down=False, retry_after_s=retry_after_s
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request: admitted to a slot, answered or failed; it may take several generations of the engine.
+
+    ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
+    for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
+    """
+
+    job_name: str
+    system: str
+    conversation: tuple[Message, ...]
+    params: Mapping[str, object] = field(default_factory=dict)
+    tools: tuple[ToolDefinition, ...] = ()
+    exit_tools: tuple[ToolDefinition, ...] = ()
+    markup: bool = False
+
+
+def user_conversation(user_prompt: str) -> tuple[Message, ...]:
+    """Return the conversation that is one prompt of a user."""
+    return (Message(role="user", content=user_prompt),)
+
+
+def parse_tools(documents: Sequence[object]) -> tuple[ToolDefinition, ...]:
+    """Return tools of OpenAI definitions; what is a ``ToolDefinition`` already stays as it is.
+
+    Raises:
+        InvalidTool: one of them is no definition.
+    """
+    return tuple(
+        document if isinstance(document, ToolDefinition) else ToolDefinition.parse(document) for document in documents
     )

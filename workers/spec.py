@@ -1,16 +1,23 @@
 """What one worker is to run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import NewType
 
+from workers.policy.liveness import StallLimits
+from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
-from workers.policy.silence import SilenceLimits
+from workers.prompting.bios import BiosPolicy
+from workers.tools.definition import ToolDefinition
+from workers.tools.runner import ToolRunner
+from workers.tools.running import ToolLimits
 
 WorkerId = NewType("WorkerId", str)
 FlagValue = str | int | float | bool | None
-Flag = FlagValue | tuple[FlagValue, ...]
+Flag = FlagValue | Sequence[FlagValue]
+Tools = Sequence[ToolDefinition | Mapping[str, object]]
 
 
 class EngineKind(StrEnum):
@@ -26,31 +33,53 @@ class WorkerTimeouts:
 
     start_s: float = 600.0  # from the process's start to readiness: loading of weights included
     stop_grace_s: float = 10.0  # from SIGTERM to SIGKILL
-    request_s: float | None = None  # one whole request
-    silence: SilenceLimits = field(default_factory=SilenceLimits)
+    prefill_stall_s: float | None = 120.0  # no progress before the first token; grows with the prompt at measured rate
+    decode_stall_s: float | None = 60.0  # no progress after it
+    cancel_s: float | None = 60.0  # a slot that stays busy after its request is gone
+    request_s: float | None = None  # one whole request, its tools included
+
+    @property
+    def stall(self) -> StallLimits:
+        """The two limits on silence."""
+        return StallLimits(prefill_s=self.prefill_stall_s, decode_s=self.decode_stall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One engine process and its slots (contract, sections 4 and 7).
+    """One engine process and its slots; the names are those of the configuration (contract, sections 4 and 7).
 
-    ``model_file`` is what the engine loads, as it takes it: an absolute path, or the id of a repository. It may be None
-    where ``command`` is a program that needs none.
+    ``model`` is what the engine loads, as it takes it: a path, or the id of a repository; it may be None where
+    ``command`` is a program that needs none. ``name`` is what the model is called, ``id`` the worker.
     ``command`` stands in place of the engine's own program; the engine's ordinary flags follow it. ``args`` are further
-    flags, passed through unknown: a name to its value, True for a bare flag, a tuple for a repeated one.
-    ``context`` is in tokens a slot.
+    flags, passed through unknown: a name to its value, True for a bare flag, a sequence for a repeated one.
+    ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
+    ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
+    the former. ``state_dir`` is where incidents and started processes are noted; None notes them nowhere.
     """
 
-    id: WorkerId
-    model: str
     engine: EngineKind
-    model_file: str | None
     port: int
+    model: str | None = None
+    name: str = "model"
+    id: WorkerId = WorkerId("")
     host: str = "127.0.0.1"
     slots: int = 4
     context: int = 4096
-    command: tuple[str, ...] = ()
+    command: Sequence[str] = ()
     args: Mapping[str, Flag] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict)
     timeouts: WorkerTimeouts = field(default_factory=WorkerTimeouts)
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    bios: BiosPolicy = field(default_factory=BiosPolicy)
+    tools: Tools = ()
+    exit_tools: Tools = ()
+    tool_runner: ToolRunner | None = None
+    tool_limits: ToolLimits = field(default_factory=ToolLimits)
+    repetition: RepetitionLimits = field(default_factory=RepetitionLimits)
+    state_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Take an engine by its plain name, and name the worker after its model."""
+        object.__setattr__(self, "engine", EngineKind(self.engine))
+        object.__setattr__(self, "id", self.id or WorkerId(f"{self.name}-0"))

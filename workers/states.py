@@ -16,17 +16,18 @@ class WorkerState(StrEnum):
     DRAINING = "draining"  # the engine answers; requests in flight go on, no new leases
     STOPPING = "stopping"  # the stop ladder is running
     BACKOFF = "backoff"  # no engine; waiting before the next one is started
-    FAILED = "failed"  # gave up; needs an operator
+    FAILED = "failed"  # gave up; an operator, or one try now and then, may start it again
 
 
 _S = WorkerState
 LEASABLE: Final = frozenset({_S.READY})
+SERVING: Final = frozenset({_S.READY, _S.DRAINING})
 ALLOWED: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
     _S.STOPPED: frozenset({_S.STARTING}),
-    _S.STARTING: frozenset({_S.READY, _S.STOPPING, _S.BACKOFF, _S.FAILED}),
+    _S.STARTING: frozenset({_S.READY, _S.DRAINING, _S.STOPPING, _S.BACKOFF, _S.FAILED}),
     _S.READY: frozenset({_S.DRAINING, _S.STOPPING, _S.BACKOFF, _S.FAILED}),
-    _S.DRAINING: frozenset({_S.STOPPING, _S.BACKOFF, _S.FAILED}),
-    _S.STOPPING: frozenset({_S.STOPPED, _S.BACKOFF, _S.FAILED}),
+    _S.DRAINING: frozenset({_S.READY, _S.STOPPING, _S.BACKOFF, _S.FAILED}),
+    _S.STOPPING: frozenset({_S.STOPPED, _S.STARTING, _S.BACKOFF, _S.FAILED}),
     _S.BACKOFF: frozenset({_S.STARTING, _S.STOPPED}),
     _S.FAILED: frozenset({_S.STARTING, _S.STOPPED}),
 }

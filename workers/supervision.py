@@ -26,6 +26,9 @@ class Supervision:
     has_process: bool = False  # the tree of this incarnation may still have members
     is_wanted: bool = False  # when the engine is gone, another is to follow
     is_killed: bool = False  # SIGKILL was sent to this incarnation
+    is_asked: bool = False  # an operator wants this incarnation replaced: its end is no failure
+    is_held: bool = False  # an operator wants nothing new admitted, by later incarnations neither
+    is_half_open: bool = False  # one try after giving up: a failure gives up again at once
     failed_at: tuple[float, ...] = ()  # monotonic seconds of the failures that count
     timer: int = 0  # the number of the only timer that means anything
 
@@ -63,6 +66,20 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequested:
+    """Take a drain back; start a worker that gave up or was stopped."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartRequested:
+    """Somebody wants another engine in place of this one, now."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
     """The readiness probe has succeeded."""
 
@@ -94,7 +111,9 @@ class TimerElapsed:
     timer: int
 
 
-Event = StartRequested | StopRequested | DrainRequested | EngineReady | EngineBroken | EngineGone | TimerElapsed
+Request = StartRequested | StopRequested | DrainRequested | ResumeRequested | RestartRequested
+News = EngineReady | EngineBroken | EngineGone
+Event = Request | News | TimerElapsed
 
 
 # Actions
@@ -127,10 +146,14 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRequests:
-    """End all requests in flight; the reason ``shutdown`` tells a stop that was asked for from a breakdown."""
+    """End all requests in flight; the reason ``shutdown`` tells a stop that was asked for from a breakdown.
+
+    ``brought_down`` says that the engine ended by itself under them: each of them may be the cause.
+    """
 
     reason: FailureReason
     because: str
+    brought_down: bool = False
 
 
 Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests
@@ -143,22 +166,35 @@ _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 def decide(now: Supervision, event: Event, at: float, limits: Limits) -> Decision:
     """Return what follows from ``event`` at ``at`` (monotonic seconds)."""
     match event:
-        case StartRequested():
-            return _start(now, limits)
-        case StopRequested():
-            return _stop(now, event, limits)
-        case DrainRequested():
-            return _drain(now, event)
         case EngineReady() | EngineBroken() | EngineGone():
             return _news(now, event, at, limits) if event.incarnation == now.incarnation else (now, ())
         case TimerElapsed():
             return _elapsed(now, limits) if event.timer == now.timer else (now, ())
+        case _:
+            return _asked(now, event, limits)
 
 
-def _news(now: Supervision, event: EngineReady | EngineBroken | EngineGone, at: float, limits: Limits) -> Decision:
+def _asked(now: Supervision, event: Request, limits: Limits) -> Decision:
+    match event:
+        case StartRequested():
+            return _start(replace(now, is_held=False), "asked to start", limits)
+        case StopRequested():
+            return _stop(now, event, limits)
+        case DrainRequested():
+            return _drain(now, event)
+        case ResumeRequested():
+            return _resume(now, event, limits)
+        case RestartRequested():
+            return _restart(now, event, limits)
+
+
+def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
     match event:
         case EngineReady() if now.state is WorkerState.STARTING:
-            return _move(now, WorkerState.READY, "the engine answers"), ()
+            ready = replace(now, is_half_open=False)
+            if now.is_held:
+                return _move(ready, WorkerState.DRAINING, "the engine answers; drained by an operator"), ()
+            return _move(ready, WorkerState.READY, "the engine answers"), ()
         case EngineBroken() if now.state in _SERVING:
             return _kill(now, event.reason, event.because)
         case EngineGone() if now.has_process:
@@ -168,9 +204,27 @@ def _news(now: Supervision, event: EngineReady | EngineBroken | EngineGone, at: 
 
 
 def _drain(now: Supervision, event: DrainRequested) -> Decision:
-    if now.state is not WorkerState.READY:
+    if now.state in {WorkerState.STOPPED, WorkerState.FAILED}:
         return now, ()
-    return _move(now, WorkerState.DRAINING, event.because), ()
+    held = replace(now, is_held=True)
+    return (_move(held, WorkerState.DRAINING, event.because) if now.state is WorkerState.READY else held), ()
+
+
+def _resume(now: Supervision, event: ResumeRequested, limits: Limits) -> Decision:
+    free = replace(now, is_held=False)
+    if now.state is WorkerState.DRAINING:
+        return _move(free, WorkerState.READY, event.because), ()
+    return _start(free, event.because, limits)
+
+
+def _restart(now: Supervision, event: RestartRequested, limits: Limits) -> Decision:
+    if now.state in _RUNNING:
+        moved = replace(_move(now, WorkerState.STOPPING, event.because), is_wanted=True, is_asked=True)
+        end = EndRequests(reason=FailureReason.ENGINE_DIED, because=event.because)
+        return moved, (end, TerminateEngine(), StartTimer(timer=moved.timer, after_s=limits.stop_grace_s))
+    if now.state is WorkerState.BACKOFF:
+        return _spawn(replace(now, failed_at=()), event.because, limits)
+    return _start(now, event.because, limits)
 
 
 def _move(now: Supervision, state: WorkerState, because: str) -> Supervision:
@@ -179,10 +233,10 @@ def _move(now: Supervision, state: WorkerState, because: str) -> Supervision:
     return replace(now, state=state, because=because, timer=now.timer + 1)
 
 
-def _start(now: Supervision, limits: Limits) -> Decision:
+def _start(now: Supervision, because: str, limits: Limits) -> Decision:
     if now.state not in {WorkerState.STOPPED, WorkerState.FAILED} or now.has_process:
         return now, ()
-    return _spawn(replace(now, failed_at=()), "asked to start", limits)
+    return _spawn(replace(now, failed_at=(), is_half_open=False), because, limits)
 
 
 def _spawn(now: Supervision, because: str, limits: Limits) -> Decision:
@@ -192,6 +246,7 @@ def _spawn(now: Supervision, because: str, limits: Limits) -> Decision:
         has_process=True,
         is_wanted=True,
         is_killed=False,
+        is_asked=False,
     )
     spawn = SpawnEngine(incarnation=moved.incarnation)
     return moved, (spawn, StartTimer(timer=moved.timer, after_s=limits.start_s))
@@ -214,7 +269,7 @@ def _stop(now: Supervision, event: StopRequested, limits: Limits) -> Decision:
 
 def _kill(now: Supervision, reason: FailureReason, because: str) -> Decision:
     moved = replace(_move(now, WorkerState.STOPPING, because), is_wanted=True, is_killed=True)
-    end = EndRequests(reason=reason, because=because)
+    end = EndRequests(reason=reason, because=because, brought_down=True)
     return moved, (end, KillEngine(), StartTimer(timer=moved.timer, after_s=KILL_LIMIT_S))
 
 
@@ -226,19 +281,37 @@ def _kill_after_grace(now: Supervision) -> Decision:
 def _gone(now: Supervision, event: EngineGone, at: float, limits: Limits) -> Decision:
     gone = replace(now, has_process=False)
     if now.state is WorkerState.FAILED:
-        return gone, ()
+        return _await_retry(gone, limits) if now.is_wanted else (gone, ())
     if now.state is WorkerState.STOPPING and not now.is_wanted:
         return _move(gone, WorkerState.STOPPED, now.because), ()
-    because = now.because if now.state is WorkerState.STOPPING else event.because
-    end = () if now.state is WorkerState.STOPPING else (EndRequests(reason=FailureReason.ENGINE_DIED, because=because),)
+    if now.state is WorkerState.STOPPING and now.is_asked:
+        return _spawn(gone, now.because, limits)
+    if now.state is WorkerState.STOPPING:
+        return _fail(gone, now.because, at, event.jitter, limits)
+    failed, actions = _fail(gone, event.because, at, event.jitter, limits)
+    end = EndRequests(reason=FailureReason.ENGINE_DIED, because=event.because, brought_down=True)
+    return failed, (end, *actions)
+
+
+def _fail(gone: Supervision, because: str, at: float, jitter: float, limits: Limits) -> Decision:
+    """Count a failure, and wait for the next try, or give up."""
     failed_at = (*limits.restart.recent(gone.failed_at, at), at)
-    delay_s = limits.restart.delay_s(failed_at, event.jitter)
+    delay_s = None if gone.is_half_open else limits.restart.delay_s(failed_at, jitter)
     gone = replace(gone, failed_at=failed_at)
-    if delay_s is None:
-        text = f"gave up after {len(failed_at)} failures in {limits.restart.window_s:g} s, the last: {because}"
-        return _move(gone, WorkerState.FAILED, text), end
-    waiting = _move(gone, WorkerState.BACKOFF, because)
-    return waiting, (*end, StartTimer(timer=waiting.timer, after_s=delay_s))
+    if delay_s is not None:
+        waiting = _move(gone, WorkerState.BACKOFF, because)
+        return waiting, (StartTimer(timer=waiting.timer, after_s=delay_s),)
+    text = f"gave up after {len(failed_at)} failures in {limits.restart.window_s:g} s, the last: {because}"
+    if gone.is_half_open:
+        text = f"gave up again: {because}"
+    return _await_retry(_move(gone, WorkerState.FAILED, text), limits)
+
+
+def _await_retry(failed: Supervision, limits: Limits) -> Decision:
+    if limits.restart.retry_s is None:
+        return failed, ()
+    waiting = replace(failed, timer=failed.timer + 1)
+    return waiting, (StartTimer(timer=waiting.timer, after_s=limits.restart.retry_s),)
 
 
 def _elapsed(now: Supervision, limits: Limits) -> Decision:
@@ -247,6 +320,8 @@ def _elapsed(now: Supervision, limits: Limits) -> Decision:
             return _kill(now, FailureReason.ENGINE_UNREACHABLE, f"not ready within {limits.start_s:g} s")
         case WorkerState.BACKOFF:
             return _spawn(now, f"restarted: {now.because}", limits)
+        case WorkerState.FAILED if not now.has_process:
+            return _spawn(replace(now, is_half_open=True), "one more try, after giving up", limits)
         case WorkerState.STOPPING if not now.is_killed:
             return _kill_after_grace(now)
         case WorkerState.STOPPING:

@@ -72,4 +72,7 @@ def _turn(progress: Progress) -> dict[str, object]:
         "prompt_tokens": progress.prompt_tokens,
         "output_tokens": progress.output_tokens,
         "tokens_per_s": round(progress.tokens_per_s, 1),
+        "verdict": progress.verdict,
+        "silent_s": progress.silent_s,
+        "silence_limit_s": progress.silence_limit_s,
     }

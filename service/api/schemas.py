@@ -138,6 +138,74 @@ class ExitOut(Answer):
     status: int | None
     signal: int | None
     text: str
+    max_rss_bytes: int | None
+    cpu_s: float | None
+
+
+class EvidenceOut(Answer):
+    """What a verdict rests on; times are in seconds before it, null where it never was."""
+
+    silent_s: float
+    limit_s: float | None
+    last_byte_s: float | None
+    prompt_tokens_done: int | None
+    prompt_tokens: int | None
+    output_tokens: int
+    counters: str | None
+    counters_rose_s: float | None
+    cpu_percent: float | None
+    log_grew_s: float | None
+
+
+class RequestOut(Answer):
+    """One request in flight, what it does, and why that is thought."""
+
+    id: int
+    job_name: str
+    verdict: str
+    evidence: EvidenceOut
+    held_s: float
+
+
+class ProcessOut(Answer):
+    """One process of an engine as the kernel saw it."""
+
+    pid: int
+    name: str
+    state: str
+    wchan: str | None
+    rss_bytes: int
+    cpu_s: float
+    threads: int
+
+
+class KernelOut(Answer):
+    """An engine's whole tree."""
+
+    processes: list[ProcessOut]
+
+
+class IncidentOut(Answer):
+    """One broken incarnation; the tails are the last lines of its two streams."""
+
+    worker: str
+    incarnation: int
+    at: datetime
+    reason: str
+    because: str
+    verdict: str | None
+    exit: ExitOut | None
+    stdout_tail: list[str]
+    stderr_tail: list[str]
+    kernel: KernelOut
+    in_flight: list[RequestOut]
+
+
+class IncidentsOut(Answer):
+    """A worker's incidents, the newest first."""
+
+    id: str
+    incidents: list[IncidentOut]
 
 
 class WorkerOut(Answer):
@@ -156,6 +224,7 @@ class WorkerOut(Answer):
     slots: SlotsOut
     last_exit: ExitOut | None
     verdict: str | None
+    requests: list[RequestOut]
     tokens_per_s: float
     weight_version: int | None
 
@@ -171,6 +240,7 @@ class LogLineOut(Answer):
 
     number: int
     incarnation: int
+    stream: Literal["stdout", "stderr", "roundhouse"]
     at: str
     text: str
 

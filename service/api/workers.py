@@ -1,7 +1,9 @@
 """The HTTP surface of workers and of the service's own health."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
 
+import msgspec
 from fastapi import APIRouter, Query
 
 from service.api import schemas
@@ -9,15 +11,19 @@ from service.api.problems import refused
 from service.conversations.transcript import rfc3339
 from service.errors import NotReady, WorkerNotFound
 from workers.fleet import Fleet
+from workers.incident import Incident, incident_document
+from workers.logring import LogLine
 from workers.process import EngineExit
-from workers.worker import Worker
+from workers.supervised import SupervisedWorker
+
+STREAMS: Final[Mapping[int, Literal["roundhouse", "stdout", "stderr"]]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}
 
 
 def workers_router(fleet: Fleet) -> APIRouter:
     """Return the routes of workers."""
     router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
-    def find(worker_id: str) -> Worker:
+    def find(worker_id: str) -> SupervisedWorker:
         worker = fleet.get(worker_id)
         if worker is None:
             raise WorkerNotFound(worker_id)
@@ -38,13 +44,37 @@ def workers_router(fleet: Fleet) -> APIRouter:
         after: Annotated[int, Query(ge=0, description="only lines with a larger number")] = 0,
     ) -> schemas.LogsOut:
         worker = find(worker_id)
-        lines = [
-            schemas.LogLineOut(
-                number=line.number, incarnation=line.incarnation, at=rfc3339(line.at_utc) or "", text=line.text
-            )
-            for line in worker.log.tail(tail, after=after)
-        ]
+        lines = [_line(line) for line in worker.log.tail(tail, after=after)]
         return schemas.LogsOut(id=worker.spec.id, incarnation=worker.incarnation, lines=lines)
+
+    @router.get("/{worker_id}/incidents", summary="Read what broke incarnations left", responses=refused(401, 404))
+    async def get_incidents(worker_id: str) -> schemas.IncidentsOut:
+        worker = find(worker_id)
+        incidents = [_incident(each) for each in worker.incidents]
+        return schemas.IncidentsOut(id=worker.spec.id, incidents=incidents)
+
+    @router.post("/{worker_id}/restart", summary="Replace the engine now", status_code=202, responses=refused(401, 404))
+    async def restart(worker_id: str) -> schemas.WorkerOut:
+        worker = find(worker_id)
+        worker.restart_nowait("an operator asked for a restart")
+        return _worker(worker)
+
+    @router.post("/{worker_id}/drain", summary="Admit nothing new", status_code=202, responses=refused(401, 404))
+    async def drain(worker_id: str) -> schemas.WorkerOut:
+        worker = find(worker_id)
+        worker.drain_nowait("drained by an operator")
+        return _worker(worker)
+
+    @router.post(
+        "/{worker_id}/resume",
+        summary="Take a drain back, or start a worker that gave up",
+        status_code=202,
+        responses=refused(401, 404),
+    )
+    async def resume(worker_id: str) -> schemas.WorkerOut:
+        worker = find(worker_id)
+        worker.resume_nowait("an operator asked to resume")
+        return _worker(worker)
 
     return router
 
@@ -67,7 +97,7 @@ def health_router(fleet: Fleet) -> APIRouter:
     return router
 
 
-def _worker(worker: Worker) -> schemas.WorkerOut:
+def _worker(worker: SupervisedWorker) -> schemas.WorkerOut:
     now = worker.snapshot()
     return schemas.WorkerOut(
         id=now.id,
@@ -83,10 +113,32 @@ def _worker(worker: Worker) -> schemas.WorkerOut:
         slots=schemas.SlotsOut(total=now.slots_total, in_use=now.slots_in_use),
         last_exit=_exit(now.last_exit),
         verdict=now.verdict,
+        requests=[schemas.RequestOut.model_validate(msgspec.to_builtins(view)) for view in now.requests],
         tokens_per_s=round(now.tokens_per_s, 1),
         weight_version=None,
     )
 
 
+def _line(line: LogLine) -> schemas.LogLineOut:
+    at = rfc3339(line.at_utc) or ""
+    stream = STREAMS[line.stream]
+    return schemas.LogLineOut(number=line.number, incarnation=line.incarnation, stream=stream, at=at, text=line.text)
+
+
 def _exit(ended: EngineExit | None) -> schemas.ExitOut | None:
-    return None if ended is None else schemas.ExitOut(status=ended.status, signal=ended.signal, text=str(ended))
+    return (
+        None
+        if ended is None
+        else schemas.ExitOut(
+            status=ended.status,
+            signal=ended.signal,
+            text=str(ended),
+            max_rss_bytes=ended.max_rss_bytes,
+            cpu_s=ended.cpu_s,
+        )
+    )
+
+
+def _incident(incident: Incident) -> schemas.IncidentOut:
+    document = {**incident_document(incident), "exit": _exit(incident.exit)}
+    return schemas.IncidentOut.model_validate(document)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.conversations.spec import Limits
 from service.faults import StrictModel
@@ -65,6 +65,7 @@ class TimeoutsConfig(StrictModel):
     stop_grace_s: Seconds = 10.0
     prefill_stall_s: Seconds | None = 120.0
     decode_stall_s: Seconds | None = 60.0
+    cancel_s: Seconds | None = 60.0
     request_s: Seconds | None = None
 
 
@@ -75,6 +76,54 @@ class RestartConfig(StrictModel):
     max_s: Seconds = 60.0
     failures: int = Field(default=5, ge=1)
     window_s: Seconds = 600.0
+    retry_s: Seconds | None = 300.0
+
+
+class HttpToolsConfig(StrictModel):
+    """An endpoint that runs tools."""
+
+    url: HttpUrl
+    headers: dict[str, str] = Field(default_factory=dict)
+
+
+class McpServerConfig(StrictModel):
+    """One MCP server: a program that is started, or an address."""
+
+    command: list[str] = Field(default_factory=list)
+    env: dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
+    url: HttpUrl | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "McpServerConfig":
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("an MCP server has either command: [...] or url: http://...")
+        return self
+
+
+class ToolsConfig(StrictModel):
+    """How tools are called, and who runs them; asked in the order python, mcp, http."""
+
+    iterations: int = Field(default=8, ge=0)
+    timeout_s: Seconds = 60.0
+    fallback: bool = True
+    python: dict[str, Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]] = Field(default_factory=dict)
+    mcp: dict[str, McpServerConfig] = Field(default_factory=dict)
+    http: HttpToolsConfig | None = None
+
+
+class RepetitionConfig(StrictModel):
+    """When a model that repeats itself is stopped."""
+
+    lines: int | None = Field(default=8, ge=2)
+
+
+class BiosConfig(StrictModel):
+    """What every agent of a model is told first."""
+
+    enabled: bool = True
+    template: str | None = None
+    clock_step_s: float = Field(default=600.0, ge=0)
 
 
 class ModelConfig(StrictModel):
@@ -93,6 +142,9 @@ class ModelConfig(StrictModel):
     params: dict[str, object] = Field(default_factory=dict)
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
     restart: RestartConfig = Field(default_factory=RestartConfig)
+    tools: ToolsConfig = Field(default_factory=ToolsConfig)
+    repetition: RepetitionConfig | None = Field(default_factory=RepetitionConfig)
+    bios: BiosConfig = Field(default_factory=BiosConfig)
 
     @model_validator(mode="after")
     def _ports_exist(self) -> "ModelConfig":

@@ -7,11 +7,15 @@ from typing import Final
 
 from service.config.schema import Config, ModelConfig
 from service.errors import ConfigError
+from service.tools import python_tools
 from workers.errors import InvalidSpec
 from workers.launch import command_for
+from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
-from workers.policy.silence import SilenceLimits
+from workers.prompting.bios import BiosPolicy
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
+from workers.tools.runner import ToolRunner
+from workers.tools.running import ToolLimits
 
 TINY_MODEL: Final = "tiny.gguf"
 _REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
@@ -26,7 +30,8 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     specs: list[WorkerSpec] = []
     for name, model in config.models.items():
         file = _model_file(name, model, base, state_dir)
-        specs += [_spec(name, model, file, index) for index in range(model.replicas)]
+        python = python_tools(name, model.tools.python, base)
+        specs += [_spec(name, model, file, index, python) for index in range(model.replicas)]
     for spec in specs:
         _check_launch(spec)
     return specs
@@ -65,13 +70,14 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
     raise ConfigError(f"models.{name}.model: there is no file {path}")
 
 
-def _spec(name: str, model: ModelConfig, file: str | None, index: int) -> WorkerSpec:
-    t = model.timeouts
+def _spec(name: str, model: ModelConfig, file: str | None, index: int, python: ToolRunner | None) -> WorkerSpec:
+    lines = model.repetition.lines if model.repetition else None
+    bios, tools = model.bios, model.tools
     return WorkerSpec(
         id=WorkerId(f"{name}-{index}"),
-        model=name,
+        name=name,
         engine=EngineKind(model.engine),
-        model_file=file,
+        model=file,
         host=model.host,
         port=model.port + index,
         slots=model.slots,
@@ -79,13 +85,13 @@ def _spec(name: str, model: ModelConfig, file: str | None, index: int) -> Worker
         command=tuple(model.command),
         args={key: _flag(value) for key, value in model.args.items()},
         env=model.env,
-        timeouts=WorkerTimeouts(
-            start_s=t.start_s,
-            stop_grace_s=t.stop_grace_s,
-            request_s=t.request_s,
-            silence=SilenceLimits(prefill_s=t.prefill_stall_s, decode_s=t.decode_stall_s),
-        ),
+        params=model.params,
+        timeouts=WorkerTimeouts(**model.timeouts.model_dump()),
         restart=RestartPolicy(**model.restart.model_dump()),
+        bios=BiosPolicy(is_on=bios.enabled, template=bios.template, clock_step_s=bios.clock_step_s),
+        tool_limits=ToolLimits(iterations=tools.iterations, timeout_s=tools.timeout_s, fallback=tools.fallback),
+        tool_runner=python,
+        repetition=RepetitionLimits(lines=lines),
     )
 
 
@@ -100,8 +106,8 @@ def _check_launch(spec: WorkerSpec) -> None:
     try:
         program = command_for(spec, {}).argv[0]
     except InvalidSpec as error:
-        raise ConfigError(f"models.{spec.model}.{error}") from error
+        raise ConfigError(f"models.{spec.name}.{error}") from error
     if shutil.which(program) is None:
         raise ConfigError(
-            f"models.{spec.model}.command: there is no program {program!r}; give its path with command: [...]"
+            f"models.{spec.name}.command: there is no program {program!r}; give its path with command: [...]"
         )

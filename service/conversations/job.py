@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType
 
+from workers.tools.definition import ToolDefinition
+
 JobId = NewType("JobId", str)
 
 
@@ -27,6 +29,8 @@ class Agent:
     params: Mapping[str, object] = field(default_factory=dict)
     visible_to: frozenset[str] | None = None
     waits_for: frozenset[str] = frozenset()
+    tools: tuple[ToolDefinition, ...] = ()
+    exit_tools: tuple[ToolDefinition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,9 @@ from pydantic import Field, ValidationError
 from service.conversations.job import Agent, Conversation, Job, JobId
 from service.errors import Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
+from workers.errors import InvalidTool
+from workers.request import parse_tools
+from workers.tools.definition import ToolDefinition
 
 MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
@@ -22,6 +25,7 @@ class Limits(StrictModel):
     agents: int = Field(default=256, gt=0, description="agents of a job")
     conversations: int = Field(default=10_000, gt=0, description="conversations of a job")
     rounds: int = Field(default=1_000, gt=0, description="rounds of a conversation")
+    tools: int = Field(default=128, gt=0, description="tools of an agent, exit tools included")
     turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
 
 
@@ -35,6 +39,8 @@ class AgentSpec(StrictModel):
     params: dict[str, object] = Field(default_factory=dict)
     visible_to: list[str] | None = None
     speak_after_within_round: list[str] = Field(default_factory=list)
+    tools: list[object] = Field(default_factory=list)
+    exit_tools: list[object] = Field(default_factory=list)
 
 
 class ConversationSpec(StrictModel):
@@ -77,6 +83,7 @@ def parse_job(document: object, job_id: JobId, models: Collection[str], limits: 
         chain(
             _limit_faults(spec, conversations, limits),
             _agent_faults(spec, models),
+            _tool_faults(spec),
             _cycle_faults(spec),
             _conversation_faults(conversations),
         )
@@ -107,8 +114,13 @@ def _size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fau
         yield _too_many("agents", "agents", len(agents), limits.agents)
         return
     for index, agent in enumerate(agents):
+        if not isinstance(agent, dict):
+            continue
+        tools = sum(len(given) for given in map(agent.get, ("tools", "exit_tools")) if isinstance(given, list))
+        if tools > limits.tools:
+            yield _too_many(f"agents[{index}].tools", "tools", tools, limits.tools)
         for key in ("visible_to", "speak_after_within_round"):
-            names = agent.get(key) if isinstance(agent, dict) else None
+            names = agent.get(key)
             if isinstance(names, list) and len(names) > limits.agents:
                 yield _too_many(f"agents[{index}].{key}", "agents", len(names), limits.agents)
 
@@ -126,6 +138,8 @@ def _agent(spec: AgentSpec) -> Agent:
         params=spec.params,
         visible_to=None if spec.visible_to is None else frozenset(spec.visible_to),
         waits_for=frozenset(spec.speak_after_within_round),
+        tools=parse_tools(spec.tools),
+        exit_tools=parse_tools(spec.exit_tools),
     )
 
 
@@ -156,6 +170,22 @@ def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
             for position, other in enumerate(others):
                 if other not in ids:
                     yield Fault(path=f"{place}.{key}[{position}]", message=unknown("agent", other, ids))
+
+
+def _tool_faults(spec: JobSpec) -> Iterator[Fault]:
+    for index, agent in enumerate(spec.agents):
+        seen: set[str] = set()
+        for key, documents in (("tools", agent.tools), ("exit_tools", agent.exit_tools)):
+            for position, document in enumerate(documents):
+                place = f"agents[{index}].{key}[{position}]"
+                try:
+                    tool = ToolDefinition.parse(document)
+                except InvalidTool as error:
+                    yield Fault(path=place, message=str(error))
+                    continue
+                if tool.name in seen:
+                    yield Fault(path=place, message=f"this agent has a tool {tool.name!r} already")
+                seen.add(tool.name)
 
 
 def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from service.conversations.job import TurnKey
 from service.conversations.states import ConversationState, TurnState
+from workers.tools.running import Signal, ToolRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class Turn:
     detail: str | None = None
     text: str = ""
     thinking: str = ""
+    tool_calls: tuple[ToolRecord, ...] = ()
+    signals: tuple[Signal, ...] = ()
     finish_reason: str | None = None
     attempts: tuple[Attempt, ...] = ()
     usage: TokenUsage = TokenUsage()
@@ -67,8 +70,8 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "detail": turn.detail,
         "text": turn.text,
         "thinking": turn.thinking,
-        "tool_calls": [],
-        "signals": [],
+        "tool_calls": [_tool_call_document(record) for record in turn.tool_calls],
+        "signals": [{"name": signal.name, "arguments": signal.arguments, "raw": signal.raw} for signal in turn.signals],
         "finish_reason": turn.finish_reason,
         "attempts": [attempt_document(attempt) for attempt in turn.attempts],
         "usage": {
@@ -83,6 +86,20 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "started_at": rfc3339(turn.started_at),
         "first_token_at": rfc3339(turn.first_token_at),
         "finished_at": rfc3339(turn.finished_at),
+    }
+
+
+def _tool_call_document(record: ToolRecord) -> dict[str, object]:
+    return {
+        "iteration": record.iteration,
+        "id": record.id,
+        "name": record.name,
+        "arguments": record.arguments,
+        "result": record.result,
+        "reason": record.reason,
+        "detail": record.detail,
+        "said": record.said,
+        "duration_s": record.duration_s,
     }
 
 

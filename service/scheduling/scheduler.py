@@ -24,14 +24,12 @@ from service.scheduling.retry import Suspicion, strike
 from service.scheduling.turn import Progress, TurnRun
 from service.store import records
 from service.store.records import Record
-from transport.request import ChatRequest
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
-from workers.prompting.bios import BiosFacts, bios_prompt
-from workers.prompting.stack import stack_messages
+from workers.request import Request
 from workers.slots import Lease
 from workers.states import WorkerState
-from workers.worker import Worker
+from workers.supervised import SupervisedWorker
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +55,10 @@ class Scheduler:
         self,
         policy: Policy,
         fleet: Fleet,
-        params_by_model: Mapping[str, Mapping[str, object]],
         append: Callable[[Sequence[Record], Callable[[], None]], None],
     ) -> None:
         self._core = SchedulingCore(policy)
         self._fleet = fleet
-        self._params_by_model = params_by_model
         self._append = append
         self._tasks: TaskGroup | None = None
         self._jobs: dict[JobId, _Live] = {}
@@ -201,22 +197,24 @@ class Scheduler:
             return records.TurnEnded(turn=run.snapshot(TurnState.CANCELLED, reason), at=now)
         return records.TurnEnded(turn=Turn(key=key, state=TurnState.CANCELLED, reason=reason), at=now)
 
-    def _worker_changed(self, worker: Worker) -> None:
+    def _worker_changed(self, worker: SupervisedWorker) -> None:
         if worker.state is WorkerState.READY:
             spec = worker.spec
-            self._post(events.WorkerReady(worker=spec.id, model=spec.model, slots=spec.slots))
+            self._post(events.WorkerReady(worker=spec.id, model=spec.name, slots=spec.slots))
         else:
             self._post(events.WorkerNotReady(worker=worker.spec.id))
 
     # Turns
 
-    async def _run_turn(self, key: TurnKey, worker: Worker, lease: Lease) -> None:
+    async def _run_turn(self, key: TurnKey, worker: SupervisedWorker, lease: Lease) -> None:
         run = self._runs[key]
-        generation, scope = run.begin_attempt(worker.spec.id, worker.incarnation)
+        answer, scope = run.begin_attempt(worker.spec.id, worker.incarnation)
         outcome: Outcome
         try:
             with lease, scope:
-                outcome = await worker.generate(self._request(key), generation)
+                request = self._request(key)
+                run.flight = worker.prepare(request, answer)
+                outcome = await worker.perform(request, answer, run.flight)
             if scope.cancelled_caught:
                 outcome = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
         except Exception as error:
@@ -237,7 +235,7 @@ class Scheduler:
         match outcome:
             case Completed():
                 words = self._jobs[key.job_id].spoken[key.conversation_id]
-                words[key.agent_id, key.round] = run.generation.text if run.generation else ""
+                words[key.agent_id, key.round] = run.answer.text if run.answer else ""
                 self._finish(run, events.TurnCompleted(key=key), TurnState.COMPLETED)
             case Cancelled():
                 self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
@@ -258,7 +256,9 @@ class Scheduler:
             self._finish(run, events.TurnFailed(key=key, reason=reason), TurnState.FAILED, reason, failed.detail)
             return
         logger.warning("turn %s: %s: %s; it runs again", key, failed.reason, failed.detail)
-        told = records.TurnRequeued(key=key, worker=last.worker, reason=failed.reason, at=datetime.now(UTC))
+        told = records.TurnRequeued(
+            key=key, worker=last.worker, reason=failed.reason, detail=failed.detail, at=datetime.now(UTC)
+        )
         self._post(events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), [told])
 
     def _finish(
@@ -269,16 +269,18 @@ class Scheduler:
         turn = self._unstored[key] = run.snapshot(state, reason, detail)
         self._post(event, [records.TurnEnded(turn=turn, at=datetime.now(UTC))])
 
-    def _request(self, key: TurnKey) -> ChatRequest:
+    def _request(self, key: TurnKey) -> Request:
         live = self._jobs[key.job_id]
         agent = live.agents[key.agent_id]
         conversation = live.conversations[key.conversation_id]
-        said = render_conversation(live.job, conversation, agent, key.round, live.spoken[key.conversation_id])
-        bios = bios_prompt(BiosFacts(now=datetime.now().astimezone()))
-        return ChatRequest(
-            model=agent.model,
-            messages=stack_messages(bios, agent.system, said),
-            params={**self._params_by_model.get(agent.model, {}), **agent.params},
+        spoken = live.spoken[key.conversation_id]
+        return Request(
+            job_name=f"{live.job.name}/{key.conversation_id}/{key.agent_id}/{key.round}",
+            system=agent.system,
+            conversation=render_conversation(live.job, conversation, agent, key.round, spoken),
+            params=agent.params,
+            tools=agent.tools,
+            exit_tools=agent.exit_tools,
         )
 
     def _tell_idle(self) -> None:

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import assert_never
+from typing import Final, assert_never
 
 import anyio
 
@@ -11,19 +11,29 @@ from service.conversations.job import TurnKey
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
 from service.scheduling.retry import Strikes
-from workers.generation import Generation
+from workers.answer import Answer
+from workers.flight import Flight
 from workers.outcome import Cancelled, Completed, EngineFailed, Outcome, RequestFailed
+from workers.policy.liveness import Verdict
+
+QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a turn in flight is: tokens of the prompt read, of the answer written."""
+    """How far a turn in flight is: tokens of the prompt read, of the answer written, and the watch's verdict on it.
+
+    ``silent_s`` is 0 until the watch calls it silent; ``silence_limit_s`` is how long it may be.
+    """
 
     key: TurnKey
     prompt_tokens_done: int
     prompt_tokens: int | None
     output_tokens: int
     tokens_per_s: float
+    verdict: str | None
+    silent_s: int
+    silence_limit_s: float | None
 
 
 class TurnRun:
@@ -40,13 +50,14 @@ class TurnRun:
         self._scope = anyio.CancelScope()
         self._worker: str | None = None
         self._incarnation: int | None = None
-        self.generation: Generation | None = None
+        self.answer: Answer | None = None
+        self.flight: Flight | None = None
 
     def __repr__(self) -> str:
         """State how far the turn is."""
         return f"<TurnRun {self.key} worker={self._worker} attempts={len(self.attempts)}>"
 
-    def begin_attempt(self, worker: str, incarnation: int) -> tuple[Generation, anyio.CancelScope]:
+    def begin_attempt(self, worker: str, incarnation: int) -> tuple[Answer, anyio.CancelScope]:
         """Note that the turn is on a slot; return what its answer goes into, and the scope to ask for it in."""
         self._attempt_at = datetime.now(UTC)
         self._started_at = self._started_at or self._attempt_at
@@ -54,8 +65,8 @@ class TurnRun:
         self._scope = anyio.CancelScope()
         if self._is_cut_off:  # it was cut off before its task had its first turn
             self._scope.cancel()
-        self.generation = Generation(time.monotonic)
-        return self.generation, self._scope
+        self.answer, self.flight = Answer(time.monotonic), None
+        return self.answer, self._scope
 
     def cut_off(self) -> None:
         """End the attempt that is running, or is about to."""
@@ -65,14 +76,14 @@ class TurnRun:
     def end_attempt(self, outcome: Outcome) -> None:
         """Keep what an attempt has brought, however it ended."""
         state, reason, detail = _ending(outcome)
-        if self.generation is None or self._attempt_at is None or self._worker is None or self._incarnation is None:
+        if self.answer is None or self._attempt_at is None or self._worker is None or self._incarnation is None:
             raise RuntimeError(f"{self!r} has no attempt to end")
         self.attempts.append(
             Attempt(
                 outcome=state,
                 reason=reason,
                 detail=detail,
-                text=self.generation.text,
+                text=self.answer.text,
                 worker=self._worker,
                 incarnation=self._incarnation,
                 started_at=self._attempt_at,
@@ -82,17 +93,19 @@ class TurnRun:
 
     def snapshot(self, state: TurnState, reason: str | None = None, detail: str | None = None) -> Turn:
         """Return the turn as it stands in a transcript, in ``state``."""
-        generation = self.generation
-        usage = generation.usage if generation else None
+        answer = self.answer
+        usage = answer.usage if answer else None
         is_over = state in ENDED_TURNS
         return Turn(
             key=self.key,
             state=state,
             reason=reason,
             detail=detail,
-            text=generation.text if generation else "",
-            thinking=generation.reasoning if generation else "",
-            finish_reason=generation.finish_reason if generation else None,
+            text=answer.text if answer else "",
+            thinking=answer.reasoning if answer else "",
+            tool_calls=tuple(answer.tool_calls) if answer else (),
+            signals=tuple(answer.signals) if answer else (),
+            finish_reason=answer.finish_reason if answer else None,
             attempts=tuple(self.attempts),
             usage=TokenUsage(
                 prompt_tokens=usage.prompt_tokens,
@@ -111,21 +124,26 @@ class TurnRun:
 
     def progress(self) -> Progress:
         """Return how far the attempt on a slot is."""
-        generation = self.generation
+        answer = self.answer
+        generation = answer.generation if answer else None
         told = generation.prompt_progress if generation else None
+        judged = self.flight.judgement if self.flight else None
         return Progress(
             key=self.key,
             prompt_tokens_done=told.processed if told else 0,
             prompt_tokens=told.total if told else None,
-            output_tokens=generation.output_events if generation else 0,
+            output_tokens=answer.output_events if answer else 0,
             tokens_per_s=generation.tokens_per_s if generation else 0.0,
+            verdict=judged.verdict if judged else None,
+            silent_s=int(judged.silent_s) if judged and judged.verdict in QUIET else 0,
+            silence_limit_s=judged.limit_s if judged else None,
         )
 
     def _first_token_at(self) -> datetime | None:
-        generation = self.generation
-        if generation is None or generation.first_token_at is None or self._attempt_at is None:
+        answer = self.answer
+        if answer is None or answer.first_token_at is None or self._attempt_at is None:
             return None
-        return self._attempt_at + timedelta(seconds=generation.first_token_at - generation.started_at)
+        return self._attempt_at + timedelta(seconds=answer.first_token_at - answer.started_at)
 
 
 def _ending(outcome: Outcome) -> tuple[TurnState, str | None, str | None]:

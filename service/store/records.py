@@ -54,6 +54,7 @@ class TurnRequeued:
     key: TurnKey
     worker: str
     reason: str
+    detail: str
     at: datetime
 
 

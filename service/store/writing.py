@@ -78,7 +78,9 @@ def apply(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
             case TurnMoved():
                 _tell_turn(connection, record, state=record.state, worker=record.worker)
             case TurnRequeued():
-                _tell_turn(connection, record, state="ready", worker=record.worker, reason=record.reason)
+                _tell_turn(
+                    connection, record, state="ready", worker=record.worker, reason=record.reason, detail=record.detail
+                )
             case TurnEnded():
                 _end_turn(connection, record)
             case _:

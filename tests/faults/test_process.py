@@ -17,11 +17,22 @@ from tests.conftest import ENGINE_PROGRAM
 from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers import guardian
 from workers.errors import SpawnFailed
-from workers.process import Command, EngineExit, run_engine
+from workers.process import Command, EngineExit, OnOutput, run_engine
 
 SUPERVISOR = Path(__file__).parents[1] / "programs" / "supervisor.py"
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-I", "-S")
+
+
+def ignore(_stream: int, _data: bytes) -> None:
+    """Take output that nobody wants to see."""
+
+
+def collect(into: bytearray) -> OnOutput:
+    def take(_stream: int, data: bytes) -> None:
+        into.extend(data)
+
+    return take
 
 
 def command(*argv: str) -> Command:
@@ -101,7 +112,7 @@ def test_a_sigkill_of_the_guardian_takes_the_engine_with_it() -> None:
 async def test_the_engine_leads_its_own_group_and_takes_no_signal_of_ours() -> None:
     """One engine, one process group; and the defaults of signals, whatever its guardian ignores."""
     with anyio.fail_after(LIMIT_S):
-        async with run_engine(command("sleep", "60"), lambda _data: None) as engine:
+        async with run_engine(command("sleep", "60"), ignore) as engine:
             assert os.getpgid(engine.pid) == os.getsid(engine.pid) == engine.pid
             assert not _ignored_signals(engine.pid) & {*guardian.IGNORED, signal.SIGCHLD, signal.SIGXFSZ}
             await engine.terminate()
@@ -124,14 +135,14 @@ async def test_leaving_the_block_kills_the_tree(tmp_path: Path) -> None:
     )
     with anyio.fail_after(LIMIT_S):
         with pytest.raises(ExceptionGroup) as caught:
-            async with run_engine(python(code), lambda _data: None) as engine:
+            async with run_engine(python(code), ignore) as engine:
                 await wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the grandchild runs")
                 raise ZeroDivisionError
         assert caught.group_contains(ZeroDivisionError)
         assert not is_alive(engine.pid)
         assert not is_alive(int(pid_file.read_text()))
         with anyio.move_on_after(0.2) as scope:
-            async with run_engine(command("sleep", "60"), lambda _data: None) as engine:
+            async with run_engine(command("sleep", "60"), ignore) as engine:
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
         assert not is_alive(engine.pid)
@@ -149,7 +160,7 @@ async def test_leaving_the_block_kills_the_tree(tmp_path: Path) -> None:
 async def test_the_exit_is_told_as_it_was(code: str, ending: EngineExit) -> None:
     """A status is a status and a signal is a signal."""
     with anyio.fail_after(LIMIT_S):
-        async with run_engine(python(code), lambda _data: None) as engine:
+        async with run_engine(python(code), ignore) as engine:
             assert await engine.wait_gone() == ending
 
 
@@ -161,7 +172,7 @@ async def test_an_engine_that_ends_takes_its_descendants_with_it(
     output = bytearray()
     argv = (*PYTHON, str(ENGINE_PROGRAM), "--port", str(free_ports(1)), "--daemon", str(daemon))
     with anyio.fail_after(LIMIT_S):
-        async with run_engine(command(*argv), output.extend) as engine:
+        async with run_engine(command(*argv), collect(output)) as engine:
             await wait_until(lambda: b"listening" in output, "the engine listens")
             await engine.terminate()
             assert await engine.wait_gone() == EngineExit(status=0)
@@ -172,7 +183,7 @@ async def test_an_engine_that_ends_takes_its_descendants_with_it(
 async def test_a_program_that_cannot_be_executed_says_so(program: str) -> None:
     """The reason is the kernel's, in words."""
     with anyio.fail_after(LIMIT_S), pytest.raises(SpawnFailed, match=r"No such file|Permission denied"):
-        async with run_engine(command(program), lambda _data: None):
+        async with run_engine(command(program), ignore):
             pass
 
 
@@ -183,7 +194,7 @@ async def test_a_flood_of_output_holds_nobody_and_the_last_words_arrive() -> Non
         "print('x' * 99 + '\\n', end='', flush=False)\nfor n in range(200_000): print(f'{n:099d}')\nprint('last words')"
     )
     with anyio.fail_after(LIMIT_S):
-        async with run_engine(python(code), output.extend) as engine:
+        async with run_engine(python(code), collect(output)) as engine:
             assert await engine.wait_gone() == EngineExit(status=0)
             await wait_until(lambda: output.endswith(b"last words\n"), "the last words have come")
 
@@ -212,7 +223,7 @@ async def test_an_engine_is_never_blocked_by_a_supervisor_that_does_not_read() -
 async def test_a_guardian_that_hangs_is_killed_and_the_engine_with_it() -> None:
     """Even the last wait has a bound; and it is waited once."""
     with anyio.fail_after(LIMIT_S):
-        async with run_engine(command("sleep", "60"), lambda _data: None, leave_limit_s=0.2) as engine:
+        async with run_engine(command("sleep", "60"), ignore, leave_limit_s=0.2) as engine:
             parent = psutil.Process(engine.pid).parent()
             assert parent is not None
             parent.suspend()

@@ -14,10 +14,9 @@ import pytest
 
 from tests.conftest import SpecFactory
 from tests.waiting import LIMIT_S, is_alive, wait_until
-from transport.request import ChatRequest, Message
+from workers.answer import Answer
 from workers.errors import NoSlot, StartFailed
 from workers.fleet import Fleet
-from workers.generation import Generation
 from workers.outcome import (
     Cancelled,
     CancelReason,
@@ -28,16 +27,16 @@ from workers.outcome import (
     RequestFailed,
 )
 from workers.policy.restart import RestartPolicy
-from workers.policy.silence import SilenceLimits
+from workers.request import Request, user_conversation
 from workers.spec import WorkerSpec, WorkerTimeouts
 from workers.states import WorkerState
-from workers.worker import Worker
+from workers.supervised import SupervisedWorker
 
 QUICK = RestartPolicy(initial_s=0.05, max_s=0.1, failures=3, window_s=60)
 
 
 @asynccontextmanager
-async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Worker]:
+async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[SupervisedWorker]:
     """Run one worker for a block, and see that nothing of it is left."""
     fleet = Fleet([spec], os.environ)
     worker = next(iter(fleet))
@@ -51,13 +50,13 @@ async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Work
     assert pid is None or not is_alive(pid)
 
 
-async def ask(worker: Worker, text: str = "Go.", generation: Generation | None = None) -> tuple[Outcome, str]:
-    generation = generation or Generation(monotonic)
-    request = ChatRequest(model="scripted", messages=(Message(role="user", content=text),))
+async def ask(worker: SupervisedWorker, text: str = "Go.", answer: Answer | None = None) -> tuple[Outcome, str]:
+    answer = answer or Answer(monotonic)
+    request = Request(job_name="test", system="", conversation=user_conversation(text))
     with worker.lease_nowait():
-        outcome = await worker.generate(request, generation)
+        outcome = await worker.perform(request, answer)
     assert worker.snapshot().slots_in_use == 0
-    return outcome, generation.text
+    return outcome, answer.text
 
 
 async def test_a_worker_starts_answers_and_stops(scripted_spec: SpecFactory) -> None:
@@ -68,7 +67,7 @@ async def test_a_worker_starts_answers_and_stops(scripted_spec: SpecFactory) -> 
         assert shown.pid is not None
         assert os.getpgid(shown.pid) == shown.pid
         assert await ask(worker) == (Completed(finish_reason="stop"), "word0 word1 word2 ")
-        await worker.stop("the test is over")
+        await worker.end_engine("the test is over")
         assert (worker.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
         assert str(worker.snapshot().last_exit) == "exited with status 0"
         assert not is_alive(shown.pid)
@@ -111,17 +110,17 @@ async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scrip
     async with running(replace(scripted_spec(tokens=1000, interval=0.01), restart=QUICK)) as worker:
         pid = worker.snapshot().pid
         assert pid is not None
-        generation = Generation(monotonic)
+        answer = Answer(monotonic)
         async with anyio.create_task_group() as tasks:
 
             async def expect_death() -> None:
-                outcome, text = await ask(worker, generation=generation)
+                outcome, text = await ask(worker, answer=answer)
                 because = "the engine killed by SIGKILL"
                 assert outcome == EngineFailed(reason=FailureReason.ENGINE_DIED, detail=because, brought_down=True)
                 assert text.startswith("word0 word1 ")
 
             tasks.start_soon(expect_death)
-            await wait_until(lambda: generation.output_events > 2, "some tokens have come")
+            await wait_until(lambda: answer.output_events > 2, "some tokens have come")
             os.kill(pid, signal.SIGKILL)
         await worker.wait_ready()
         shown = worker.snapshot()
@@ -138,27 +137,27 @@ async def test_an_engine_that_exits_with_status_0_in_mid_stream_has_died(scripte
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
-    [({"prefill": 600}, FailureReason.STALLED_PREFILL), ({"stall_after": 1}, FailureReason.STALLED_DECODE)],
+    [({"mute": True}, FailureReason.STALLED_PREFILL), ({"stall_after": 1}, FailureReason.STALLED_DECODE)],
     ids=["prefill", "decode"],
 )
 async def test_a_silent_engine_is_killed_and_its_neighbours_are_not_blamed(
     scripted_spec: SpecFactory, flags: dict[str, float], reason: FailureReason
 ) -> None:
     """A stall ends the incarnation; the request that was silent is charged, a younger one is not."""
-    limits = WorkerTimeouts(silence=SilenceLimits(prefill_s=0.8, decode_s=0.8))
+    limits = WorkerTimeouts(prefill_stall_s=0.8, decode_stall_s=0.8)
     async with running(replace(scripted_spec(timeouts=limits, **flags), restart=QUICK)) as worker:
-        outcomes: dict[Generation, Outcome] = {}
-        older = Generation(monotonic)
+        outcomes: dict[Answer, Outcome] = {}
+        older = Answer(monotonic)
 
-        async def note(generation: Generation) -> None:
-            request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),))
+        async def note(answer: Answer) -> None:
+            request = Request(job_name="test", system="", conversation=user_conversation("Go."))
             with worker.lease_nowait():
-                outcomes[generation] = await worker.generate(request, generation)
+                outcomes[answer] = await worker.perform(request, answer)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(note, older)
-            await wait_until(lambda: monotonic() - older.last_byte_at > 0.4, "half of the limit is over")
-            younger = Generation(monotonic)
+            await wait_until(lambda: monotonic() - older.generation.last_progress_at > 0.4, "half of the limit is over")
+            younger = Answer(monotonic)
             tasks.start_soon(note, younger)
         first, second = outcomes[older], outcomes[younger]
         assert isinstance(first, EngineFailed)
@@ -243,16 +242,16 @@ async def test_a_stop_ends_requests_and_an_engine_that_ignores_it(scripted_spec:
     """SIGTERM, the grace, SIGKILL; requests in flight end as a shutdown, not as a failure."""
     limits = WorkerTimeouts(stop_grace_s=0.2)
     async with running(scripted_spec(timeouts=limits, tokens=1000, interval=0.02, ignore_sigterm=True)) as worker:
-        generation = Generation(monotonic)
+        answer = Answer(monotonic)
         outcomes: list[Outcome] = []
 
         async def note() -> None:
-            outcomes.append((await ask(worker, generation=generation))[0])
+            outcomes.append((await ask(worker, answer=answer))[0])
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(note)
-            await wait_until(lambda: generation.output_events, "a token has come")
-            await worker.stop("the test is over")
+            await wait_until(lambda: answer.output_events, "a token has come")
+            await worker.end_engine("the test is over")
         assert outcomes == [Cancelled(reason=CancelReason.SHUTDOWN)]
         assert str(worker.snapshot().last_exit) == "killed by SIGKILL"
 
@@ -263,21 +262,21 @@ async def test_a_stop_before_the_engine_is_there(scripted_spec: SpecFactory) -> 
     worker = next(iter(fleet))
     with anyio.fail_after(LIMIT_S):
         async with fleet.running():
-            await worker.stop("changed my mind")
+            await worker.end_engine("changed my mind")
             assert (worker.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
 
 
 async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec: SpecFactory) -> None:
     """Admitting nothing new and ending what runs are two things."""
     async with running(scripted_spec(tokens=20, interval=0.01)) as worker:
-        generation = Generation(monotonic)
+        answer = Answer(monotonic)
         async with anyio.create_task_group() as tasks:
 
             async def expect_completion() -> None:
-                assert (await ask(worker, generation=generation))[0] == Completed(finish_reason="stop")
+                assert (await ask(worker, answer=answer))[0] == Completed(finish_reason="stop")
 
             tasks.start_soon(expect_completion)
-            await wait_until(lambda: generation.output_events, "a token has come")
+            await wait_until(lambda: answer.output_events, "a token has come")
             worker.drain_nowait("the test wants it")
             with pytest.raises(NoSlot):
                 worker.lease_nowait()

@@ -46,6 +46,27 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--reject-body", default='{"error": {"code": 500, "message": "no", "type": "server_error"}}')
     parser.add_argument("--deaf-after", type=int, help="live on and listen no more after so many answers")
     parser.add_argument("--html", action="store_true", help="answer requests with a 200 of HTML")
+    parser.add_argument("--parallel", type=int, default=4, help="slots; a request beyond them waits without a byte")
+    parser.add_argument("--no-slots", action="store_true", help="know no GET /slots")
+    parser.add_argument("--script", type=Path, help="answer the n-th request with the n-th entry of this JSON list")
+    parser.add_argument("--never-ready", action="store_true", help="load for ever")
+    parser.add_argument("--mute", action="store_true", help="accept requests and never answer")
+    parser.add_argument("--mute-on", help="accept requests whose prompt holds this text and never answer those")
+    parser.add_argument(
+        "--spin-after", type=int, help="send so many tokens, then spin at 100 % with everything blocked"
+    )
+    parser.add_argument("--comments", type=float, help="send an SSE comment every so many seconds, and nothing else")
+    parser.add_argument("--progress", type=int, default=0, help="send so many steps of prompt progress first")
+    parser.add_argument(
+        "--counting", type=int, default=0, help="read the prompt in so many steps, seen in /slots alone"
+    )
+    parser.add_argument("--step", type=float, default=0.05, help="seconds of one such step")
+    parser.add_argument("--bad-frame-after", type=int, help="send so many tokens and then a frame that is no JSON")
+    parser.add_argument("--long-frame-after", type=int, help="send so many tokens and then a frame of 16 MiB")
+    parser.add_argument("--repeat", help="answer with this again and again, for as long as anybody listens")
+    parser.add_argument("--keep-busy", action="store_true", help="keep a slot busy when its client has gone")
+    parser.add_argument("--retry-after", type=int, help="with --reject: the header of that name")
+    parser.add_argument("--reject-first", type=int, help="reject only so many requests")
     return parser.parse_known_args()[0]
 
 
@@ -56,7 +77,20 @@ class Engine:
         self.options = options
         self.ready_at = time.monotonic() + options.load
         self.requests = 0
+        self.rejected = 0
+        self.is_wedged = False
         self.deaf = asyncio.Event()
+        self.free = asyncio.Semaphore(options.parallel)
+        self.slots = [
+            {
+                "id": number,
+                "id_task": -1,
+                "is_processing": False,
+                "n_prompt_tokens_processed": 0,
+                "next_token": [{"n_decoded": 0}],
+            }
+            for number in range(options.parallel)
+        ]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request and close."""
@@ -64,28 +98,59 @@ class Engine:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             length = re.search(r"(?i)content-length: (\d+)", head)
             body = await reader.readexactly(int(length[1])) if length else b""
-            await self._answer(head.split()[1], body, writer)
+            answer = asyncio.ensure_future(self._answer(head.split()[1], body, writer))
+            gone = asyncio.ensure_future(reader.read())
+            await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+            answer.cancel()  # the client has gone, or the answer is done
+            with contextlib.suppress(asyncio.CancelledError):
+                await answer
+            gone.cancel()
         writer.close()
         if self.requests == self.options.deaf_after:
             self.deaf.set()
 
     async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         options = self.options
-        if time.monotonic() < self.ready_at:
+        if options.never_ready or time.monotonic() < self.ready_at:
             _send(writer, 503, b'{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}')
         elif path == "/v1/models":
             _send(writer, 200, b'{"object": "list", "data": []}')
+        elif path == "/slots" and not options.no_slots:
+            _send(writer, 200, json.dumps(self.slots).encode())
         elif path != "/v1/chat/completions":
             _send(writer, 404, b"{}")
-        elif options.reject:
-            _send(writer, options.reject, options.reject_body.encode())
+        elif options.reject and self._may_reject():
+            _send(writer, options.reject, options.reject_body.encode(), retry_after=options.retry_after)
         elif options.html:
             _send(writer, 200, b"<html>Welcome</html>", "text/html")
         else:
-            await self._stream(json.loads(body), writer)
+            await self._serve_chat(json.loads(body), writer)
         await writer.drain()
 
-    async def _stream(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    def _may_reject(self) -> bool:
+        self.rejected += 1
+        return self.options.reject_first is None or self.rejected <= self.options.reject_first
+
+    async def _serve_chat(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        options = self.options
+        is_muted = options.mute_on is not None and options.mute_on in json.dumps(request["messages"])
+        if options.mute or is_muted or self.is_wedged:
+            await asyncio.Event().wait()
+        async with self.free:
+            slot = next(slot for slot in self.slots if not slot["is_processing"])
+            slot.update(
+                id_task=self.requests, is_processing=True, n_prompt_tokens_processed=0, next_token=[{"n_decoded": 0}]
+            )
+            try:
+                await self._stream(request, writer, slot)
+            except asyncio.CancelledError:
+                if options.keep_busy:
+                    await asyncio.shield(asyncio.Event().wait())
+                raise
+            finally:
+                slot["is_processing"] = False
+
+    async def _stream(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
         options = self.options
         self.requests += 1
         if options.record:
@@ -96,24 +161,54 @@ class Engine:
             os._exit(1)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         await writer.drain()
-        await asyncio.sleep(options.prefill)
-        words = self._words(request)
-        for number, word in enumerate(words):
+        await self._prefill(writer, slot)
+        deltas = self._deltas(request)
+        for number, delta in enumerate(deltas):
             await self._maybe_fail(number, writer)
-            _event(writer, {"choices": [{"index": 0, "delta": {"content": word}}]})
+            _event(writer, {"choices": [{"index": 0, "delta": delta}]})
+            slot["next_token"] = [{"n_decoded": number + 1}]
             await writer.drain()
             await asyncio.sleep(options.interval)
-        await self._maybe_fail(len(words), writer)
-        _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        _event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(words)}})
+        while options.repeat:
+            _event(writer, {"choices": [{"index": 0, "delta": {"content": options.repeat.replace("|", "\n")}}]})
+            await writer.drain()
+            await asyncio.sleep(options.interval or 0.001)
+        await self._maybe_fail(len(deltas), writer)
+        reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
+        _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+        _event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(deltas)}})
         writer.write(b"data: [DONE]\n\n")
+
+    async def _prefill(self, writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
+        options = self.options
+        while options.comments:
+            writer.write(b": ping\n\n")
+            await writer.drain()
+            await asyncio.sleep(options.comments)
+        for step in range(options.counting):
+            slot["n_prompt_tokens_processed"] = step + 1
+            await asyncio.sleep(options.step)
+        for step in range(options.progress):
+            told = {"total": options.progress, "processed": step, "cache": 0, "time_ms": 1}
+            _event(writer, {"choices": [], "prompt_progress": told})
+            await writer.drain()
+            await asyncio.sleep(options.step)
+        await asyncio.sleep(options.prefill)
 
     async def _maybe_fail(self, number: int, writer: asyncio.StreamWriter) -> None:
         options = self.options
         if number == options.die_after and self._may_die():
             os._exit(0)
         if number == options.stall_after:
+            self.is_wedged = True
             await asyncio.Event().wait()
+        if number == options.spin_after:
+            while True:
+                pass
+        if number == options.bad_frame_after:
+            writer.write(b"data: {nonsense\n\n")
+        if number == options.long_frame_after:
+            writer.write(b"data: " + b"x" * (16 << 20))
         if number == options.cut_after:
             writer.write(b'data: {"choices": [{"del')
             raise ConnectionError
@@ -130,6 +225,14 @@ class Engine:
         marker.touch()
         return True
 
+    def _deltas(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.options.repeat:
+            return []
+        if self.options.script:
+            script = json.loads(self.options.script.read_text())
+            return _scripted(script[min(self.requests, len(script)) - 1])
+        return [{"content": word} for word in self._words(request)]
+
     def _words(self, request: dict[str, Any]) -> list[str]:
         if self.options.echo:
             text = json.dumps(request["messages"])
@@ -138,11 +241,32 @@ class Engine:
         return [f"word{number} " for number in range(self.options.tokens)]
 
 
-def _send(writer: asyncio.StreamWriter, status: int, body: bytes, content_type: str = "application/json") -> None:
-    writer.write(
-        b"HTTP/1.1 %d X\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
-        % (status, content_type.encode(), len(body), body)
-    )
+def _scripted(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pieces of one answer; the arguments of its calls come in pieces of five characters."""
+    deltas: list[dict[str, Any]] = []
+    if "reasoning" in entry:
+        deltas.append({"reasoning_content": entry["reasoning"]})
+    deltas += [{"content": word} for word in re.findall(r"\S*\s*", entry.get("content", "")) if word]
+    for index, call in enumerate(entry.get("tool_calls", [])):
+        name = {"name": call["name"], "arguments": ""}
+        deltas.append({"tool_calls": [{"index": index, "id": call.get("id", f"c{index}"), "function": name}]})
+        text = call["arguments"]
+        for start in range(0, len(text), 5):
+            piece = {"index": index, "function": {"arguments": text[start : start + 5]}}
+            deltas.append({"tool_calls": [piece]})
+    return deltas
+
+
+def _send(
+    writer: asyncio.StreamWriter,
+    status: int,
+    body: bytes,
+    content_type: str = "application/json",
+    retry_after: int | None = None,
+) -> None:
+    head = [f"HTTP/1.1 {status} X", f"Content-Type: {content_type}", f"Content-Length: {len(body)}"]
+    head += [] if retry_after is None else [f"Retry-After: {retry_after}"]
+    writer.write("\r\n".join([*head, "Connection: close", "", ""]).encode() + body)
 
 
 def _event(writer: asyncio.StreamWriter, document: dict[str, Any]) -> None:

@@ -10,7 +10,9 @@ from workers.process import Command, run_engine
 
 async def main() -> None:
     """Run argv as an engine for ever."""
-    async with run_engine(Command(argv=tuple(sys.argv[1:]), env=dict(os.environ)), lambda _data: None) as engine:
+    async with run_engine(
+        Command(argv=tuple(sys.argv[1:]), env=dict(os.environ)), lambda _stream, _data: None
+    ) as engine:
         print(engine.pid, flush=True)
         await anyio.sleep_forever()
 

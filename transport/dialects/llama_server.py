@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from transport.counters import EngineCounters, SlotWork
 from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
 from transport.events import (
     Event,
@@ -20,9 +21,11 @@ from transport.events import (
     ToolCallDelta,
     Usage,
 )
-from transport.request import ChatRequest
+from transport.request import ChatRequest, Message
 
 CHAT_PATH: Final = "/v1/chat/completions"
+MODELS_PATH: Final = "/v1/models"
+SLOTS_PATH: Final = "/slots"
 DONE: Final = b"[DONE]"
 _TOO_MANY: Final = 429
 _UNAVAILABLE: Final = 503
@@ -95,15 +98,36 @@ class _ErrorBody(Struct, gc=False):
     error: _Error | str
 
 
+class _NextToken(Struct, gc=False):
+    n_decoded: int = 0
+
+
+class _Slot(Struct, gc=False):
+    is_processing: bool = False
+    id_task: int = -1
+    n_prompt_tokens_processed: int = 0
+    next_token: list[_NextToken] | _NextToken | None = None
+
+    @property
+    def decoded(self) -> int:
+        """How many tokens of the answer there are."""
+        tokens = self.next_token if isinstance(self.next_token, list) else [self.next_token or _NextToken()]
+        return sum(token.n_decoded for token in tokens)
+
+
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
+_decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
 
 def encode(request: ChatRequest) -> bytes:
     """Return the JSON body: the caller's parameters, then the fields that are ours whatever the caller said."""
     body: dict[str, object] = dict(request.params)
     body["model"] = request.model
-    body["messages"] = [{"role": message.role, "content": message.content} for message in request.messages]
+    body["messages"] = [_message(message) for message in request.messages]
+    body.pop("tools", None)  # ours, also when there are none
+    if request.tools:
+        body["tools"] = request.tools
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
     body["return_progress"] = True  # the heartbeat of a long prefill
@@ -148,6 +172,37 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     except _UNDECODABLE:
         told = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
     return _rejection(told, status, retry_after_s)
+
+
+def decode_slots(body: bytes) -> EngineCounters:
+    """Return what GET /slots tells; a server of another build may leave fields out, or give an object for a list.
+
+    Raises:
+        MalformedFrame: not the JSON of this dialect.
+    """
+    try:
+        slots = _decode_slots(body)
+    except _UNDECODABLE as error:
+        raise MalformedFrame(f"GET /slots: {error}: {body[:200]!r}") from error
+    return EngineCounters(
+        busy_slots=sum(slot.is_processing for slot in slots),
+        work=tuple(
+            SlotWork(task=slot.id_task, prompt_tokens=slot.n_prompt_tokens_processed, output_tokens=slot.decoded)
+            for slot in slots
+        ),
+    )
+
+
+def _message(message: Message) -> dict[str, object]:
+    told: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.calls:
+        told["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if message.call_id is not None:
+        told["tool_call_id"] = message.call_id
+    return told
 
 
 def _add_choice(choice: _Choice, events: list[Event]) -> None:

@@ -7,14 +7,14 @@ from workers.spec import Flag, FlagValue
 
 
 def render_flags(flags: Mapping[str, Flag]) -> list[str]:
-    """Return argv for ``flags``: a value follows its flag, True is a bare flag, False and None none, a tuple repeats.
+    """Return argv: a value follows its flag, True is a bare flag, False and None are none, a sequence repeats.
 
     An underscore in a name may stand for the hyphen; a name that brings its own hyphens is taken as it is.
     """
     argv: list[str] = []
     for name, value in flags.items():
         flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
-        for one in value if isinstance(value, tuple) else (value,):
+        for one in (value,) if value is None or isinstance(value, str | int | float) else value:
             argv += _render(flag, one)
     return argv
 

@@ -40,12 +40,12 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         InvalidSpec: ``args`` repeats what a key of its own decides.
     """
     refuse_owned(spec.args, OWNED)
-    file = spec.model_file
-    is_path = file is not None and file.startswith("/")
+    file = spec.model
+    is_path = file is not None and (file.startswith(("/", ".")) or file.endswith(".gguf"))
     flags: dict[str, Flag] = {
         "model": file if is_path else None,
         "hf-repo": None if is_path else file,
-        "alias": spec.model,
+        "alias": spec.name,
         "host": spec.host,
         "port": spec.port,
         "parallel": spec.slots,
@@ -55,4 +55,11 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "no-kv-unified": not any(name.lstrip("-").replace("_", "-") in CACHE_FLAGS for name in spec.args),
     }
     program = spec.command or PROGRAMS[spec.engine]
-    return Command(argv=(*program, *render_flags(flags), *render_flags(spec.args)), env={**environment, **spec.env})
+    return Command(
+        argv=(*program, *render_flags(flags), *render_flags(spec.args)), env={**_for_engines(environment), **spec.env}
+    )
+
+
+def _for_engines(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what is ours: an engine, and the tools that it may start, have no business with our keys."""
+    return {name: value for name, value in environment.items() if not name.startswith("ROUNDHOUSE_")}

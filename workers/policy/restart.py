@@ -5,12 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """Limits on restarts, in seconds; ``failures`` within ``window_s`` are the last that are forgiven."""
+    """Limits on restarts, in seconds.
+
+    ``failures`` within ``window_s`` are too many, and the worker gives up. ``retry_s`` later it tries once more (a
+    half-open breaker): a success takes it back, a failure gives up again at once; None leaves it to an operator.
+    """
 
     initial_s: float = 1.0
     max_s: float = 60.0
     failures: int = 5
     window_s: float = 600.0
+    retry_s: float | None = 300.0
 
     def recent(self, failed_at: tuple[float, ...], now: float) -> tuple[float, ...]:
         """Return the failures that still count."""

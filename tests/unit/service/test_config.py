@@ -67,7 +67,7 @@ def test_variables_take_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
     assert (config.server.port, config.server.api_keys) == (9000, ["one", "two"])
     assert config.models["m"].params == {"a": 3, "b": "3"}
     specs = worker_specs(config, tmp_path, tmp_path)
-    assert [(spec.id, spec.port, spec.slots, spec.model_file) for spec in specs] == [
+    assert [(spec.id, spec.port, spec.slots, spec.model) for spec in specs] == [
         ("m-0", 9100, 3, __file__),
         ("m-1", 9101, 3, __file__),
     ]

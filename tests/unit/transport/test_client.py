@@ -39,6 +39,9 @@ class Recorder:
         self.events: list[Event] = []
         self.touches = 0
 
+    def begin(self) -> None:
+        self.touches += 0
+
     def touch(self) -> None:
         self.touches += 1
 

@@ -10,7 +10,6 @@ from workers.generation import Generation
 from workers.launch import command_for
 from workers.launch.flags import render_flags
 from workers.logring import LogRing
-from workers.policy.silence import Silence, SilenceLimits, judge
 from workers.prompting.bios import BiosFacts, bios_prompt
 from workers.prompting.stack import stack_messages
 from workers.slots import Slots
@@ -20,9 +19,9 @@ from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec
 def spec(**fields: object) -> WorkerSpec:
     given: dict[str, object] = {
         "id": WorkerId("m-0"),
-        "model": "m",
+        "name": "m",
         "engine": EngineKind.LLAMA_SERVER,
-        "model_file": "/models/m.gguf",
+        "model": "/models/m.gguf",
         "port": 9100,
         "slots": 3,
         "context": 2048,
@@ -77,12 +76,12 @@ class TestFlags:
 
     def test_a_command_stands_in_place_of_the_program(self) -> None:
         """Contract, section 4: the engine's ordinary flags follow it."""
-        argv = command_for(spec(command=("nice", "srv"), model_file=None), {}).argv
+        argv = command_for(spec(command=("nice", "srv"), model=None), {}).argv
         assert argv[:4] == ("nice", "srv", "--alias", "m")
 
     def test_a_repository_is_named_as_one(self) -> None:
         """A model is a path or the id of a repository, as the engine takes it."""
-        assert command_for(spec(model_file="org/repo:Q4"), {}).argv[1:3] == ("--hf-repo", "org/repo:Q4")
+        assert command_for(spec(model="org/repo:Q4"), {}).argv[1:3] == ("--hf-repo", "org/repo:Q4")
 
     def test_the_unified_cache_is_the_operators_choice(self) -> None:
         """Our default gives way to args."""
@@ -103,7 +102,7 @@ class TestLogRing:
         ring = LogRing()
         ring.begin(1)
         for chunk in (b"on", b"e\r\ntw", b"o\n\xff", b"\n"):
-            ring.feed(chunk)
+            ring.feed(1, chunk)
         assert [line.text for line in ring.tail(10)] == ["one", "two", "\ufffd"]
         assert [line.number for line in ring.tail(10, after=1)] == [2, 3]
 
@@ -112,8 +111,8 @@ class TestLogRing:
         ring = LogRing(max_lines=5)
         ring.begin(1)
         for _ in range(100):
-            ring.feed(b"x" * 3000 + b"\n")
-        ring.feed(b"y" * 100_000)
+            ring.feed(1, b"x" * 3000 + b"\n")
+        ring.feed(1, b"y" * 100_000)
         assert len(ring.tail(1000)) == 5
         assert max(len(line.text) for line in ring.tail(1000)) <= 8192
 
@@ -122,28 +121,12 @@ class TestLogRing:
         ring = LogRing(max_lines=3)
         for incarnation in (1, 2, 3):
             ring.begin(incarnation)
-            ring.feed(b"half a line of %d" % incarnation)
+            ring.feed(1, b"half a line of %d" % incarnation)
         ring.note("ours")
         told = [(line.incarnation, line.text) for line in ring.tail(10)]
         assert told == [(2, "half a line of 2"), (3, "half a line of 3"), (3, "[roundhouse] ours")]
         assert [line.incarnation for line in ring.tail(10, incarnation=2)] == [2]
         assert ring.tail(0) == ()
-
-
-class TestSilence:
-    @pytest.mark.parametrize(
-        ("has_token", "silent_s", "verdict"),
-        [(False, 9.9, None), (False, 10.0, Silence.PREFILL), (True, 4.9, None), (True, 5.0, Silence.DECODE)],
-    )
-    def test_each_phase_has_its_limit(self, has_token: bool, silent_s: float, verdict: Silence | None) -> None:
-        """Seed 002, section 12: progress, not time to the first token."""
-        limits = SilenceLimits(prefill_s=10, decode_s=5)
-        assert judge(limits, last_byte_at=100.0, has_token=has_token, now=100.0 + silent_s) == verdict
-
-    def test_no_limit_is_for_ever(self) -> None:
-        """Null switches a limit off."""
-        limits = SilenceLimits(prefill_s=None, decode_s=None)
-        assert judge(limits, last_byte_at=0, has_token=False, now=1e9) is None
 
 
 class TestPrompting:
@@ -152,7 +135,7 @@ class TestPrompting:
     def test_the_bios_tells_the_setting_and_ends_with_what_changes(self) -> None:
         """What changes each minute stands last, so that engines' prefix caches keep the rest."""
         bios = bios_prompt(BiosFacts(now=self.NOW))
-        later = bios_prompt(BiosFacts(now=self.NOW.replace(minute=31)))
+        later = bios_prompt(BiosFacts(now=self.NOW.replace(minute=51)))
         assert "one of several agents" in bios
         assert bios.endswith("Saturday, 2026-11-21 09:30 UTC")
         assert bios[: bios.index("Now:")] == later[: later.index("Now:")]
@@ -195,7 +178,7 @@ class TestGeneration:
         generation.touch()
         generation.receive(TextDelta("a"))
         generation.touch()
-        assert (generation.last_byte_at, generation.last_event_at) == (2.0, 1.0)
+        assert (generation.last_byte_at, generation.last_progress_at) == (2.0, 1.0)
 
 
 def test_the_tiny_model_is_made_once(tiny_model: Path, tmp_path: Path) -> None:

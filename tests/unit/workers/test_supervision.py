@@ -33,7 +33,9 @@ from workers.supervision import (
     decide,
 )
 
-LIMITS = Limits(start_s=60, stop_grace_s=5, restart=RestartPolicy(initial_s=1, max_s=4, failures=3, window_s=100))
+LIMITS = Limits(
+    start_s=60, stop_grace_s=5, restart=RestartPolicy(initial_s=1, max_s=4, failures=3, window_s=100, retry_s=300)
+)
 DESIGN = Path(states.__file__).parent / "design.md"
 
 
@@ -76,7 +78,7 @@ def test_an_exit_that_nobody_asked_for_ends_the_requests_and_backs_off(life: Lif
     """Nuke and repave: requests fail with their reason, and another incarnation follows after a pause."""
     life.ready()
     assert life.gone("exited with status 0") == (
-        EndRequests(reason=FailureReason.ENGINE_DIED, because="exited with status 0"),
+        EndRequests(reason=FailureReason.ENGINE_DIED, because="exited with status 0", brought_down=True),
         StartTimer(timer=life.now.timer, after_s=1.0),
     )
     assert life.now.state is WorkerState.BACKOFF
@@ -139,7 +141,7 @@ def test_a_broken_engine_is_killed_and_follows_itself(life: Life) -> None:
     life.ready()
     broken = EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="silent")
     assert life.tell(broken) == (
-        EndRequests(reason=FailureReason.STALLED_DECODE, because="silent"),
+        EndRequests(reason=FailureReason.STALLED_DECODE, because="silent", brought_down=True),
         KillEngine(),
         StartTimer(timer=life.now.timer, after_s=KILL_LIMIT_S),
     )

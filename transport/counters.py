@@ -1,0 +1,35 @@
+"""What an engine says of its own work, apart from what it streams to us."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotWork:
+    """How far one slot of the engine is: tokens of the prompt read and of the answer written, of the task ``task``."""
+
+    task: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """An engine's slots at one moment."""
+
+    busy_slots: int
+    work: tuple[SlotWork, ...]
+
+    def advances_since(self, earlier: "EngineCounters") -> int:
+        """Count the slots that have begun a task, read a token or written one; an end of work alone is no advance."""
+        return sum(map(_has_advanced, earlier.work, self.work))
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        told = ", ".join(f"{work.prompt_tokens}+{work.output_tokens}" for work in self.work)
+        return f"{self.busy_slots} slots busy, tokens read+written: {told or 'none'}"
+
+
+def _has_advanced(before: SlotWork, after: SlotWork) -> bool:
+    if after.task != before.task:
+        return after.task >= 0
+    return after.prompt_tokens > before.prompt_tokens or after.output_tokens > before.output_tokens

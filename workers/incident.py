@@ -1,0 +1,116 @@
+"""What is kept of an incarnation that broke, so that the one line that mattered is not lost."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from workers.policy.liveness import Verdict
+from workers.process import EngineExit
+from workers.vitals import KernelView
+
+TAIL_LINES: Final = 50  # of each stream
+KEPT: Final = 100  # of one worker, the newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Why a verdict was given; times are in seconds before it, None where it never was.
+
+    ``silent_s`` counts from the model's last progress, ``last_byte_s`` from any byte at all.
+    """
+
+    silent_s: float
+    limit_s: float | None = None
+    last_byte_s: float | None = None
+    prompt_tokens_done: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    counters: str | None = None
+    counters_rose_s: float | None = None
+    cpu_percent: float | None = None
+    log_grew_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """One request in flight at one moment; ``held_s`` is for how long it has been there."""
+
+    id: int
+    job_name: str
+    verdict: Verdict
+    evidence: Evidence
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One broken incarnation: what was decided and on which evidence, how it ended, and what it said last."""
+
+    worker: str
+    incarnation: int
+    at: datetime
+    reason: str
+    because: str
+    verdict: Verdict | None
+    exit: EngineExit | None
+    stdout_tail: tuple[str, ...]
+    stderr_tail: tuple[str, ...]
+    kernel: KernelView
+    in_flight: tuple[RequestView, ...]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Incident).decode
+
+
+class Incidents:
+    """The newest incidents of one worker, kept over restarts of ours where there is a file for them."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._kept: deque[Incident] = deque(_read(file), maxlen=KEPT)
+
+    def __repr__(self) -> str:
+        """State how many there are."""
+        return f"<Incidents {len(self._kept)}>"
+
+    def __iter__(self) -> Iterator[Incident]:
+        """Iterate from the newest to the oldest."""
+        return iter(tuple(reversed(self._kept)))
+
+    def add(self, incident: Incident) -> None:
+        """Keep one more; a disk that is full must not keep an engine from being repaired.
+
+        Raises:
+            OSError: it is kept in memory alone.
+        """
+        self._kept.append(incident)
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        half = self._file.with_suffix(".half")
+        half.write_bytes(b"".join(_encode(kept) + b"\n" for kept in self._kept))
+        half.replace(self._file)
+
+
+def incident_document(incident: Incident) -> Mapping[str, object]:
+    """Return an incident as it is shown and stored."""
+    document: Mapping[str, object] = msgspec.to_builtins(incident)
+    return document
+
+
+def _read(file: Path | None) -> list[Incident]:
+    if file is None or not file.is_file():
+        return []
+    read: list[Incident] = []
+    for line in file.read_bytes().splitlines():
+        try:
+            read.append(_decode(line))
+        except msgspec.MsgspecError:
+            continue  # of another version
+    return read

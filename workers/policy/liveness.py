@@ -1,0 +1,151 @@
+"""Whether a request in flight lives, from what costs least to know to what costs most. Pure.
+
+What counts as progress, in order of strength:
+
+* the model's own: tokens, and prompt progress that has got further;
+* the engine's counters (/slots): any that rises vetoes a kill, whoever's request it is;
+* bytes that hold nothing of the model's (SSE comments), CPU ticks and a growing log are told and decide nothing:
+  a hung engine can spin, ping and complain, and a healthy one can sleep.
+
+A limit counts from the last progress. So nothing weak ever saves or condemns for longer than the configured time.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
+QUIET_MAX_S: Final = 5.0
+PACE_WEIGHT: Final = 0.3  # of the newest prompt in the measured rate
+PACE_MIN_TOKENS: Final = 64  # shorter prompts tell more of overheads than of the rate
+TOKENS_A_CHAR: Final = 0.5  # until the engine has told: high for English, right for code and CJK
+
+
+class Verdict(StrEnum):
+    """What a request in flight does, as far as the evidence goes."""
+
+    LOADING = "loading"  # the engine is not ready yet
+    PREFILLING = "prefilling"  # the prompt is being read
+    DECODING = "decoding"  # the answer is being written
+    TOOL_WAIT = "tool_wait"  # its tools run; the engine owes nothing
+    SILENT = "silent"  # no progress of its own, within the limit or with a sign of the engine's
+    STALLED = "stalled"  # the limit is outrun, and nothing speaks for it
+    DEAD = "dead"  # its engine is gone
+
+
+SEVERITY: Final = (
+    *(Verdict.DEAD, Verdict.STALLED, Verdict.SILENT, Verdict.LOADING),
+    *(Verdict.PREFILLING, Verdict.TOOL_WAIT, Verdict.DECODING),
+)
+
+
+class Scope(StrEnum):
+    """What a stall is one of."""
+
+    ENGINE = "engine"  # nothing of the engine moves
+    REQUEST = "request"  # the engine works for others, and not for this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallLimits:
+    """How long the model may make no progress, in seconds, before and after the first token; None is for ever."""
+
+    prefill_s: float | None = 120.0
+    decode_s: float | None = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSigns:
+    """What is known of one request that waits for its engine; times in monotonic seconds."""
+
+    has_token: bool
+    progress_at: float
+    prefill_left_s: float = 0.0  # what the rest of the prompt should take at the measured rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSigns:
+    """What is known of the engine as a whole.
+
+    ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
+    got anything, so that a request which gets nothing may be one of them; ``prefilling_at`` when another's prompt was
+    last seen to get on.
+    """
+
+    is_serving: bool
+    rose_at: float | None = None
+    unexplained_at: float | None = None
+    others_at: float | None = None
+    prefilling_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict, how long there has been no progress, and the limit on that; ``scope`` is of a stall alone."""
+
+    verdict: Verdict
+    silent_s: float
+    limit_s: float | None
+    scope: Scope | None = None
+
+
+def judge(limits: StallLimits, request: RequestSigns, engine: EngineSigns, now: float) -> Judgement:
+    """Return what to think of one request."""
+    limit_s = _limit_s(limits, request)
+    silent_s = max(0.0, now - request.progress_at)
+    if not engine.is_serving:
+        return Judgement(verdict=Verdict.DEAD, silent_s=silent_s, limit_s=limit_s)
+    if silent_s < quiet_s(limit_s):
+        verdict = Verdict.DECODING if request.has_token else Verdict.PREFILLING
+        return Judgement(verdict=verdict, silent_s=silent_s, limit_s=limit_s)
+    if limit_s is None or silent_s < limit_s:
+        return Judgement(verdict=Verdict.SILENT, silent_s=silent_s, limit_s=limit_s)
+    scope = _stall_scope(request, engine, now, limit_s)
+    verdict = Verdict.SILENT if scope is None else Verdict.STALLED
+    return Judgement(verdict=verdict, silent_s=silent_s, limit_s=limit_s, scope=scope)
+
+
+def quiet_s(limit_s: float | None) -> float:
+    """Return after how long without progress the engine is looked at."""
+    return QUIET_MAX_S if limit_s is None else min(QUIET_MAX_S, limit_s * QUIET_SHARE)
+
+
+def _limit_s(limits: StallLimits, request: RequestSigns) -> float | None:
+    if request.has_token:
+        return limits.decode_s
+    return None if limits.prefill_s is None else limits.prefill_s + request.prefill_left_s
+
+
+def _stall_scope(request: RequestSigns, engine: EngineSigns, now: float, limit_s: float) -> Scope | None:
+    """Return what stalls, or None where a sign of the engine's speaks for the request."""
+
+    def is_fresh(at: float | None) -> bool:
+        return at is not None and now - at < limit_s
+
+    if not is_fresh(engine.rose_at) and not is_fresh(engine.others_at):
+        return Scope.ENGINE
+    if is_fresh(engine.unexplained_at) or (not request.has_token and is_fresh(engine.prefilling_at)):
+        return None  # it may be served where we cannot see it, or another's prompt is read before its own
+    return Scope.REQUEST if is_fresh(engine.others_at) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPace:
+    """How fast an engine reads prompts, as measured: tokens a second, and tokens a character of prompt."""
+
+    tokens_per_s: float | None = None
+    tokens_a_char: float = TOKENS_A_CHAR
+
+    def learned(self, *, tokens: int, seconds: float, chars: int, prompt_tokens: int) -> "PrefillPace":
+        """Return the pace after one more prompt, of which ``tokens`` were computed and the rest came from a cache."""
+        density = prompt_tokens / chars if chars and prompt_tokens >= PACE_MIN_TOKENS else self.tokens_a_char
+        if tokens < PACE_MIN_TOKENS or seconds <= 0:
+            return PrefillPace(tokens_per_s=self.tokens_per_s, tokens_a_char=density)
+        rate = tokens / seconds
+        if self.tokens_per_s is not None:
+            rate = PACE_WEIGHT * rate + (1 - PACE_WEIGHT) * self.tokens_per_s
+        return PrefillPace(tokens_per_s=rate, tokens_a_char=density)
+
+    def seconds_for(self, tokens: float) -> float:
+        """Return how long so many tokens of a prompt should take; 0 where nothing was measured."""
+        return tokens / self.tokens_per_s if self.tokens_per_s else 0.0

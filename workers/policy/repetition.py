@@ -1,0 +1,94 @@
+"""Whether a model has begun to say the same thing for ever. Pure.
+
+Looked at beside the token path: new text is scanned a few times a second, so that a token pays nothing for it
+(``bench/token_path.py``). Two patterns are known: one line again and again (seed 002, section 14), and one phrase
+again and again without regard to lines.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+FENCE_FACTOR: Final = 8  # in a code block equal lines are ordinary: data, assembler, closing braces
+TAIL_CHARS: Final = 8192  # as far back as a phrase is looked for: eight times a paragraph of a thousand characters
+NEEDLE_CHARS: Final = 48  # the end of the text, found again where it stood before
+PHRASE_REPEATS: Final = 8
+PHRASE_CHARS: Final = 512  # all repeats together; shorter ones are laughter, emphasis, a song
+RULE_CHARS: Final = 4096  # the same for what has no letter and no digit: rules, blanks, indentation
+_FENCE: Final = re.compile(r"\s{0,3}(```|~~~)")
+_WORDS: Final = re.compile(r"\w")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionLimits:
+    """The same line that many times in a row is a loop; None switches both detectors off."""
+
+    lines: int | None = 8
+
+
+class Repetition:
+    """Reads one stream of text as it grows and says when it has turned into a loop."""
+
+    def __init__(self, limits: RepetitionLimits) -> None:
+        self._limits = limits
+        self._partial = ""
+        self._line = ""
+        self._count = 0
+        self._is_in_fence = False
+        self._tail = ""
+        self._unread = 0
+
+    def __repr__(self) -> str:
+        """State how often the last line has come."""
+        return f"<Repetition {self._count} x {self._line[:40]!r}>"
+
+    def feed(self, text: str) -> str | None:
+        """Take more text; return what repeats, once it is a loop."""
+        if self._limits.lines is None or not text:
+            return None
+        *lines, self._partial = (self._partial + text).split("\n")
+        for line in lines:
+            if self._counts_as_loop(line.strip(), self._limits.lines):
+                return f"the same line {self._count} times in a row: {self._line[:100]!r}"
+        return self._phrase(text)
+
+    def end(self) -> str | None:
+        """Take the end of the text: its last line needs no line break."""
+        if self._limits.lines is None or not self._counts_as_loop(self._partial.strip(), self._limits.lines):
+            return None
+        return f"the same line {self._count} times in a row: {self._line[:100]!r}"
+
+    def _counts_as_loop(self, line: str, limit: int) -> bool:
+        if not line:
+            return False  # blank lines neither repeat nor interrupt
+        if _FENCE.match(line):
+            self._is_in_fence = not self._is_in_fence
+        if not _WORDS.search(line):  # table rules, braces, fences
+            self._line, self._count = "", 0
+            return False
+        self._count = self._count + 1 if line == self._line else 1
+        self._line = line
+        return self._count >= limit * (FENCE_FACTOR if self._is_in_fence else 1)
+
+    def _phrase(self, text: str) -> str | None:
+        """Look at the end of the text once enough of it is new: one search in C, whatever the phrase's length."""
+        self._tail = (self._tail + text)[-TAIL_CHARS:]
+        self._unread += len(text)
+        if self._unread < NEEDLE_CHARS or len(self._tail) < PHRASE_CHARS:
+            return None
+        self._unread = 0
+        tail = self._tail
+        before = tail.rfind(tail[-NEEDLE_CHARS:], 0, -1)
+        period = len(tail) - NEEDLE_CHARS - before
+        if before < 0 or period * PHRASE_REPEATS > len(tail):
+            return None
+        phrase = tail[-period:]
+        needed = max(PHRASE_REPEATS, -(-self._needed_chars(phrase) // period))
+        if needed * period > len(tail) or tail[-period * needed :] != phrase * needed:
+            return None
+        return f"the same {period} characters {needed} times in a row: {phrase[:100]!r}"
+
+    def _needed_chars(self, phrase: str) -> int:
+        if self._is_in_fence or not _WORDS.search(phrase):
+            return RULE_CHARS
+        return PHRASE_CHARS

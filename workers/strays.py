@@ -1,0 +1,74 @@
+"""Descendants of an engine whose guardian was killed: the second ring.
+
+We are a subreaper, so the kernel makes them our children. A child of ours that carries our mark has lost its guardian,
+since guardians themselves carry none; nothing else that this process has started is ever touched.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from workers import guardian
+from workers.kernel import ProcessId, kill_exactly, mark_of
+from workers.ledger import RUN_ID
+
+LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
+PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and nobody else would see what it leaves
+_POLL_S: Final = 0.005
+logger = logging.getLogger(__name__)
+
+
+async def end_strays(*dying: int) -> bool:
+    """Kill and collect strays until there is none; return False where one does not die.
+
+    ``dying`` are children that have their SIGKILL already, and only need to be collected.
+    """
+    guardian.become_subreaper()
+    deadline = time.monotonic() + LIMIT_S
+    uncollected = set(dying)
+    while (strays := _strays()) or uncollected:
+        if time.monotonic() > deadline:
+            return False
+        for stray in strays:
+            kill_exactly(stray)
+            uncollected.add(stray.pid)
+        uncollected = {pid for pid in uncollected if not _collect(pid)}
+        if uncollected:
+            await anyio.sleep(_POLL_S)
+    return True
+
+
+async def patrol() -> None:
+    """Be a subreaper, and end strays now and then, until cancelled."""
+    guardian.become_subreaper()
+    while True:
+        if not await end_strays():
+            logger.error("processes that lost their guardian cannot be killed: %s", _strays())
+        await anyio.sleep(PATROL_S)
+
+
+def _strays() -> list[ProcessId]:
+    found = (ProcessId.of(pid) for pid in _own_children() if mark_of(pid) == RUN_ID)
+    return [stray for stray in found if stray is not None]
+
+
+def _own_children() -> list[int]:
+    pids: list[int] = []
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids += map(int, listing.read_text(encoding="ascii").split())
+        except OSError:
+            continue  # the thread has ended
+    return pids
+
+
+def _collect(pid: int) -> bool:
+    """Whether the child is collected, by us or by anybody."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True

@@ -1,0 +1,350 @@
+"""One engine with its supervisor, its slots, the watch over it, and the requests in flight on it."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+from anyio.abc import TaskStatus
+
+from transport.client import EngineClient
+from workers import supervision
+from workers.answer import Answer, Phase
+from workers.conversing import Manner, converse
+from workers.errors import NoSlot, StartFailed
+from workers.flight import Flight, Flights
+from workers.incarnation import Incarnation, answers
+from workers.incident import TAIL_LINES, Incident, Incidents, RequestView
+from workers.ledger import Ledger
+from workers.logring import LogRing
+from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome
+from workers.policy.liveness import Verdict
+from workers.process import EngineExit
+from workers.request import Request
+from workers.slots import Lease, Slots
+from workers.spec import WorkerId, WorkerSpec
+from workers.states import LEASABLE, SERVING, WorkerState
+from workers.supervisor import Supervisor
+from workers.vitals import EngineVitals, KernelView
+from workers.watch import Watch
+
+DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
+CONFIRM_PROBES: Final = 3
+REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
+REFUSAL_PAUSE_MAX_S: Final = 30.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """A worker at one moment; advisory."""
+
+    id: WorkerId
+    model: str
+    engine: str
+    state: WorkerState
+    because: str
+    pid: int | None
+    port: int
+    incarnation: int
+    slots_total: int
+    slots_in_use: int
+    last_exit: EngineExit | None
+    verdict: Verdict | None
+    requests: tuple[RequestView, ...]
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """What was seen when an engine was found broken, for the incident that its end makes of it."""
+
+    incarnation: int
+    reason: FailureReason
+    verdict: Verdict | None
+    kernel: KernelView
+    in_flight: tuple[RequestView, ...]
+
+
+class SupervisedWorker:
+    """A worker inside somebody's task group: ``run`` must be running for anything to happen.
+
+    ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
+    gone. ``on_change`` is called in the event loop after every change of state.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        environment: Mapping[str, str] | None = None,
+        on_change: Callable[["SupervisedWorker"], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self._client = EngineClient(spec.host, spec.port)
+        self._on_change = on_change
+        self._slots = Slots(spec.slots)
+        self._flights = Flights()
+        self._supervisor = Supervisor(
+            spec,
+            os.environ if environment is None else environment,
+            self._client,
+            on_end=self._end_requests,
+            on_gone=self._keep_incident,
+            on_move=self._moved,
+        )
+        vitals = EngineVitals(self._client, spec.name, self._root_pid, lambda: self.log.bytes_taken)
+        self._watch = Watch(self._flights, vitals, spec.timeouts, self, time.monotonic)
+        self._manner = Manner(
+            model=spec.name,
+            bios=spec.bios,
+            tool_limits=spec.tool_limits,
+            runner=spec.tool_runner,
+            repetition=spec.repetition,
+            request_s=spec.timeouts.request_s,
+            now=lambda: datetime.now().astimezone(),
+        )
+        file = spec.state_dir / "incidents" / f"{_file_name(spec.id)}.jsonl" if spec.state_dir else None
+        self.incidents = Incidents(file)
+        self._scene: _Scene | None = None
+
+    def __repr__(self) -> str:
+        """State the state."""
+        return f"<{type(self).__name__} {self.spec.id} {self._supervisor!r} {self._slots!r}>"
+
+    # Lifecycle
+
+    async def run(
+        self, ledger: Ledger | None = None, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Supervise until cancelled; ``ledger`` takes note of every process."""
+        supervisor = self._supervisor
+        supervisor.ledger = ledger
+        async with anyio.create_task_group() as supervisor.tasks:
+            supervisor.tasks.start_soon(self._watch.run)
+            task_status.started()
+
+    def start_nowait(self) -> None:
+        """Ask for an engine; what comes of it shows in the state."""
+        self._supervisor.post(supervision.StartRequested())
+
+    def drain_nowait(self, because: str) -> None:
+        """Admit nothing new, later incarnations neither; requests in flight go on."""
+        self._supervisor.post(supervision.DrainRequested(because=because))
+
+    def resume_nowait(self, because: str) -> None:
+        """Take a drain back, or start a worker that was stopped or gave up."""
+        self._supervisor.post(supervision.ResumeRequested(because=because))
+
+    def restart_nowait(self, because: str) -> None:
+        """Replace the engine now; its requests in flight end, and are charged with nothing."""
+        self._supervisor.post(supervision.RestartRequested(because=because))
+
+    async def wait_ready(self, *, first_try_only: bool = False) -> None:
+        """Return when the engine is ready.
+
+        Raises:
+            StartFailed: it will not be, without an operator; or, with ``first_try_only``, its first start failed.
+        """
+        await self._supervisor.wait_ready(first_try_only=first_try_only)
+
+    def failure(self) -> StartFailed:
+        """Return why there is no engine, with its last lines."""
+        return self._supervisor.failure()
+
+    async def end_engine(self, because: str, *, at_once: bool = False) -> None:
+        """End the engine: SIGTERM to its group, the configured grace, then SIGKILL to its whole tree.
+
+        Raises:
+            StopTimedOut: its processes do not die.
+        """
+        self._supervisor.post(supervision.StopRequested(because=because, at_once=at_once))
+        await self._supervisor.wait_stopped()
+
+    # Looking
+
+    @property
+    def state(self) -> WorkerState:
+        """The present state; advisory."""
+        return self._supervisor.now.state
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine that is ready."""
+        return self.state in SERVING
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there is one that is not ready yet."""
+        return self.state is WorkerState.STARTING
+
+    @property
+    def incarnation(self) -> int:
+        """The number of the present or last engine process."""
+        return self._supervisor.now.incarnation
+
+    @property
+    def log(self) -> LogRing:
+        """What its engines have printed."""
+        return self._supervisor.log
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Return the worker as it is now."""
+        running = self._supervisor.running
+        return WorkerSnapshot(
+            id=self.spec.id,
+            model=self.spec.name,
+            engine=self.spec.engine,
+            state=self.state,
+            because=self._supervisor.now.because,
+            pid=running.pid if running else None,
+            port=self.spec.port,
+            incarnation=self.incarnation,
+            slots_total=self._slots.total,
+            slots_in_use=self._slots.in_use,
+            last_exit=self._supervisor.last_exit,
+            verdict=self._watch.verdict(),
+            requests=self._watch.views(),
+            tokens_per_s=self._flights.tokens_per_s,
+        )
+
+    # Requests
+
+    def lease_nowait(self) -> Lease:
+        """Take a slot for one request.
+
+        Raises:
+            NoSlot: all are taken, or the worker is not ready.
+        """
+        if self.state not in LEASABLE:
+            raise NoSlot(f"worker {self.spec.id} is {self.state}")
+        return self._slots.lease_nowait()
+
+    def prepare(self, request: Request, answer: Answer) -> Flight:
+        """Return a request of this worker with its id, not yet in flight."""
+        return Flight(self._flights.next_id(), request.job_name, answer)
+
+    async def perform(self, request: Request, answer: Answer, flight: Flight | None = None) -> Outcome:
+        """Run one request; whoever calls holds a lease of this worker meanwhile.
+
+        ``answer`` holds what came, at any moment and after any ending.
+        """
+        flight = flight or self.prepare(request, answer)
+        incarnation = self.incarnation
+        asked = replace(request, params={**self.spec.params, **request.params})
+        logger.debug("worker %s: request %d of %s begins", self.spec.id, flight.id, flight.job_name)
+        with self._flights.admit(flight):
+            try:
+                with flight.scope:
+                    outcome = await converse(self._client, self._manner, asked, answer)
+                    self._watch.signs.learn(flight)
+                    if isinstance(outcome, EngineFailed):
+                        await self._recover(incarnation, outcome)
+                    flight.end(outcome)
+            finally:
+                if not isinstance(flight.ending, Completed):  # the engine may be at it still
+                    self._watch.note_cut_off()
+        assert flight.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
+        self._log_ending(flight)
+        return flight.ending
+
+    # What the supervisor and the watch ask for
+
+    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+        """Nuke and repave; ``suspects`` are charged with it, each for its own reason, and nobody else is."""
+        self._scene = self._view_scene(reason, Verdict.STALLED)
+        logger.error("worker %s: engine %d is killed: %s", self.spec.id, self.incarnation, because)
+        for flight in self._flights:
+            own = suspects.get(flight, FailureReason.ENGINE_DIED)
+            detail = because if flight in suspects else f"killed: {because}"
+            flight.end(EngineFailed(reason=own, detail=detail, brought_down=flight in suspects))
+        self._supervisor.break_nowait(self.incarnation, reason, because)
+
+    def _end_requests(self, action: supervision.EndRequests) -> None:
+        if self._scene is None or self._scene.incarnation != self.incarnation:
+            self._scene = self._view_scene(action.reason, Verdict.DEAD if len(self._flights) else None)
+        for flight in self._flights:
+            if action.reason is FailureReason.SHUTDOWN:
+                flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
+                continue
+            # Whoever waits for its tools had nothing on the engine, and cannot have brought it down.
+            is_suspect = action.brought_down and flight.answer.phase is not Phase.TOOLS
+            flight.end(EngineFailed(reason=action.reason, detail=action.because, brought_down=is_suspect))
+
+    def _keep_incident(self, incarnation: Incarnation, because: str) -> None:
+        scene = self._scene
+        if scene is None or scene.incarnation != incarnation.number:
+            verdict = Verdict.DEAD if len(self._flights) else None
+            scene = self._view_scene(FailureReason.ENGINE_DIED, verdict)
+        tails = self.log.tails(TAIL_LINES, incarnation=incarnation.number)
+        incident = Incident(
+            worker=self.spec.id,
+            incarnation=incarnation.number,
+            at=datetime.now(UTC),
+            reason=scene.reason,
+            because=because,
+            verdict=scene.verdict,
+            exit=incarnation.exit,
+            stdout_tail=tails[0],
+            stderr_tail=tails[1],
+            kernel=scene.kernel,
+            in_flight=scene.in_flight,
+        )
+        try:
+            self.incidents.add(incident)
+        except OSError:
+            logger.exception("worker %s: an incident could not be written", self.spec.id)
+
+    def _view_scene(self, reason: FailureReason, verdict: Verdict | None) -> _Scene:
+        return _Scene(
+            incarnation=self.incarnation,
+            reason=reason,
+            verdict=verdict,
+            kernel=self._watch.signs.kernel,
+            in_flight=self._watch.views(),
+        )
+
+    def _moved(self) -> None:
+        if self.is_starting:
+            self._watch.begin()
+        if self._on_change is not None:
+            self._on_change(self)
+
+    def _root_pid(self) -> int | None:
+        return self._supervisor.running.root_pid if self._supervisor.running else None
+
+    def _log_ending(self, flight: Flight) -> None:
+        told = flight.ending
+        if not isinstance(told, EngineFailed):
+            logger.debug("worker %s: request %d of %s: %s", self.spec.id, flight.id, flight.job_name, told)
+            return
+        logger.warning(
+            "worker %s: request %d of %s: %s: %s", self.spec.id, flight.id, flight.job_name, told.reason, told.detail
+        )
+
+    async def _recover(self, incarnation: int, failed: EngineFailed) -> None:
+        """Do what a failure asks for before the slot is lent again."""
+        if failed.reason is FailureReason.ENGINE_UNREACHABLE:
+            await self._confirm_alive(incarnation, failed.detail)
+        else:
+            # An engine that refuses one request refuses the next as well: its slot is held for a moment.
+            await anyio.sleep(min(failed.retry_after_s or REFUSAL_PAUSE_S, REFUSAL_PAUSE_MAX_S))
+
+    async def _confirm_alive(self, incarnation: int, detail: str) -> None:
+        """Return if the engine answers after a broken request; else break it, which ends the request that asks.
+
+        A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason.
+        """
+        await anyio.sleep(DEATH_NOTICE_S)
+        for _ in range(CONFIRM_PROBES):
+            if await answers(self._client):
+                return
+        reason = FailureReason.ENGINE_UNREACHABLE
+        self._supervisor.break_nowait(incarnation, reason, f"{reason}: {detail}")
+
+
+def _file_name(worker_id: str) -> str:
+    return worker_id.replace("/", "_").replace(":", "_")

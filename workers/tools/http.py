@@ -1,0 +1,56 @@
+"""Tools behind an HTTP endpoint that the operator configured."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Final
+
+import httpx
+
+from workers.errors import ToolRunFailed, UnknownTool
+from workers.tools.runner import ToolUse
+
+MAX_RESULT_BYTES: Final = 4 * 1024 * 1024  # far beyond any context; an endpoint gone wild must not fill our memory
+DETAIL_CHARS: Final = 200
+
+
+class HttpTools:
+    """Posts each call as JSON ``{name, arguments, call_id, job_name}``; the body of a 2xx answer is the result.
+
+    404 says that there is no such tool; any other status, and a body that is no JSON, is a failure of the tool.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client = client
+        self._url = url
+
+    def __repr__(self) -> str:
+        """State where."""
+        return f"<HttpTools {self._url}>"
+
+    def knows(self, name: str) -> bool:
+        """Any: only the endpoint itself can tell."""
+        return bool(name)
+
+    async def run(self, use: ToolUse) -> object:
+        """Ask the endpoint once."""
+        body = {"name": use.name, "arguments": use.arguments, "call_id": use.call_id, "job_name": use.job_name}
+        async with self._client.stream("POST", self._url, json=body) as response:
+            content = bytearray()
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > MAX_RESULT_BYTES:
+                    raise ToolRunFailed(f"{self._url}: an answer of more than {MAX_RESULT_BYTES} bytes")
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            raise UnknownTool(use.name)
+        if not response.is_success:
+            told = bytes(content[:DETAIL_CHARS]).decode("utf-8", "replace")
+            raise ToolRunFailed(f"{self._url} answered {response.status_code}: {told}")
+        return httpx.Response(response.status_code, content=bytes(content)).json()
+
+
+@asynccontextmanager
+async def http_tools(url: str, headers: Mapping[str, str]) -> AsyncIterator[HttpTools]:
+    """Hold a connection pool to the endpoint for a block; every call has its limit from whoever runs it."""
+    async with httpx.AsyncClient(headers=dict(headers), timeout=None, trust_env=False) as client:  # noqa: S113
+        yield HttpTools(client, url)

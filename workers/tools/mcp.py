@@ -1,0 +1,159 @@
+"""Tools of MCP servers: programs that we start (stdio) and servers elsewhere (streamable HTTP), through the MCP SDK.
+
+The SDK is imported when the first server is configured: it costs half a second and 30 MB.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from anyio.abc import TaskStatus
+
+from workers import guardian
+from workers.errors import ToolRunFailed, UnknownTool
+from workers.tools.runner import ToolUse
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packages
+RECONNECT_FIRST_S: Final = 0.5
+RECONNECT_MAX_S: Final = 30.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServer:
+    """One server: a program and its further environment, or an address and its headers."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class McpTools:
+    """The tools of one server; ``run_connection`` must be running, and connects again whenever the connection ends.
+
+    A call that is under way when the connection ends fails, since nobody knows what it has done.
+    """
+
+    def __init__(self, server: McpServer, environment: Mapping[str, str]) -> None:
+        self._server = server
+        self._environment = environment
+        self._client: Client | None = None
+        self._names: frozenset[str] | None = None
+        self._trouble = "not connected yet"
+        self._broken = anyio.Event()
+
+    def __repr__(self) -> str:
+        """State the connection."""
+        state = "connected" if self._client else self._trouble
+        return f"<McpTools {self._server.name}: {state}, {len(self._names or ())} tools>"
+
+    def knows(self, name: str) -> bool:
+        """Whether the server listed that tool; one that was never reached may have any."""
+        return self._names is None or name in self._names
+
+    async def run(self, use: ToolUse) -> object:
+        """Have the server run it; what the server reports as the tool's own error is a result, for the model to see."""
+        from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - see above
+        from mcp.types import CONNECTION_CLOSED, METHOD_NOT_FOUND  # noqa: PLC0415
+
+        client = self._client
+        if client is None:
+            raise ToolRunFailed(f"the MCP server {self._server.name} is not connected: {self._trouble}")
+        try:
+            result = await client.call_tool(use.name, dict(use.arguments))
+        except MCPError as error:
+            if error.error.code == CONNECTION_CLOSED:
+                self._broken.set()
+            if error.error.code == METHOD_NOT_FOUND:
+                raise UnknownTool(use.name) from error
+            raise ToolRunFailed(f"the MCP server {self._server.name}: {error}") from error
+        return _plain(result)
+
+    async def run_connection(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Stay connected until cancelled; ``started`` tells that the first try has succeeded or failed."""
+        pause_s = RECONNECT_FIRST_S
+        is_first = True
+        while True:
+            try:
+                async with AsyncExitStack() as stack:
+                    with anyio.fail_after(CONNECT_LIMIT_S):
+                        client = await stack.enter_async_context(await self._connect(stack))
+                        listed = await _all_tools(client)
+                    self._client, self._names, self._broken = client, listed, anyio.Event()
+                    pause_s = RECONNECT_FIRST_S
+                    logger.info("MCP server %s: %d tools", self._server.name, len(listed))
+                    if is_first:
+                        task_status.started()
+                    is_first = False
+                    await self._broken.wait()
+                    self._client, self._trouble = None, "the connection ended"
+            except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
+                self._trouble = _say(error)
+            finally:
+                self._client = None
+            logger.error("MCP server %s: %s; trying again in %g s", self._server.name, self._trouble, pause_s)
+            if is_first:
+                task_status.started()
+            is_first = False
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, RECONNECT_MAX_S)
+
+    async def _connect(self, stack: AsyncExitStack) -> "Client":
+        import httpx2  # noqa: PLC0415 - see above
+        from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415
+        from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
+
+        if self._server.url is not None:
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(self._server.headers), timeout=None))
+            return Client(streamable_http_client(self._server.url, http_client=http), cache=None)
+        # Under a guardian, as engines are: a server must not outlive us, nor leave what it has started.
+        tether = ["-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid()), *self._server.command]
+        env = {**self._environment, **self._server.env}
+        return Client(
+            stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), sys.stderr), cache=None
+        )
+
+
+async def _all_tools(client: "Client") -> frozenset[str]:
+    names: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        names += [tool.name for tool in page.tools]
+        cursor = page.next_cursor
+        if cursor is None:
+            return frozenset(names)
+
+
+def _plain(result: "CallToolResult") -> object:
+    texts = [block.text for block in result.content if block.type == "text"]
+    if result.is_error:
+        return {"error": "\n".join(texts) or "the tool reports an error and does not say which"}
+    if result.structured_content is not None:
+        return result.structured_content
+    others = [block.model_dump(mode="json") for block in result.content if block.type != "text"]
+    if others:
+        return {"text": "\n".join(texts), "content": others}
+    try:
+        return json.loads("\n".join(texts))
+    except ValueError:
+        return "\n".join(texts)
+
+
+def _say(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

@@ -1,0 +1,194 @@
+"""The calls of one message: checked, run at the same time, and turned into what the model is told next.
+
+Seed 002, section 13, is the law here: a limit outrun, an exception, arguments that are malformed, a result that is no
+JSON and an unknown name end the request, each with its own reason; an outcome that disappoints never does.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import anyio
+
+from transport.request import ToolCall
+from workers.errors import UnknownTool
+from workers.outcome import FailureReason, RequestFailed
+from workers.tools.definition import ToolDefinition
+from workers.tools.runner import ToolRunner, ToolUse
+
+DETAIL_CHARS: Final = 500
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolLimits:
+    """How often a model may call tools in one request, how long one call may take, in seconds, and in which form.
+
+    ``fallback`` lets it write a call as text where it gives no structured one.
+    """
+
+    iterations: int = 8
+    timeout_s: float = 60.0
+    fallback: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """A call of an exit tool: recorded and never run. ``raw`` is what the model wrote, where that is no JSON object."""
+
+    name: str
+    arguments: Mapping[str, object] | None
+    raw: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRecord:
+    """One call of a tool as it is kept: what was asked, and what came of it, in the iteration counted from 0.
+
+    ``said`` is what the model said in the message that held the call; ``reason`` is None where the call has a result.
+    """
+
+    iteration: int
+    id: str
+    name: str
+    arguments: Mapping[str, object] | str
+    result: object = None
+    reason: FailureReason | None = None
+    detail: str | None = None
+    said: str = ""
+    duration_s: float = 0.0
+
+
+class ToolTrouble(Exception):
+    """A call that ends its request; caught where the calls of its message are run."""
+
+    def __init__(self, reason: FailureReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments that a model wrote, None where they are no JSON object; nothing at all is an empty one."""
+    if not text.strip():
+        return {}
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def signal_of(call: ToolCall) -> Signal:
+    """Return the signal that a call of an exit tool stands for; a malformed one is a signal too."""
+    arguments = read_arguments(call.arguments)
+    return Signal(name=call.name, arguments=arguments, raw=call.arguments if arguments is None else None)
+
+
+class MessageTools:
+    """Runs the calls of one message at the same time; the first that fails ends the others."""
+
+    def __init__(
+        self, tools: Mapping[str, ToolDefinition], runner: ToolRunner | None, limits: ToolLimits, job_name: str
+    ) -> None:
+        self._tools = tools
+        self._runner = runner
+        self._limits = limits
+        self._job_name = job_name
+
+    def __repr__(self) -> str:
+        """State which tools there are."""
+        return f"<MessageTools {sorted(self._tools)} of {self._job_name}>"
+
+    async def run(
+        self, calls: Sequence[ToolCall], iteration: int, said: str, records: list[ToolRecord]
+    ) -> list[str] | RequestFailed:
+        """Return each call's result as JSON, in their order; ``records`` takes every call, whatever became of it."""
+        try:
+            uses = [self._check(call) for call in calls]
+        except ToolTrouble as trouble:
+            records += [_refused(call, iteration, said, trouble) for call in calls]
+            return RequestFailed(reason=trouble.reason, detail=str(trouble))
+        results: list[str | None] = [None] * len(uses)
+        kept: dict[int, ToolRecord] = {}
+        troubles: list[ToolTrouble] = []
+
+        async def run_one(place: int, use: ToolUse) -> None:
+            started_at = anyio.current_time()
+            record = ToolRecord(iteration=iteration, id=use.call_id, name=use.name, arguments=use.arguments, said=said)
+            try:
+                results[place] = encoded = await self._run_one(use)
+                record = replace(record, result=json.loads(encoded))
+            except ToolTrouble as trouble:
+                troubles.append(trouble)
+                record = replace(record, reason=trouble.reason, detail=str(trouble))
+                tasks.cancel_scope.cancel()
+            except BaseException:
+                record = replace(record, reason=FailureReason.CANCELLED, detail="cut off")
+                raise
+            finally:
+                kept[place] = replace(record, duration_s=round(anyio.current_time() - started_at, 3))
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for place, use in enumerate(uses):
+                    tasks.start_soon(run_one, place, use)
+        finally:
+            records += [kept[place] for place in sorted(kept)]
+        if troubles:
+            return RequestFailed(reason=troubles[0].reason, detail=str(troubles[0]))
+        return [result for result in results if result is not None]
+
+    def _check(self, call: ToolCall) -> ToolUse:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"the model called {call.name!r}, which it was not given")
+        arguments = read_arguments(call.arguments)
+        if arguments is None:
+            raise ToolTrouble(
+                FailureReason.TOOL_ARGUMENTS, f"{call.name}: no JSON object: {call.arguments[:DETAIL_CHARS]}"
+            )
+        fault = tool.faults_of(arguments)
+        if fault is not None:
+            raise ToolTrouble(FailureReason.TOOL_ARGUMENTS, f"{call.name}: {fault[:DETAIL_CHARS]}")
+        return ToolUse(call_id=call.id, name=call.name, arguments=arguments, job_name=self._job_name)
+
+    async def _run_one(self, use: ToolUse) -> str:
+        if self._runner is None:
+            raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"{use.name}: no tool runner is configured for this model")
+        result: object = None
+        with anyio.move_on_after(self._limits.timeout_s) as limit:
+            try:
+                result = await self._runner.run(use)
+            except UnknownTool as error:
+                raise ToolTrouble(FailureReason.TOOL_UNKNOWN, str(error)) from error
+            except Exception as error:
+                logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=True)
+                text = f"{use.name}: {type(error).__name__}: {error}"
+                raise ToolTrouble(FailureReason.TOOL_EXCEPTION, text[:DETAIL_CHARS]) from error
+        if limit.cancelled_caught:
+            raise ToolTrouble(
+                FailureReason.TOOL_TIMEOUT, f"{use.name}: no result within tools.timeout_s = {self._limits.timeout_s:g}"
+            )
+        return _encode(use, result)
+
+
+def _encode(use: ToolUse, result: object) -> str:
+    # The standard library's encoder, and strict: NaN is no JSON, and an object of the runner's own is a defect of it.
+    try:
+        return json.dumps(result, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: its result is no JSON: {error}") from error
+
+
+def _refused(call: ToolCall, iteration: int, said: str, trouble: ToolTrouble) -> ToolRecord:
+    return ToolRecord(
+        iteration=iteration,
+        id=call.id,
+        name=call.name,
+        arguments=read_arguments(call.arguments) or call.arguments,
+        reason=trouble.reason,
+        detail=str(trouble),
+        said=said,
+    )

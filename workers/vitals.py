@@ -1,0 +1,180 @@
+"""What an engine shows of itself apart from its answers: its counters, a canary's song, and the kernel's view of it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+import anyio.to_thread
+import psutil
+
+from transport.client import EngineClient
+from transport.counters import EngineCounters
+from transport.errors import EngineError, EngineTimeout
+from transport.events import Event
+from transport.request import ChatRequest, Message
+
+VIEW_PROCESSES: Final = 64  # of one engine's tree; vLLM has a dozen
+CANARY: Final = ChatRequest(
+    model="canary", messages=(Message(role="user", content="ping"),), params={"max_tokens": 1, "cache_prompt": False}
+)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessView:
+    """One process as the kernel sees it: its state, what it waits for in the kernel, memory in bytes, CPU seconds."""
+
+    pid: int
+    name: str
+    state: str
+    wchan: str | None
+    rss_bytes: int
+    cpu_s: float
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelView:
+    """An engine's whole tree at one moment."""
+
+    processes: tuple[ProcessView, ...] = ()
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all of them together."""
+        return sum(process.cpu_s for process in self.processes)
+
+
+class Probe(StrEnum):
+    """What came of one readiness probe."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"  # nobody is there, or what answers is no engine that is ready
+    SILENT = "silent"  # no answer in time, which a healthy engine may do in the middle of a batch
+
+
+class Vitals(Protocol):
+    """The edge of the watch: the real one asks an engine and the kernel, that of tests knows what it will say."""
+
+    async def read_counters(self) -> EngineCounters | None:
+        """Return the engine's counters, None where it does not tell them, or not now."""
+
+    async def sing(self, limit_s: float) -> bool:
+        """Whether the engine answers one token within the limit."""
+
+    async def probe(self) -> Probe:
+        """Return what came of one readiness probe."""
+
+    async def kernel_view(self) -> KernelView:
+        """Return what the kernel knows of the engine's processes."""
+
+    def log_bytes(self) -> int:
+        """Return how much the engine has printed so far."""
+
+
+class EngineVitals:
+    """The vitals of a real engine; ``root`` gives the pid above its whole tree, None where there is none."""
+
+    def __init__(
+        self, client: EngineClient, model: str, root: Callable[[], int | None], log_bytes: Callable[[], int]
+    ) -> None:
+        self._client = client
+        self._canary = ChatRequest(model=model, messages=CANARY.messages, params=CANARY.params)
+        self._root = root
+        self._log_bytes = log_bytes
+
+    def __repr__(self) -> str:
+        """State whose they are."""
+        return f"<EngineVitals {self._client!r}>"
+
+    async def read_counters(self) -> EngineCounters | None:
+        """Ask /slots once; older builds hold the answer back for a whole batch, so silence says nothing."""
+        try:
+            return await self._client.read_counters()
+        except EngineError:
+            return None
+
+    async def sing(self, limit_s: float) -> bool:
+        """Ask for one token."""
+        song = _Song()
+        with anyio.move_on_after(limit_s):
+            try:
+                await self._client.stream(self._canary, song)
+            except EngineError:
+                return False
+        return song.is_heard
+
+    async def probe(self) -> Probe:
+        """Probe once."""
+        try:
+            await self._client.probe_ready()
+        except EngineTimeout:
+            return Probe.SILENT
+        except EngineError:
+            return Probe.REFUSED
+        return Probe.ANSWERED
+
+    async def kernel_view(self) -> KernelView:
+        """Look at /proc, in a thread: a tree of hundreds takes milliseconds."""
+        root = self._root()
+        return KernelView() if root is None else await anyio.to_thread.run_sync(look_at_tree, root)
+
+    def log_bytes(self) -> int:
+        """Return how much came through the guardian."""
+        return self._log_bytes()
+
+
+class _Song:
+    """Listens to a canary (a ``transport.exchange.Receiver``)."""
+
+    def __init__(self) -> None:
+        self.is_heard = False
+
+    def begin(self) -> None:
+        """Take the fact that a stream begins; it proves nothing yet."""
+
+    def touch(self) -> None:
+        """Take the fact that bytes came; they prove nothing yet."""
+
+    def receive(self, _event: Event) -> None:
+        """Take any event of the model's."""
+        self.is_heard = True
+
+
+def look_at_tree(root: int) -> KernelView:
+    """Return the processes below ``root``."""
+    try:
+        below = psutil.Process(root).children(recursive=True)[:VIEW_PROCESSES]
+    except psutil.Error:
+        return KernelView()
+    views = (_look_at(process) for process in below)
+    return KernelView(processes=tuple(view for view in views if view is not None))
+
+
+def _look_at(process: psutil.Process) -> ProcessView | None:
+    try:
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessView(
+                pid=process.pid,
+                name=process.name(),
+                state=process.status(),
+                wchan=_wchan(process.pid),
+                rss_bytes=process.memory_info().rss,
+                cpu_s=times.user + times.system,
+                threads=process.num_threads(),
+            )
+    except psutil.Error:
+        return None
+
+
+def _wchan(pid: int) -> str | None:
+    try:
+        told = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if told in ("", "0") else told

@@ -1,0 +1,259 @@
+"""The watch over one engine: it looks, has ``policy.liveness`` judge, and ends what is stalled. Beside the token path.
+
+Before an engine is killed it may sing once more: a canary, one token's worth. An engine that sings is not killed; only
+the request that got nothing ends.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from workers.answer import Phase
+from workers.conversing import looped
+from workers.flight import Flight, Flights
+from workers.incident import RequestView
+from workers.outcome import EngineFailed, FailureReason
+from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, judge, quiet_s
+from workers.signs import Signs
+from workers.spec import WorkerTimeouts
+from workers.vitals import Probe, Vitals
+
+TICK_S: Final = 0.25  # with requests in flight: repetition is found within it, and every limit is overrun by no more
+IDLE_TICK_S: Final = 1.0
+TICKS_A_LIMIT: Final = 8
+LOOK_S: Final = 2.0  # between two looks at an engine that is silent
+PROBE_S: Final = 15.0  # between two probes of an engine that has nothing to do
+PROBES_REFUSED: Final = 3
+CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
+LAST_LOOK_S: Final = 3.0
+logger = logging.getLogger(__name__)
+
+
+class Watched(Protocol):
+    """What the watch can do to a worker."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine that is ready."""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there is one that is not ready yet."""
+
+    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+        """Kill the present engine, and start another; ``suspects`` are the requests that may have caused it."""
+
+
+class Watch:
+    """Judges every request in flight, for as long as ``run`` runs."""
+
+    def __init__(
+        self,
+        flights: Flights,
+        vitals: Vitals,
+        timeouts: WorkerTimeouts,
+        watched: Watched,
+        clock: Callable[[], float],
+    ) -> None:
+        self._flights = flights
+        self._vitals = vitals
+        self._limits = timeouts.stall
+        self._cancel_s = timeouts.cancel_s
+        self._watched = watched
+        self._clock = clock
+        self.signs = Signs(flights, vitals, clock)
+        limits = [limit for limit in (timeouts.prefill_stall_s, timeouts.decode_stall_s, timeouts.cancel_s) if limit]
+        self._tightest_s = min(limits, default=CANARY_S * TICKS_A_LIMIT)
+        self._look_due_at = clock()
+        self._probe_due_at = clock() + PROBE_S
+        self._refusals = 0
+        self._silent_since: float | None = None
+        self._is_cut_off = False  # a request ended before the engine had: its slot is to come free
+        self._ghost_since: float | None = None
+        self._is_looking = False
+        self._is_confirming = False
+
+    def __repr__(self) -> str:
+        """State what is watched."""
+        return f"<Watch {self._flights!r} {self.signs!r}>"
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                tick_s = TICK_S if len(self._flights) or self._is_cut_off else IDLE_TICK_S
+                await anyio.sleep(min(tick_s, self._tightest_s / TICKS_A_LIMIT))
+                self.tick(tasks)
+
+    def begin(self) -> None:
+        """Take the fact that a new incarnation is there."""
+        self.signs.forget()
+        self._refusals, self._silent_since = 0, None
+        self._is_cut_off, self._ghost_since = False, None
+        self._probe_due_at = self._clock() + PROBE_S
+
+    def note_cut_off(self) -> None:
+        """Take the fact that a request was ended while the engine was still at it."""
+        self._is_cut_off = True
+
+    def verdict(self) -> Verdict | None:
+        """Return the gravest verdict of all requests in flight; None where there are none."""
+        if self._watched.is_starting:
+            return Verdict.LOADING
+        return min((flight.judgement.verdict for flight in self._flights), key=SEVERITY.index, default=None)
+
+    def views(self) -> tuple[RequestView, ...]:
+        """Return each request in flight with its verdict and what that rests on."""
+        now = self._clock()
+        return tuple(
+            RequestView(
+                id=flight.id,
+                job_name=flight.job_name,
+                verdict=self.judge(flight).verdict,
+                evidence=self.signs.evidence(flight),
+                held_s=round(now - flight.answer.started_at, 3),
+            )
+            for flight in self._flights
+        )
+
+    def judge(self, flight: Flight) -> Judgement:
+        """Return the present judgement on one request."""
+        if flight.answer.phase is Phase.TOOLS:
+            return Judgement(verdict=Verdict.TOOL_WAIT, silent_s=0.0, limit_s=None)
+        is_serving = self._watched.is_serving
+        if flight.answer.phase is Phase.US and is_serving:
+            has_token = flight.answer.first_token_at is not None
+            return Judgement(verdict=Verdict.DECODING if has_token else Verdict.PREFILLING, silent_s=0.0, limit_s=None)
+        engine = self.signs.of_engine(flight, is_serving=is_serving)
+        return judge(self._limits, self.signs.of_request(flight), engine, self._clock())
+
+    def tick(self, tasks: TaskGroup) -> None:
+        """Look once at everything that costs nothing, and start what costs something where that is due."""
+        now = self._clock()
+        self._flights.measure_rate(now)
+        needs_look = self._is_cut_off
+        for flight in self._flights:
+            loop = flight.answer.find_loop() if flight.answer.phase is Phase.ENGINE else None
+            if loop is not None:
+                flight.end(looped(loop))
+                continue
+            flight.judgement = told = self.judge(flight)
+            needs_look = needs_look or told.silent_s >= quiet_s(told.limit_s)
+            if told.verdict is Verdict.STALLED:
+                self._take_stall(flight, told, tasks)
+        if needs_look and now >= self._look_due_at and not self._is_looking:
+            self._look_due_at = now + min(LOOK_S, self._tightest_s / TICKS_A_LIMIT)
+            tasks.start_soon(self._look)
+        if not len(self._flights) and now >= self._probe_due_at and self._watched.is_serving:
+            self._probe_due_at = now + PROBE_S
+            tasks.start_soon(self._probe)
+
+    def _take_stall(self, flight: Flight, told: Judgement, tasks: TaskGroup) -> None:
+        if told.scope is Scope.REQUEST:
+            self._end_alone(flight, told)
+        elif not self._is_confirming:
+            self._is_confirming = True
+            tasks.start_soon(self._confirm)
+
+    async def _confirm(self) -> None:
+        """Look at an engine that shows nothing once more, give it a last chance to sing, then kill it.
+
+        Only requests that were stalled before the canary are suspected; those that outran their limit with it are not.
+        """
+        try:
+            with anyio.move_on_after(LAST_LOOK_S):
+                await self._look()
+            suspects = [
+                (flight, told, flight.answer.generation.last_progress_at)
+                for flight, told in self._judged()
+                if told.scope is Scope.ENGINE
+            ]
+            is_heard = bool(suspects) and await self._sing()
+        finally:
+            self._is_confirming = False
+        stalled = {
+            flight: told
+            for flight, told, progress_at in suspects
+            if flight.ending is None and flight.answer.generation.last_progress_at == progress_at
+        }
+        if not stalled:
+            return
+        if is_heard:
+            for flight, told in stalled.items():
+                self._end_alone(flight, told)
+            return
+        flight, told = next(iter(stalled.items()))
+        reason = _reason(flight)
+        because = f"{reason}: no progress for {told.silent_s:.1f} s, no counter rose, and it answered no canary"
+        self._watched.break_engine(reason, because, {flight: _reason(flight) for flight in stalled})
+
+    async def _sing(self) -> bool:
+        """Whether the engine answers a canary; what its counters show meanwhile is the canary's own."""
+        self._is_looking = True
+        try:
+            return await self._vitals.sing(max(1.0, min(CANARY_S, self._tightest_s)))
+        finally:
+            self._is_looking = False
+            self.signs.counters = None
+
+    def _judged(self) -> list[tuple[Flight, Judgement]]:
+        return [(flight, self.judge(flight)) for flight in self._flights if flight.ending is None]
+
+    def _end_alone(self, flight: Flight, told: Judgement) -> None:
+        """End one request whose engine works for others."""
+        detail = f"no progress for {told.silent_s:.1f} s, while the engine works for others"
+        logger.warning("request %d of %s: %s: %s", flight.id, flight.job_name, _reason(flight), detail)
+        flight.end(EngineFailed(reason=_reason(flight), detail=detail, brought_down=False))
+
+    async def _look(self) -> None:
+        self._is_looking = True
+        try:
+            await self.signs.look()
+        finally:
+            self._is_looking = False
+        self._find_ghost()
+
+    def _find_ghost(self) -> None:
+        """See whether the slot of a request that is gone has come free; an engine that holds it on is broken."""
+        counters = self.signs.counters
+        if not self._is_cut_off or self._cancel_s is None or not self._watched.is_serving:
+            return
+        if counters is None:
+            self._is_cut_off = False  # an engine that tells nothing of its slots
+            return
+        begun = sum(
+            flight.answer.phase is Phase.ENGINE and flight.answer.generation.begun_at is not None
+            for flight in self._flights
+        )
+        now = self._clock()
+        if counters.busy_slots <= begun:
+            self._is_cut_off, self._ghost_since = False, None
+        elif self._ghost_since is None:
+            self._ghost_since = now
+        elif now - self._ghost_since >= self._cancel_s:
+            because = f"a slot is still busy {now - self._ghost_since:.1f} s after its request has ended"
+            self._watched.break_engine(FailureReason.STALLED_DECODE, because, {})
+
+    async def _probe(self) -> None:
+        """See whether an engine without work is still there: the next turn should not be the one to find out."""
+        probe = await self._vitals.probe()
+        now = self._clock()
+        if probe is Probe.ANSWERED or len(self._flights) or not self._watched.is_serving:
+            self._refusals, self._silent_since = 0, None
+            return
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        self._refusals = self._refusals + 1 if probe is Probe.REFUSED else 0
+        limit_s = self._limits.prefill_s
+        is_hung = limit_s is not None and now - self._silent_since >= limit_s
+        if self._refusals >= PROBES_REFUSED or is_hung:
+            reason = FailureReason.ENGINE_UNREACHABLE
+            because = f"{reason}: without work it has not answered for {now - self._silent_since:.0f} s"
+            self._watched.break_engine(reason, because, {})
+
+
+def _reason(flight: Flight) -> FailureReason:
+    has_token = flight.answer.generation.first_token_at is not None
+    return FailureReason.STALLED_DECODE if has_token else FailureReason.STALLED_PREFILL
