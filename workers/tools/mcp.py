@@ -5,9 +5,10 @@ The SDK is imported when the first server is configured: it costs half a second 
 
 import json
 import logging
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,31 +86,42 @@ class McpTools:
     async def run_connection(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Stay connected until cancelled; ``started`` tells that the first try has succeeded or failed."""
         pause_s = RECONNECT_FIRST_S
-        is_first = True
+        told = False
+
+        def tell() -> None:
+            nonlocal told, pause_s
+            pause_s = RECONNECT_FIRST_S
+            if not told:
+                told = True
+                task_status.started()
+
         while True:
+            self._trouble = f"no connection within {CONNECT_LIMIT_S:g} s"
             try:
-                async with AsyncExitStack() as stack:
-                    with anyio.fail_after(CONNECT_LIMIT_S):
-                        client = await stack.enter_async_context(await self._connect(stack))
-                        listed = await _all_tools(client)
-                    self._client, self._names, self._broken = client, listed, anyio.Event()
-                    pause_s = RECONNECT_FIRST_S
-                    logger.info("MCP server %s: %d tools", self._server.name, len(listed))
-                    if is_first:
-                        task_status.started()
-                    is_first = False
-                    await self._broken.wait()
-                    self._client, self._trouble = None, "the connection ended"
+                await self._stay_connected(tell)
             except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
                 self._trouble = _say(error)
             finally:
                 self._client = None
             logger.error("MCP server %s: %s; trying again in %g s", self._server.name, self._trouble, pause_s)
-            if is_first:
-                task_status.started()
-            is_first = False
+            next_s = min(pause_s * 2, RECONNECT_MAX_S)
+            if not told:
+                tell()
             await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 2, RECONNECT_MAX_S)
+            pause_s = next_s
+
+    async def _stay_connected(self, on_connected: Callable[[], None]) -> None:
+        """Connect within the limit, and return when the connection is broken."""
+        with anyio.CancelScope(deadline=anyio.current_time() + CONNECT_LIMIT_S) as limit:
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(await self._connect(stack))
+                listed = await _all_tools(client)
+                limit.deadline = math.inf  # it bounds the connecting; whoever calls bounds a call
+                self._client, self._names, self._broken = client, listed, anyio.Event()
+                logger.info("MCP server %s: %d tools", self._server.name, len(listed))
+                on_connected()
+                await self._broken.wait()
+                self._client, self._trouble = None, "the connection ended"
 
     async def _connect(self, stack: AsyncExitStack) -> "Client":
         import httpx2  # noqa: PLC0415 - see above

@@ -1,0 +1,263 @@
+"""Tools all the way: a model that calls, real MCP servers, and what becomes of the request."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import psutil
+import pytest
+
+from tests.conftest import SpecFactory
+from tests.faults.test_submit import ask, submit, working
+from tests.waiting import LIMIT_S, is_alive, wait_until
+from workers import PythonTools, RequestResult, RequestState, ToolLimits, Verdict, WorkerSpec
+from workers.errors import ToolRunFailed
+from workers.tools.mcp import McpServer, McpTools
+from workers.tools.runner import ToolUse
+
+SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+WAIT = {"type": "function", "function": {"name": "wait"}}
+DONE = {"type": "function", "function": {"name": "done"}}
+CALL_ADD = {"tool_calls": [{"id": "x", "name": "add", "arguments": '{"a": 2, "b": 3}'}]}
+ANSWER = {"content": "It is five."}
+
+
+async def _wait() -> object:
+    await anyio.sleep_forever()
+    return None
+
+
+RUNNER = PythonTools({"add": lambda a, b: a + b, "wait": _wait})
+
+
+class Scripted:
+    """A model that answers with the entries of a script, and what it was sent."""
+
+    def __init__(self, folder: Path, make: SpecFactory, script: list[object], **limits: float | bool) -> None:
+        self.record = folder / "record"
+        (folder / "script").write_text(json.dumps(script))
+        base = make(script=str(folder / "script"), record=str(self.record))
+        fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
+        fields |= {
+            "tools": [ADD, WAIT],
+            "exit_tools": [DONE],
+            "tool_runner": RUNNER,
+            "tool_limits": ToolLimits(**limits),  # type: ignore[arg-type]
+        }
+        self.spec = WorkerSpec(**fields)
+
+    def sent(self) -> list[list[dict[str, object]]]:
+        """Return the messages of each request."""
+        return [json.loads(line)["request"]["messages"] for line in self.record.read_text().splitlines()]
+
+    def bios(self) -> list[str]:
+        """Return the BIOS of each request."""
+        return [str(messages[0]["content"]) for messages in self.sent()]
+
+
+Script = Callable[..., Scripted]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, scripted_spec: SpecFactory) -> Script:
+    def make(*script: object, **limits: float | bool) -> Scripted:
+        return Scripted(tmp_path, scripted_spec, list(script), **limits)
+
+    return make
+
+
+async def told_by(model: Scripted) -> RequestResult:
+    async with working(model.spec) as worker:
+        return await ask(worker)
+
+
+async def test_a_call_makes_its_round_trip(scripted: Script) -> None:
+    """Seed 002, section 13: the call from its fragments, the result as a tool's message, the answer after it."""
+    model = scripted({"content": "Let me see.", "reasoning": "hm", **CALL_ADD}, ANSWER)
+    told = await told_by(model)
+    assert (told.state, told.text, told.thinking) == (RequestState.COMPLETED, "It is five.", "hm")
+    (record,) = told.tool_calls
+    assert (record.name, record.arguments, record.result, record.said) == ("add", {"a": 2, "b": 3}, 5, "Let me see.")
+    first, second = model.sent()
+    called = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
+    assert second[len(first) :] == [
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [called]},
+        {"role": "tool", "content": "5", "tool_call_id": "x"},
+    ]
+    assert "Tool iterations left: 8" in model.bios()[0]
+    assert "Tool iterations left: 7" in model.bios()[1]
+    assert told.usage.prompt_tokens == 14  # of both generations
+
+
+async def test_the_budget_counts_messages_and_its_end_fails_unless_the_model_answers(scripted: Script) -> None:
+    """One message with two calls is one iteration; after the last the model may answer, and may not call."""
+    twice = {"tool_calls": [*CALL_ADD["tool_calls"], {"id": "y", "name": "add", "arguments": '{"a": 1, "b": 1}'}]}
+    answered = await told_by(scripted(twice, CALL_ADD, ANSWER, iterations=2))
+    assert (answered.state, [each.result for each in answered.tool_calls]) == (RequestState.COMPLETED, [5, 2, 5])
+    assert [each.iteration for each in answered.tool_calls] == [0, 0, 1]
+    failed = await told_by(scripted(CALL_ADD, {"content": "Once more.", **CALL_ADD}, iterations=1))
+    assert (failed.state, failed.reason, failed.text) == (RequestState.FAILED, "tool_budget", "Once more.")
+    assert len(failed.tool_calls) == 1
+
+
+async def test_malformed_arguments_end_the_request_and_never_go_back(scripted: Script) -> None:
+    """A history with malformed arguments is refused by engines at every later request."""
+    model = scripted({"tool_calls": [{"name": "add", "arguments": '{"a": '}]}, ANSWER)
+    told = await told_by(model)
+    assert (told.state, told.reason, len(model.sent())) == (RequestState.FAILED, "tool_arguments", 1)
+    signal = {"id": "s", "name": "done", "arguments": '{"why": '}
+    model = scripted({"tool_calls": [signal, *CALL_ADD["tool_calls"]]}, ANSWER)
+    model.record.unlink()
+    told = await told_by(model)
+    assert (told.state, told.signals[0].raw) == (RequestState.COMPLETED, '{"why": ')
+    assert '{\\"why\\"' not in json.dumps(model.sent()[1])
+
+
+async def test_exit_tools_are_signals_and_change_nothing(scripted: Script) -> None:
+    """Shown, recorded, never run: alone they end nothing and start nothing, beside calls they stop none."""
+    signal = {"id": "s", "name": "done", "arguments": '{"why": "enough"}'}
+    alone = await told_by(scripted({"content": "Farewell.", "tool_calls": [signal]}, ANSWER))
+    assert (alone.state, alone.text, alone.tool_calls) == (RequestState.COMPLETED, "Farewell.", ())
+    assert [(each.name, each.arguments) for each in alone.signals] == [("done", {"why": "enough"})]
+    both = await told_by(scripted({"tool_calls": [signal, *CALL_ADD["tool_calls"]]}, ANSWER))
+    assert (both.text, len(both.tool_calls), len(both.signals)) == ("It is five.", 1, 1)
+
+
+async def test_the_fallback_reads_json_where_it_is_on(scripted: Script) -> None:
+    """A model whose template knows no tools answers with the object that the BIOS has taught it."""
+    text = '{"tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}'
+    model = scripted({"content": text}, ANSWER)
+    told = await told_by(model)
+    assert (told.text, told.tool_calls[0].result) == ("It is five.", 5)
+    assert model.sent()[1][-2:] == [
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": '{"tool_results": [{"name": "add", "result": 5}]}'},
+    ]
+    assert '{"tool_calls": [{"name": "NAME"' in model.bios()[0]
+    off = await told_by(scripted({"content": text}, ANSWER, fallback=False))
+    assert (off.text, off.tool_calls) == (text, ())
+
+
+async def test_markup_is_read_for_agents_that_say_so(scripted: Script) -> None:
+    """Contract, section 5.4."""
+    model = scripted({"content": 'So: <tool_request name="add">{"a": 2, "b": 3}</tool_request>'}, ANSWER)
+    async with working(model.spec) as worker:
+        request_id = await worker.submit("a job", "", "Go.", markup=True)
+        assert isinstance(request_id, int)
+        told = await worker.get_result(request_id)
+    assert isinstance(told, RequestResult)
+    assert (told.text, told.tool_calls[0].result, told.tool_calls[0].said) == ("It is five.", 5, "So:")
+    assert model.sent()[1][-1] == {"role": "user", "content": "<observation>5</observation>"}
+
+
+async def test_a_request_that_waits_for_its_tool_is_not_silent(scripted: Script) -> None:
+    """The engine owes nothing meanwhile: its verdict is tool_wait, and a cancel reaches the tool."""
+    model = scripted({"content": "Wait.", "tool_calls": [{"name": "wait", "arguments": "{}"}]}, ANSWER)
+    async with working(model.spec) as worker:
+        request_id = await submit(worker)
+        await wait_until(lambda: worker.snapshot().verdict is Verdict.TOOL_WAIT, "the tool runs")
+        await worker.cancel(request_id)
+        told = await worker.get_result(request_id)
+    assert isinstance(told, RequestResult)
+    assert (told.state, told.text, told.tool_calls[0].reason) == (RequestState.CANCELLED, "Wait.", "cancelled")
+
+
+# MCP
+
+
+@asynccontextmanager
+async def connected(server: McpServer) -> AsyncIterator[McpTools]:
+    tools = McpTools(server, dict(os.environ))
+    with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(tools.run_connection)
+            yield tools
+            tasks.cancel_scope.cancel()
+
+
+def stdio() -> McpServer:
+    return McpServer(name="tests", command=(sys.executable, str(SERVER), "stdio"))
+
+
+def use(name: str, **arguments: object) -> ToolUse:
+    return ToolUse(call_id="c", name=name, arguments=arguments, job_name="a job")
+
+
+async def test_an_mcp_server_is_started_asked_and_ended() -> None:
+    """stdio: the program, what it starts, and what that leaves are gone with us."""
+    async with connected(stdio()) as tools:
+        assert [tools.knows(name) for name in ("add", "nobody")] == [True, False]
+        assert await tools.run(use("add", a=2, b=3)) == {"result": 5.0}
+        told = await tools.run(use("fail"))
+        assert isinstance(told, dict)
+        assert "the cupboard is bare" in str(told["error"])
+        left = await tools.run(use("leave"))
+        assert isinstance(left, dict)
+        pid = left["result"]
+        assert is_alive(pid)
+    await wait_until(lambda: not is_alive(pid), "what the server left is gone", limit_s=1.0)
+
+
+async def test_an_mcp_server_that_dies_fails_its_call_and_is_started_again() -> None:
+    """Nobody knows what the call has done: it is not made twice."""
+    async with connected(stdio()) as tools:
+        with pytest.raises(ToolRunFailed):
+            await tools.run(use("end"))
+        result: list[object] = []
+
+        async def again() -> None:
+            while not result:
+                try:
+                    result.append(await tools.run(use("add", a=1, b=1)))
+                except ToolRunFailed:
+                    await anyio.lowlevel.checkpoint()
+
+        await again()
+        assert result == [{"result": 2.0}]
+
+
+async def test_an_mcp_server_that_is_not_there_keeps_nothing_from_starting() -> None:
+    """A wrong command is told at the call, by name."""
+    async with connected(McpServer(name="wrong", command=("/nowhere/server",))) as tools:
+        with pytest.raises(ToolRunFailed, match="MCP server wrong is not connected"):
+            await tools.run(use("add"))
+
+
+async def test_an_mcp_server_elsewhere_is_asked_over_http(free_ports: Callable[[int], int]) -> None:
+    """Streamable HTTP, to a server that somebody else runs."""
+    port = free_ports(1)
+    with _serving(port) as pid:
+        await wait_until(lambda: _listens(pid, port), "the server listens")
+        async with connected(McpServer(name="far", url=f"http://127.0.0.1:{port}/mcp")) as tools:
+            assert await tools.run(use("add", a=2, b=3)) == {"result": 5.0}
+
+
+@contextmanager
+def _serving(port: int) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, str(SERVER), str(port)], stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def _listens(pid: int, port: int) -> bool:
+    return any(each.laddr.port == port for each in psutil.Process(pid).net_connections() if each.status == "LISTEN")

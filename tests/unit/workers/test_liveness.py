@@ -1,0 +1,402 @@
+"""Verdicts without an engine: the pure judge, repetition, and the real watch under a virtual clock."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport.counters import EngineCounters, SlotWork
+from transport.events import PromptProgress, TextDelta
+from workers.answer import Answer, Phase
+from workers.flight import Flight, Flights
+from workers.outcome import EngineFailed, FailureReason, RequestFailed
+from workers.policy.liveness import (
+    EngineSigns,
+    Judgement,
+    PrefillPace,
+    RequestSigns,
+    Scope,
+    StallLimits,
+    Verdict,
+    judge,
+)
+from workers.policy.repetition import Repetition, RepetitionLimits
+from workers.spec import WorkerTimeouts
+from workers.vitals import KernelView, Probe, ProcessView
+from workers.watch import Watch
+
+LIMITS = StallLimits(prefill_s=120, decode_s=60)
+READING = RequestSigns(has_token=False, progress_at=1000.0)
+WRITING = RequestSigns(has_token=True, progress_at=1000.0)
+SERVING = EngineSigns(is_serving=True)
+
+
+def look(request: RequestSigns, engine: EngineSigns, after_s: float) -> tuple[Verdict, Scope | None]:
+    told = judge(LIMITS, request, engine, 1000.0 + after_s)
+    return told.verdict, told.scope
+
+
+class TestJudge:
+    @pytest.mark.parametrize(
+        ("request_signs", "after_s", "verdict"),
+        [
+            (READING, 1, Verdict.PREFILLING),
+            (WRITING, 1, Verdict.DECODING),
+            (READING, 5, Verdict.SILENT),
+            (WRITING, 59.9, Verdict.SILENT),
+            (READING, 119.9, Verdict.SILENT),
+            (READING, 120, Verdict.STALLED),
+            (WRITING, 60, Verdict.STALLED),
+        ],
+    )
+    def test_each_phase_has_its_limit(self, request_signs: RequestSigns, after_s: float, verdict: Verdict) -> None:
+        """Seed 002, section 12: progress, not the time to the first token."""
+        assert look(request_signs, SERVING, after_s)[0] is verdict
+
+    def test_no_limit_is_for_ever(self) -> None:
+        """Null switches a limit off."""
+        none = StallLimits(prefill_s=None, decode_s=None)
+        assert judge(none, READING, SERVING, 1e9).verdict is Verdict.SILENT
+
+    def test_without_an_engine_it_is_dead(self) -> None:
+        """Whatever else is known."""
+        assert look(READING, EngineSigns(is_serving=False), 1)[0] is Verdict.DEAD
+
+    def test_a_limit_of_prefill_grows_with_the_prompt(self) -> None:
+        """At the measured rate: 100,000 tokens at 50 a second take 2,000 seconds more."""
+        pace = PrefillPace().learned(tokens=1000, seconds=20, chars=4000, prompt_tokens=1000)
+        assert (pace.tokens_per_s, pace.tokens_a_char) == (50, 0.25)
+        long = RequestSigns(has_token=False, progress_at=1000.0, prefill_left_s=pace.seconds_for(100_000))
+        assert look(long, SERVING, 2119)[0] is Verdict.SILENT
+        assert look(long, SERVING, 2120)[0] is Verdict.STALLED
+        slower = pace.learned(tokens=1000, seconds=100, chars=4000, prompt_tokens=1000)
+        assert slower.tokens_per_s == pytest.approx(0.3 * 10 + 0.7 * 50)
+        assert pace.learned(tokens=3, seconds=9, chars=12, prompt_tokens=3) == pace
+        assert PrefillPace().seconds_for(1e6) == 0
+
+    @given(st.floats(0, 1e6), st.floats(0, 119))
+    def test_a_counter_that_rises_vetoes_every_kill(self, silent_s: float, ago: float) -> None:
+        """Of whichever slot: nobody else explains it, so it may be ours."""
+        now = 1000.0 + silent_s
+        risen = EngineSigns(is_serving=True, rose_at=now - ago, unexplained_at=now - ago)
+        assert judge(LIMITS, READING, risen, now).scope is None
+
+    @given(st.floats(120, 1e6))
+    def test_an_old_sign_vetoes_nothing(self, silent_s: float) -> None:
+        """The limit counts from the last sign, whatever it was."""
+        now = 1000.0 + silent_s
+        risen = EngineSigns(is_serving=True, rose_at=now - 120, unexplained_at=now - 120, others_at=now - 120)
+        assert judge(LIMITS, READING, risen, now).scope is Scope.ENGINE
+
+    def test_a_request_may_stall_alone(self) -> None:
+        """Others get on and explain every slot that does: this one ends, and its engine does not."""
+        others = EngineSigns(is_serving=True, rose_at=1060.0, others_at=1060.0, unexplained_at=None)
+        assert look(WRITING, others, 60) == (Verdict.STALLED, Scope.REQUEST)
+
+    def test_a_prompt_may_wait_for_anothers(self) -> None:
+        """llama-server reads one prompt after the other: no progress while another's is read is no stall."""
+        reading = EngineSigns(is_serving=True, rose_at=1119.0, others_at=1119.0, prefilling_at=1119.0)
+        assert look(READING, reading, 120) == (Verdict.SILENT, None)
+        assert look(WRITING, reading, 120) == (Verdict.STALLED, Scope.REQUEST)
+
+
+def repeats(*pieces: str, lines: int | None = 8) -> str | None:
+    """Return what a detector says to these pieces and their end."""
+    detector = Repetition(RepetitionLimits(lines=lines))
+    for piece in pieces:
+        found = detector.feed(piece)
+        if found is not None:
+            return found
+    return detector.end()
+
+
+class TestRepetition:
+    def test_the_same_line_again_and_again_is_a_loop(self) -> None:
+        """Seed 002, section 14; the last line needs no line break, and pieces may cut anywhere."""
+        assert repeats("I see.\n" * 7) is None
+        assert "8 times" in (repeats("I see.\n" * 7 + "I see.") or "")
+        assert repeats(*("I see.\n" * 8)) is not None
+        assert repeats("  I see.\n\n" * 8) is not None
+        assert repeats("I see.\n" * 7 + "No.\n" + "I see.\n" * 7) is None
+        assert repeats("I see.\n" * 3, lines=3) is not None
+        assert repeats("I see.\n" * 1000, lines=None) is None
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "\n" * 500,
+            "```\n" * 50,
+            "|---|---|\n" * 50,
+            "----\n" * 50,
+            "```\n" + "    0, 0,\n" * 40 + "```\n",
+            "".join(f"```python\nprint({number})\n```\n" for number in range(50)),
+            "}\n" * 60,
+            "no " * 60,
+            "=" * 2000,
+            "".join(f"| {number} | same |\n" for number in range(200)),
+        ],
+    )
+    def test_lines_that_repeat_for_a_reason_are_none(self, text: str) -> None:
+        """Code fences and what is in them, table rules, blank lines, braces, a short chant."""
+        assert repeats(text) is None
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "round and round " * 100,
+            "ha" * 400,
+            "first\nsecond\nthird, and again\n" * 40,
+            "x" * 700,
+            " " * 5000,
+            "\n" * 5000,
+            "```\n" + "mov ax, bx\n" * 70,
+            "a whole paragraph of quite some length, in which nothing else is said than this one thing. " * 12,
+        ],
+        ids=["phrase", "syllable", "three lines", "letter", "blanks", "blank lines", "in a fence", "paragraph"],
+    )
+    def test_a_loop_without_line_breaks_is_found(self, text: str) -> None:
+        """One phrase again and again, and loops of more lines than one."""
+        assert repeats(*(text[start : start + 37] for start in range(0, len(text), 37))) is not None
+
+    @given(st.lists(st.text(alphabet="abc de\n.", min_size=1, max_size=40), max_size=60, unique=True))
+    def test_text_that_goes_on_is_no_loop(self, pieces: list[str]) -> None:
+        """However it is cut, the detector says the same of a text whose every line is new."""
+        text = "".join(f"{number} {piece}" for number, piece in enumerate(pieces))
+        if len(set(text.split("\n"))) == len(text.split("\n")):
+            assert repeats(*text, lines=8) == repeats(text, lines=8)
+
+
+@dataclass
+class FakeEngine:
+    """Vitals that know what they will say (``workers.vitals.Vitals``), and what the watch did to it."""
+
+    counters: EngineCounters | None = None
+    sings: bool = False
+    probes: Probe = Probe.ANSWERED
+    cpu_s: float = 0.0
+    printed: int = 0
+    is_serving: bool = True
+    is_starting: bool = False
+    broken: list[tuple[float, FailureReason, Mapping[Flight, FailureReason]]] = field(default_factory=list)
+
+    async def read_counters(self) -> EngineCounters | None:
+        await anyio.sleep(0.01)
+        return self.counters
+
+    async def sing(self, limit_s: float) -> bool:
+        if not self.sings:
+            await anyio.sleep(limit_s)
+        return self.sings
+
+    async def probe(self) -> Probe:
+        return self.probes
+
+    async def kernel_view(self) -> KernelView:
+        one = ProcessView(pid=1, name="e", state="running", wchan=None, rss_bytes=1, cpu_s=self.cpu_s, threads=1)
+        return KernelView(processes=(one,))
+
+    def log_bytes(self) -> int:
+        return self.printed
+
+    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+        assert because
+        self.broken.append((anyio.current_time(), reason, suspects))
+        self.is_serving = False
+
+
+class Watching:
+    """The real watch over a fake engine, on a clock that runs as fast as it can."""
+
+    def __init__(self, timeouts: WorkerTimeouts | None = None) -> None:
+        self.engine = FakeEngine()
+        self.flights = Flights()
+        self.watch = Watch(self.flights, self.engine, timeouts or WorkerTimeouts(), self.engine, anyio.current_time)
+
+    def fly(self, prompt_chars: int = 100) -> Flight:
+        """Put a request in flight."""
+        answer = Answer(anyio.current_time)
+        answer.begin_generation(RepetitionLimits(), prompt_chars).begin()
+        flight = Flight(self.flights.next_id(), "a job", answer)
+        self.flights._flights.add(flight)
+        return flight
+
+
+def virtually(scenario: object) -> None:
+    """Run a coroutine function on a virtual clock."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    anyio.run(scenario, backend="trio", backend_options={"clock": clock})  # type: ignore[arg-type]
+
+
+MINUTE = 60.0
+
+
+class TestVirtualTime:
+    @pytest.mark.parametrize("sign", ["progress", "counters", "tokens of another"])
+    def test_half_an_hour_of_prefill_is_left_alone(self, sign: str) -> None:
+        """0 kills of an engine that shows any evidence, with the evidence a little within the limit each time."""
+
+        async def scenario() -> None:
+            watching = Watching()
+            flight, other = watching.fly(), watching.fly()
+            idle = SlotWork(task=1, prompt_tokens=0, output_tokens=0)
+            watching.engine.counters = EngineCounters(busy_slots=1, work=(idle,))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                for step in range(int(30 * MINUTE / 110)):
+                    await anyio.sleep(110 if sign != "tokens of another" else 50)
+                    watching.engine.cpu_s += 0  # it waits for its device: no tick at all
+                    generation = flight.answer.generation
+                    if sign == "progress":
+                        generation.touch()
+                        generation.receive(PromptProgress(10_000, 0, step + 1, 1.0))
+                    elif sign == "counters":
+                        work = SlotWork(task=1, prompt_tokens=step + 1, output_tokens=0)
+                        watching.engine.counters = EngineCounters(busy_slots=1, work=(work,))
+                    else:
+                        other.answer.generation.touch()
+                        other.answer.generation.receive(TextDelta("word "))
+                tasks.cancel_scope.cancel()
+            assert watching.engine.broken == []
+            if sign != "tokens of another":
+                assert flight.ending is None
+
+        virtually(scenario)
+
+    @pytest.mark.parametrize("noise", ["nothing", "comments", "cpu", "log"])
+    @pytest.mark.parametrize("has_token", [False, True])
+    def test_a_hang_is_found_within_ten_seconds_of_its_limit_and_never_before(
+        self, noise: str, has_token: bool
+    ) -> None:
+        """Pings, CPU and a chatty log are told, and save nobody."""
+
+        async def scenario() -> None:
+            watching = Watching()
+            flight = watching.fly()
+            watching.engine.counters = EngineCounters(
+                busy_slots=1, work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),)
+            )
+            if has_token:
+                flight.answer.generation.touch()
+                flight.answer.generation.receive(TextDelta("word "))
+            started = anyio.current_time()
+            limit_s = 60 if has_token else 120
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                with anyio.fail_after(1000):
+                    while not watching.engine.broken:
+                        await anyio.sleep(0.5)
+                        if noise == "comments":
+                            flight.answer.generation.touch()
+                        watching.engine.cpu_s += 0.5 * (noise == "cpu")
+                        watching.engine.printed += 100 * (noise == "log")
+                tasks.cancel_scope.cancel()
+            ((at, reason, suspects),) = watching.engine.broken
+            assert limit_s <= at - started <= limit_s + 10
+            assert reason is (FailureReason.STALLED_DECODE if has_token else FailureReason.STALLED_PREFILL)
+            assert list(suspects) == [flight]
+
+        virtually(scenario)
+
+    def test_an_engine_that_sings_loses_the_request_and_not_its_life(self) -> None:
+        """The canary is the last word."""
+
+        async def scenario() -> None:
+            watching = Watching()
+            watching.engine.sings = True
+            flight = watching.fly()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                await anyio.sleep(130)
+                tasks.cancel_scope.cancel()
+            assert watching.engine.broken == []
+            assert isinstance(flight.ending, EngineFailed)
+            assert (flight.ending.reason, flight.ending.brought_down) == (FailureReason.STALLED_PREFILL, False)
+
+        virtually(scenario)
+
+    def test_a_request_that_waits_for_tools_or_for_us_is_not_judged(self) -> None:
+        """The engine owes nothing."""
+
+        async def scenario() -> None:
+            watching = Watching()
+            flights = [watching.fly(), watching.fly()]
+            flights[0].answer.phase, flights[1].answer.phase = Phase.TOOLS, Phase.US
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                await anyio.sleep(3600)
+                tasks.cancel_scope.cancel()
+            assert watching.engine.broken == []
+            assert [flight.ending for flight in flights] == [None, None]
+            assert [watching.watch.judge(flight).verdict for flight in flights] == ["tool_wait", "prefilling"]
+
+        virtually(scenario)
+
+    def test_a_loop_is_ended_within_a_second(self) -> None:
+        """Beside the token path, and soon all the same."""
+
+        async def scenario() -> None:
+            watching = Watching()
+            flight = watching.fly()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                for _ in range(20):
+                    flight.answer.generation.receive(TextDelta("I see.\n"))
+                await anyio.sleep(1)
+                tasks.cancel_scope.cancel()
+            assert isinstance(flight.ending, RequestFailed)
+            assert flight.ending.reason is FailureReason.REPEATED_LINE_LOOP
+
+        virtually(scenario)
+
+    @pytest.mark.parametrize(
+        ("probe", "at_least_s", "at_most_s"),
+        [(Probe.ANSWERED, math.inf, math.inf), (Probe.REFUSED, 30, 60), (Probe.SILENT, 120, 150)],
+    )
+    def test_an_engine_without_work_is_probed(self, probe: Probe, at_least_s: float, at_most_s: float) -> None:
+        """The next turn should not be the one to find out; and a slow answer is given the time of a prefill."""
+
+        async def scenario() -> None:
+            watching = Watching()
+            watching.engine.probes = probe
+            started = anyio.current_time()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                await anyio.sleep(300)
+                tasks.cancel_scope.cancel()
+            if math.isinf(at_least_s):
+                assert watching.engine.broken == []
+            else:
+                assert at_least_s <= watching.engine.broken[0][0] - started <= at_most_s
+
+        virtually(scenario)
+
+    @pytest.mark.parametrize(("freed_after_s", "is_broken"), [(20, False), (3600, True)])
+    def test_a_slot_must_come_free_after_a_cancel(self, freed_after_s: float, is_broken: bool) -> None:
+        """cancel_s is how long it may take: between two batches of a big prompt, and no longer."""
+
+        async def scenario() -> None:
+            watching = Watching(WorkerTimeouts(cancel_s=30))
+            watching.engine.counters = EngineCounters(
+                busy_slots=1, work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),)
+            )
+            watching.watch.note_cut_off()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                await anyio.sleep(freed_after_s if freed_after_s < 100 else 40)
+                if freed_after_s < 100:
+                    watching.engine.counters = EngineCounters(busy_slots=0, work=watching.engine.counters.work)
+                await anyio.sleep(100)
+                tasks.cancel_scope.cancel()
+            assert bool(watching.engine.broken) is is_broken
+
+        virtually(scenario)
+
+
+def test_a_judgement_says_how_long_it_has_been() -> None:
+    """What a user is shown."""
+    assert judge(LIMITS, WRITING, SERVING, 1010.0) == Judgement(verdict=Verdict.SILENT, silent_s=10.0, limit_s=60)

@@ -1,0 +1,280 @@
+"""Tools without an engine: what is read from a message, what is run, and what ends a request (seed 002, section 13)."""
+
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+import respx
+
+from transport.events import ToolCallDelta
+from transport.request import ToolCall
+from workers.errors import InvalidTool, ToolRunFailed, UnknownTool
+from workers.outcome import FailureReason, RequestFailed
+from workers.tools.definition import ToolDefinition, check_names
+from workers.tools.http import http_tools
+from workers.tools.reading import Fallback, join_fragments, read_message
+from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
+from workers.tools.running import MessageTools, Signal, ToolLimits, ToolRecord, signal_of
+
+NAMES = ("add", "find")
+
+
+def tool(name: str, **properties: object) -> ToolDefinition:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return ToolDefinition.parse({"type": "function", "function": {"name": name, "parameters": parameters}})
+
+
+def call(name: str, arguments: str, call_id: str = "c0") -> ToolCall:
+    return ToolCall(id=call_id, name=name, arguments=arguments)
+
+
+class TestDefinitions:
+    @pytest.mark.parametrize(
+        ("document", "told"),
+        [
+            ("add", "a tool is"),
+            ({"function": {}}, "needs a name"),
+            ({"function": {"name": " "}}, "needs a name"),
+            ({"type": "retrieval", "function": {"name": "x"}}, "is not 'function'"),
+            ({"function": {"name": "x", "description": 3}}, "is not text"),
+            ({"function": {"name": "x", "parameters": []}}, None),
+            ({"function": {"name": "x", "parameters": "no"}}, "not a JSON schema"),
+            ({"function": {"name": "x", "parameters": {"type": "nonsense"}}}, "is not valid"),
+        ],
+    )
+    def test_what_is_no_tool_is_refused_with_its_mend(self, document: object, told: str | None) -> None:
+        """A job with a broken tool is refused before anything runs."""
+        if told is None:
+            assert ToolDefinition.parse(document).parameters == {}
+            return
+        with pytest.raises(InvalidTool, match=told):
+            ToolDefinition.parse(document)
+
+    def test_one_name_means_one_tool(self) -> None:
+        """A name that is both a tool and an exit tool could mean two things."""
+        with pytest.raises(InvalidTool, match="'add'"):
+            check_names((tool("add"),), (tool("add"),))
+
+    def test_a_schema_cannot_make_us_fetch_anything(self) -> None:
+        """Definitions come with jobs; a reference in one is a fault of the call, and no request of ours."""
+        document = {"function": {"name": "x", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}}
+        with respx.mock(assert_all_called=False) as network:
+            assert "refers to" in (ToolDefinition.parse(document).faults_of({}) or "")
+            assert not network.calls
+
+
+class TestReading:
+    def test_fragments_become_calls_however_they_are_cut(self) -> None:
+        """OpenAI streams: id and name once, arguments in pieces, several calls interleaved."""
+        pieces = [
+            ToolCallDelta(0, "a", "add", ""),
+            ToolCallDelta(1, "b", "find", '{"q"'),
+            ToolCallDelta(0, None, None, '{"a": '),
+            ToolCallDelta(1, None, None, ": 1}"),
+            ToolCallDelta(0, None, None, "2}"),
+        ]
+        assert join_fragments(pieces) == (call("add", '{"a": 2}', "a"), call("find", '{"q": 1}', "b"))
+
+    def test_a_new_id_begins_a_new_call_and_a_missing_one_is_made(self) -> None:
+        """Servers that send index 0 for every call, and servers that send no id."""
+        same_index = [ToolCallDelta(0, "a", "add", "{}"), ToolCallDelta(0, "b", "add", "{}")]
+        assert [each.id for each in join_fragments(same_index)] == ["a", "b"]
+        assert join_fragments([ToolCallDelta(0, None, "add", "{}")]) == (call("add", "{}", "call_0"),)
+
+    @pytest.mark.parametrize(
+        ("text", "calls"),
+        [
+            ('{"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}', [("add", '{"a": 1}')]),
+            ('```json\n{"tool_calls": [{"name": "add", "arguments": {}}]}\n```', [("add", "{}")]),
+            ('<think>hm</think>\n{"tool_calls": [{"name": "add", "arguments": {}}]}', [("add", "{}")]),
+            ('{"tool_calls": [{"name": "nobody", "arguments": {}}]}', [("nobody", "{}")]),
+            ('{"tool_calls": [{"function": {"name": "add", "arguments": "{\\"a\\": 1}"}}]}', [("add", '{"a": 1}')]),
+            ('{"name": "find", "arguments": {"q": "x"}}', [("find", '{"q": "x"}')]),
+            ('[{"name": "add", "arguments": {}}, {"name": "find", "arguments": {}}]', [("add", "{}"), ("find", "{}")]),
+            ('{"tool_calls": [{"name": "add", "arguments": 7}]}', [("add", "7")]),
+            ('{"name": "Ann", "arguments": {}}', []),
+            ('{"name": "add"}', []),
+            ('{"answer": 42}', []),
+            ('I would call {"tool_calls": [{"name": "add", "arguments": {}}]} here', []),
+            ('{"tool_calls": [{"name": "add", ', []),
+            ("[[[[", []),
+            ("plain words", []),
+        ],
+    )
+    def test_the_json_fallback_is_strict(self, text: str, calls: list[tuple[str, str]]) -> None:
+        """The whole answer is the call, or there is none: an answer about a call, or one of data, stays an answer."""
+        reading = read_message(text, [], Fallback.JSON, NAMES)
+        assert [(each.name, each.arguments) for each in reading.calls] == calls
+        assert reading.text == ("" if calls else text)
+
+    def test_markup_calls_stand_among_words(self) -> None:
+        """Contract, section 5.4."""
+        text = (
+            '<thinking><tool_request name="add">{}</tool_request></thinking>Let me see. '
+            '<tool_request name="add">{"a": 1}</tool_request> and <tool_request name=\'find\'>{}</tool_request>'
+        )
+        reading = read_message(text, [], Fallback.MARKUP, NAMES)
+        assert [(each.name, each.arguments) for each in reading.calls] == [("add", '{"a": 1}'), ("find", "{}")]
+        assert "Let me see." in reading.text
+        cut = read_message('Now <tool_request name="add">{"a": ', [], Fallback.MARKUP, NAMES)
+        assert [(each.name, each.arguments) for each in cut.calls] == [("add", '{"a":')]
+
+    def test_the_fallback_is_read_only_where_no_structured_call_came(self) -> None:
+        """Text beside a structured call is text."""
+        text = '{"tool_calls": [{"name": "find", "arguments": {}}]}'
+        reading = read_message(text, [ToolCallDelta(0, "a", "add", "{}")], Fallback.JSON, NAMES)
+        assert (reading.text, [each.name for each in reading.calls], reading.fallback) == (text, ["add"], None)
+        assert read_message(text, [], None, NAMES).calls == ()
+
+    def test_a_signal_is_recorded_even_when_it_is_malformed(self) -> None:
+        """An exit tool never changes what happens next, its own defects included."""
+        assert signal_of(call("done", '{"ok": true}')) == Signal(name="done", arguments={"ok": True})
+        assert signal_of(call("done", "")) == Signal(name="done", arguments={})
+        assert signal_of(call("done", "{oops")) == Signal(name="done", arguments=None, raw="{oops")
+
+
+async def _sleep() -> object:
+    await anyio.sleep_forever()
+    return None
+
+
+def _raise() -> object:
+    raise ZeroDivisionError("no")
+
+
+async def _add(a: float, b: float) -> float:
+    return a + b
+
+
+RUNNER = PythonTools(
+    {
+        "add": _add,
+        "find": lambda q: {"found": False, "q": q},
+        "sleep": _sleep,
+        "raise": _raise,
+        "object": object,
+        "nan": lambda: math.nan,
+    }
+)
+TOOLS = {
+    name: tool(name, **{key: {} for key in keys})
+    for name, keys in {"find": "q", "sleep": "", "raise": "", "object": "", "nan": "", "nobody": ""}.items()
+} | {"add": tool("add", a={"type": "number"}, b={"type": "number"})}
+
+
+async def run(
+    *calls: ToolCall, runner: ToolRunner | None = RUNNER, timeout_s: float = 5.0
+) -> tuple[list[str] | RequestFailed, list[ToolRecord]]:
+    records: list[ToolRecord] = []
+    tools = MessageTools(TOOLS, runner, ToolLimits(timeout_s=timeout_s), "a job")
+    return await tools.run(calls, 2, "words", records), records
+
+
+class TestRunning:
+    async def test_results_stand_in_the_order_of_the_calls(self) -> None:
+        """Any number of calls, run together; a search that finds nothing is a result like any other."""
+        results, records = await run(call("find", '{"q": "x"}', "a"), call("add", '{"a": 1, "b": 2}', "b"))
+        assert results == ['{"found": false, "q": "x"}', "3"]
+        assert [(each.id, each.result, each.iteration, each.said) for each in records] == [
+            ("a", {"found": False, "q": "x"}, 2, "words"),
+            ("b", 3, 2, "words"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "arguments", "reason"),
+        [
+            ("sleep", "{}", FailureReason.TOOL_TIMEOUT),
+            ("raise", "{}", FailureReason.TOOL_EXCEPTION),
+            ("add", '{"a": 1, "b": ', FailureReason.TOOL_ARGUMENTS),
+            ("add", "[1, 2]", FailureReason.TOOL_ARGUMENTS),
+            ("add", '{"a": "one", "b": 2}', FailureReason.TOOL_ARGUMENTS),
+            ("add", '{"a": 1}', FailureReason.TOOL_ARGUMENTS),
+            ("object", "{}", FailureReason.TOOL_RESULT),
+            ("nan", "{}", FailureReason.TOOL_RESULT),
+            ("nobody", "{}", FailureReason.TOOL_UNKNOWN),
+            ("never_shown", "{}", FailureReason.TOOL_UNKNOWN),
+        ],
+    )
+    async def test_the_seeds_table_of_failures(self, name: str, arguments: str, reason: FailureReason) -> None:
+        """Each kills the request with its own reason, and the record tells which call it was."""
+        results, records = await run(call(name, arguments), timeout_s=0.05)
+        assert isinstance(results, RequestFailed)
+        assert (results.reason, name in results.detail) == (reason, True)
+        assert [(each.name, each.reason) for each in records] == [(name, reason)]
+
+    async def test_calls_run_at_the_same_time_and_the_first_failure_ends_the_others(self) -> None:
+        """Two calls that wait for each other can only end together; one that sleeps is cut off by one that fails."""
+        met = anyio.Event()
+
+        async def first() -> str:
+            await met.wait()
+            return "met"
+
+        async def second() -> str:
+            met.set()
+            return "came"
+
+        runner = PythonTools({"find": lambda q: q, "sleep": first, "nobody": second})
+        with anyio.fail_after(5):
+            assert (await run(call("sleep", "{}"), call("nobody", "{}"), runner=runner))[0] == ['"met"', '"came"']
+            results, records = await run(call("sleep", "{}", "a"), call("raise", "{}", "b"), timeout_s=60)
+        assert isinstance(results, RequestFailed)
+        assert results.reason is FailureReason.TOOL_EXCEPTION
+        assert [(each.id, each.reason) for each in records] == [("a", "cancelled"), ("b", "tool_exception")]
+
+    async def test_without_a_runner_no_tool_is_known(self) -> None:
+        """A model whose operator configured nothing."""
+        results, _ = await run(call("find", '{"q": 1}'), runner=None)
+        assert isinstance(results, RequestFailed)
+        assert results.reason is FailureReason.TOOL_UNKNOWN
+
+
+def use(name: str) -> ToolUse:
+    return ToolUse(call_id="c0", name=name, arguments={"q": 1}, job_name="a job")
+
+
+@asynccontextmanager
+async def endpoint(answer: httpx.Response) -> AsyncIterator[tuple[ToolRunner, respx.Route]]:
+    with respx.mock(base_url="http://tools.test") as mock:
+        route = mock.post("/run").mock(return_value=answer)
+        async with http_tools("http://tools.test/run", {"X-Key": "k"}) as tools:
+            yield tools, route
+
+
+class TestHttp:
+    async def test_a_call_is_posted_and_the_body_is_its_result(self) -> None:
+        """The operator's endpoint gets all that a call is, with the operator's headers."""
+        async with endpoint(httpx.Response(200, json={"found": False})) as (tools, route):
+            assert await tools.run(use("find")) == {"found": False}
+        sent = route.calls.last.request
+        expected = {"name": "find", "arguments": {"q": 1}, "call_id": "c0", "job_name": "a job"}
+        assert (json.loads(sent.content), sent.headers["X-Key"]) == (expected, "k")
+
+    @pytest.mark.parametrize(
+        ("answer", "error"),
+        [
+            (httpx.Response(404), UnknownTool),
+            (httpx.Response(500, text="boom"), ToolRunFailed),
+            (httpx.Response(302, headers={"Location": "http://elsewhere.test"}), ToolRunFailed),
+            (httpx.Response(200, text="<html>"), ValueError),
+            (httpx.Response(200, content=b"x" * (5 << 20)), ToolRunFailed),
+        ],
+        ids=["404", "500", "a redirect", "no JSON", "too much"],
+    )
+    async def test_an_endpoint_that_fails(self, answer: httpx.Response, error: type[Exception]) -> None:
+        """404 is an unknown tool, all else a failure of the tool; nobody is sent elsewhere."""
+        async with endpoint(answer) as (tools, _):
+            with pytest.raises(error):
+                await tools.run(use("find"))
+
+    async def test_the_first_runner_that_knows_a_name_runs_it(self) -> None:
+        """Python before the endpoint, which may know any."""
+        async with endpoint(httpx.Response(200, json="far")) as (far, _):
+            both = ToolRunners([PythonTools({"find": lambda **_: "near"}), far])
+            assert [await both.run(use("find")), await both.run(use("other"))] == ["near", "far"]
+        with pytest.raises(UnknownTool):
+            await ToolRunners([]).run(use("find"))
