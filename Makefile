@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test soak lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -12,6 +12,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# The faults of a test run a thousand times over, at random moments: some twenty minutes.
+soak: $(READY)
+	$(BIN)/python -m pytest --soak -s tests/faults/test_rings.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,6 +17,10 @@ ENGINE_PROGRAM = Path(__file__).parent / "programs" / "engine.py"
 SpecFactory = Callable[..., WorkerSpec]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="try random faults a thousand times, not a dozen")
+
+
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}

@@ -1,19 +1,27 @@
-"""A Roundhouse in little: starts one engine under its guardian, says where, and waits to be killed."""
+"""A Roundhouse in little: keeps one worker in a state directory, says who is who, and waits to be killed.
 
-import os
+supervisor.py STATE_DIR PORT ENGINE [ARGUMENT ...]
+"""
+
 import sys
+from pathlib import Path
 
 import anyio
+import psutil
 
-from workers.process import Command, run_engine
+from workers import EngineKind, Worker, WorkerSpec
 
 
 async def main() -> None:
-    """Run argv as an engine for ever."""
-    async with run_engine(
-        Command(argv=tuple(sys.argv[1:]), env=dict(os.environ)), lambda _stream, _data: None
-    ) as engine:
-        print(engine.pid, flush=True)
+    """Keep argv's engine running for ever."""
+    state_dir, port, *command = sys.argv[1:]
+    spec = WorkerSpec(
+        engine=EngineKind.LLAMA_SERVER, port=int(port), command=command, state_dir=Path(state_dir), slots=1
+    )
+    async with Worker(spec) as worker:
+        pid = worker.snapshot().pid
+        assert pid is not None
+        print(pid, psutil.Process(pid).ppid(), flush=True)
         await anyio.sleep_forever()
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import PromptProgress, TextDelta
 from workers.answer import Answer, Phase
@@ -185,12 +185,12 @@ class FakeEngine:
     broken: list[tuple[float, FailureReason, Mapping[Flight, FailureReason]]] = field(default_factory=list)
 
     async def read_counters(self) -> EngineCounters | None:
-        await anyio.sleep(0.01)
+        await pass_time(0.01)
         return self.counters
 
     async def sing(self, limit_s: float) -> bool:
         if not self.sings:
-            await anyio.sleep(limit_s)
+            await pass_time(limit_s)
         return self.sings
 
     async def probe(self) -> Probe:
@@ -226,12 +226,6 @@ class Watching:
         return flight
 
 
-def virtually(scenario: object) -> None:
-    """Run a coroutine function on a virtual clock."""
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    anyio.run(scenario, backend="trio", backend_options={"clock": clock})  # type: ignore[arg-type]
-
-
 MINUTE = 60.0
 
 
@@ -248,7 +242,7 @@ class TestVirtualTime:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
                 for step in range(int(30 * MINUTE / 110)):
-                    await anyio.sleep(110 if sign != "tokens of another" else 50)
+                    await pass_time(110 if sign != "tokens of another" else 50)
                     watching.engine.cpu_s += 0  # it waits for its device: no tick at all
                     generation = flight.answer.generation
                     if sign == "progress":
@@ -289,7 +283,7 @@ class TestVirtualTime:
                 tasks.start_soon(watching.watch.run)
                 with anyio.fail_after(1000):
                     while not watching.engine.broken:
-                        await anyio.sleep(0.5)
+                        await pass_time(0.5)
                         if noise == "comments":
                             flight.answer.generation.touch()
                         watching.engine.cpu_s += 0.5 * (noise == "cpu")
@@ -311,7 +305,7 @@ class TestVirtualTime:
             flight = watching.fly()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
-                await anyio.sleep(130)
+                await pass_time(130)
                 tasks.cancel_scope.cancel()
             assert watching.engine.broken == []
             assert isinstance(flight.ending, EngineFailed)
@@ -328,7 +322,7 @@ class TestVirtualTime:
             flights[0].answer.phase, flights[1].answer.phase = Phase.TOOLS, Phase.US
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
-                await anyio.sleep(3600)
+                await pass_time(3600)
                 tasks.cancel_scope.cancel()
             assert watching.engine.broken == []
             assert [flight.ending for flight in flights] == [None, None]
@@ -346,7 +340,7 @@ class TestVirtualTime:
                 tasks.start_soon(watching.watch.run)
                 for _ in range(20):
                     flight.answer.generation.receive(TextDelta("I see.\n"))
-                await anyio.sleep(1)
+                await pass_time(1)
                 tasks.cancel_scope.cancel()
             assert isinstance(flight.ending, RequestFailed)
             assert flight.ending.reason is FailureReason.REPEATED_LINE_LOOP
@@ -366,7 +360,7 @@ class TestVirtualTime:
             started = anyio.current_time()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
-                await anyio.sleep(300)
+                await pass_time(300)
                 tasks.cancel_scope.cancel()
             if math.isinf(at_least_s):
                 assert watching.engine.broken == []
@@ -387,10 +381,10 @@ class TestVirtualTime:
             watching.watch.note_cut_off()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
-                await anyio.sleep(freed_after_s if freed_after_s < 100 else 40)
+                await pass_time(freed_after_s if freed_after_s < 100 else 40)
                 if freed_after_s < 100:
                     watching.engine.counters = EngineCounters(busy_slots=0, work=watching.engine.counters.work)
-                await anyio.sleep(100)
+                await pass_time(100)
                 tasks.cancel_scope.cancel()
             assert bool(watching.engine.broken) is is_broken
 

@@ -1,0 +1,236 @@
+"""The three rings around an engine: the guardian, Roundhouse as subreaper, and the sweep of the next start."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from tests.conftest import ENGINE_PROGRAM, SpecFactory
+from tests.faults.test_submit import ask, wait_incident, working
+from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from workers import guardian
+from workers.kernel import ProcessId
+from workers.ledger import Ledger, sweep
+
+SUPERVISOR = Path(__file__).parents[1] / "programs" / "supervisor.py"
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 1.0
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Return the processes whose command names the folder: supervisor, guardian, engine and what that forks."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@contextmanager
+def supervising(folder: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a supervisor over a double-forking engine for a block; it is killed at the end if it still lives."""
+    engine = [sys.executable, "-I", "-S", str(ENGINE_PROGRAM), "--daemon", str(folder / "daemon"), *flags]
+    command = [sys.executable, str(SUPERVISOR), str(folder), str(port), *engine]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as supervisor:
+        try:
+            yield supervisor
+        finally:
+            supervisor.kill()
+
+
+def engine_and_guardian(supervisor: subprocess.Popen[str]) -> tuple[int, int]:
+    assert supervisor.stdout is not None
+    engine, above = supervisor.stdout.readline().split()
+    return int(engine), int(above)
+
+
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> int:
+    """How often a random kill is tried: few in a test run, a thousand in a soak."""
+    return 1000 if request.config.getoption("--soak") else 12
+
+
+def test_a_sigkill_at_any_moment_leaves_nothing_within_a_second(
+    tmp_path: Path, free_ports: Callable[[int], int], times: int
+) -> None:
+    """The whole tree is dead, double-forked and setsid'ed descendants included, and so is one that is half started."""
+    port = free_ports(1)
+    slowest = 0.0
+    for attempt in range(times):
+        folder = tmp_path / f"run-{attempt}"
+        folder.mkdir()
+        moment_s = random.uniform(0.2, 0.9)  # noqa: S311
+        with supervising(folder, port) as supervisor:
+            started_at = time.monotonic()
+            wait_for(lambda: time.monotonic() - started_at > moment_s, "a random moment")  # noqa: B023
+            supervisor.kill()
+        slowest = max(slowest, wait_for(lambda: not processes_of(folder), "nothing is left", WITHIN_S))  # noqa: B023
+    print(f"{times} kills, the slowest tree was gone after {slowest * 1000:.0f} ms")
+
+
+def test_what_outlives_supervisor_and_guardian_is_swept_by_the_next_start(
+    tmp_path: Path, free_ports: Callable[[int], int], times: int
+) -> None:
+    """Both killed in the same instant: PDEATHSIG takes the engine, the mark finds the rest, in less than a second."""
+    port = free_ports(1)
+    slowest = 0.0
+    for attempt in range(max(2, times // 20)):
+        folder = tmp_path / f"run-{attempt}"
+        folder.mkdir()
+        with supervising(folder, port) as supervisor:
+            engine, above = engine_and_guardian(supervisor)
+            wait_for(partial(has_content, folder / "daemon"), "the daemon has forked")
+            for pid in (supervisor.pid, above):
+                os.kill(pid, signal.SIGSTOP)
+            for pid in (supervisor.pid, above):
+                os.kill(pid, signal.SIGKILL)
+        daemon = int((folder / "daemon").read_text())
+        wait_for(lambda: not is_alive(engine), "PDEATHSIG has taken the engine", WITHIN_S)  # noqa: B023
+        assert is_alive(daemon)
+        began_at = time.monotonic()
+        assert anyio.run(sweep, folder / "processes") == 1
+        slowest = max(slowest, time.monotonic() - began_at)
+        assert processes_of(folder) == []
+        assert list((folder / "processes").iterdir()) == []
+    assert slowest < WITHIN_S
+    print(f"the slowest sweep took {slowest * 1000:.0f} ms")
+
+
+def has_content(file: Path) -> bool:
+    return file.exists() and bool(file.read_text())
+
+
+def test_the_next_start_sweeps_before_it_starts_anything(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The daemon of the first life is dead when the engine of the second is there."""
+    port = free_ports(1)
+    with supervising(tmp_path, port) as first:
+        _, above = engine_and_guardian(first)
+        wait_for(partial(has_content, tmp_path / "daemon"), "the daemon has forked")
+        daemon = int((tmp_path / "daemon").read_text())
+        os.kill(first.pid, signal.SIGSTOP)
+        os.kill(above, signal.SIGKILL)
+    assert is_alive(daemon)
+    with supervising(tmp_path, port) as second:
+        engine_and_guardian(second)
+        assert not is_alive(daemon)
+    wait_for(lambda: not processes_of(tmp_path), "nothing is left", WITHIN_S)
+
+
+async def test_a_killed_guardian_costs_an_engine_and_leaves_nothing(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """Roundhouse is a subreaper: what a dying guardian drops is killed and collected, and the worker goes on."""
+    async with working(scripted_spec(daemon=str(tmp_path / "daemon"))) as worker:
+        pid = worker.snapshot().pid
+        assert pid is not None
+        daemon = int((tmp_path / "daemon").read_text())
+        os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+        await wait_until(lambda: worker.incarnation == 2, "the engine is replaced")
+        assert not is_alive(pid)
+        assert not is_alive(daemon)
+        assert (await wait_incident(worker)).incarnation == 1
+        await worker.wait_ready()
+        assert (await ask(worker)).text == "word0 word1 word2 "
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+class TestSweep:
+    """What a sweep must not touch."""
+
+    async def test_a_run_that_lives_is_left_alone(self, tmp_path: Path) -> None:
+        """Another Roundhouse, or we ourselves."""
+        process = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"])
+        try:
+            Ledger(tmp_path).note(process.pid)
+            assert await sweep(tmp_path) == 0
+            assert is_alive(process.pid)
+            assert len(files(tmp_path)) == 1
+        finally:
+            process.kill()
+            await process.aclose()
+
+    @pytest.mark.parametrize("lie", ["start time", "boot"])
+    async def test_a_pid_alone_proves_nothing(self, tmp_path: Path, lie: str) -> None:
+        """Pids are given again: the process has to have the start time, in the boot, that was noted."""
+        process = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"])
+        try:
+            (tmp_path / "ended.0.json").write_text(_ledger_of(process.pid, lie))
+            assert await sweep(tmp_path) == 0
+            assert is_alive(process.pid)
+            assert files(tmp_path) == []
+        finally:
+            process.kill()
+            await process.aclose()
+
+    async def test_what_was_noted_is_killed_with_all_below_it(self, tmp_path: Path) -> None:
+        """The same with nothing wrong in it."""
+        code = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+        process = await anyio.open_process([sys.executable, "-c", code])
+        assert process.stdout is not None
+        below = int(await process.stdout.receive())
+        (tmp_path / "ended.0.json").write_text(_ledger_of(process.pid, ""))
+        assert await sweep(tmp_path) == 2
+        assert not is_alive(process.pid)
+        assert not is_alive(below)
+        await process.aclose()
+
+    async def test_a_ledger_that_cannot_be_read_keeps_nobody_from_starting(self, tmp_path: Path) -> None:
+        """Half a file after a power cut."""
+        (tmp_path / "half.0.json").write_text('{"boot_id": ')
+        assert await sweep(tmp_path) == 0
+        assert files(tmp_path) == []
+        assert await sweep(tmp_path / "nowhere") == 0
+
+
+def _ledger_of(pid: int, lie: str) -> str:
+    noted = ProcessId.of(pid)
+    assert noted is not None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    started = noted.started + (1 if lie == "start time" else 0)
+    return json.dumps(
+        {"boot_id": "another" if lie == "boot" else boot, "owner": [2**22, 1], "processes": [[pid, started]]}
+    )
+
+
+def test_a_tether_holds_what_it_is_given() -> None:
+    """A tool server dies with us, however we went, and takes along what it has started."""
+    tethered = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "print(os.getpid(), child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = (
+        "import os, subprocess, sys, time\n"
+        f"command = [sys.executable, '-I', '-S', {guardian.__file__!r}, '--tether', str(os.getpid())]\n"
+        f"subprocess.Popen([*command, sys.executable, '-c', {tethered!r}])\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        process.kill()
+    wait_for(lambda: not any(map(is_alive, pids)), "both are dead", WITHIN_S)
+    command = [sys.executable, "-I", "-S", guardian.__file__, "--tether", str(os.getpid())]
+    assert subprocess.run([*command, "sh", "-c", "cat; exit 7"], input=b"", check=False).returncode == 7
+    assert subprocess.run([*command, "/nowhere"], stderr=subprocess.DEVNULL, check=False).returncode == 127
+    with subprocess.Popen([*command, "sleep", "60"]) as process:
+        wait_for(lambda: psutil.Process(process.pid).children(), "it has started")
+        process.terminate()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGKILL
