@@ -32,6 +32,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/token_path.py
+	$(BIN)/python bench/worker.py
 
 clean:
 	rm -rf $(VENV) $(ENGINES)

@@ -14,12 +14,18 @@ from typing import Final, cast
 import uvloop
 
 RATE_HZ: Final = 50.0
+WORDS: Final = 997  # different ones, so that no stream looks like a loop
 _HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def _chunk(payload: bytes) -> bytes:
     frame = b"data: " + payload + b"\n\n"
     return b"%x\r\n%s\r\n" % (len(frame), frame)
+
+
+def word_at(number: int) -> str:
+    """Return the text of the n-th token of a stream."""
+    return f" t{number % WORDS:04d}"
 
 
 def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
@@ -34,7 +40,7 @@ def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
     ).encode()
 
 
-TOKEN: Final = _chunk(_event({"content": " token"}))
+TOKENS: Final = [_chunk(_event({"content": word_at(number)})) for number in range(WORDS)]
 _END: Final = _chunk(_event({}, "stop")) + _chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
@@ -79,7 +85,7 @@ class TimedStream(asyncio.Protocol):
         if self._sent == self._tokens:
             self._transport.write(_END)
             return
-        self._transport.write(TOKEN)
+        self._transport.write(TOKENS[self._sent % WORDS])
         self._sent += 1
         asyncio.get_running_loop().call_at(self._started_at + self._sent / RATE_HZ, self._tick)
 

@@ -25,21 +25,46 @@ BODY: Final = {"model": "timed", "messages": [{"role": "user", "content": "Go."}
 Client = Callable[[int, int], Coroutine[None, None, list[str]]]
 
 
+class _Watched:
+    """A worker that has nothing to repair."""
+
+    is_serving = True
+    is_starting = False
+
+    def break_engine(self, *_told: object) -> None:
+        sys.exit("the watch took a healthy engine for a broken one")
+
+
 async def roundhouse(port: int, streams: int) -> list[str]:
-    """Run the path that every turn takes."""
-    from transport.client import EngineClient  # noqa: PLC0415 - each client's process pays for its own imports only
+    """Run the path that every turn takes, with the watch over it: verdicts, repetition, rates."""
+    import anyio  # noqa: PLC0415 - each client's process pays for its own imports only
+
+    from transport.client import EngineClient  # noqa: PLC0415
     from transport.request import ChatRequest, Message  # noqa: PLC0415
-    from workers.generation import Generation  # noqa: PLC0415
+    from workers.answer import Answer  # noqa: PLC0415
+    from workers.flight import Flight, Flights  # noqa: PLC0415
+    from workers.policy.repetition import RepetitionLimits  # noqa: PLC0415
+    from workers.spec import WorkerTimeouts  # noqa: PLC0415
+    from workers.vitals import EngineVitals  # noqa: PLC0415
+    from workers.watch import Watch  # noqa: PLC0415
 
     client = EngineClient("127.0.0.1", port)
     request = ChatRequest(model="timed", messages=(Message(role="user", content="Go."),))
+    flights = Flights()
+    vitals = EngineVitals(client, "timed", lambda: None, lambda: 0)
+    watch = Watch(flights, vitals, WorkerTimeouts(), _Watched(), time.monotonic)
 
     async def one() -> str:
-        generation = Generation(time.monotonic)
-        await client.stream(request, generation)
-        return generation.text
+        answer = Answer(time.monotonic)
+        with flights.admit(Flight(flights.next_id(), "bench", answer)):
+            await client.stream(request, answer.begin_generation(RepetitionLimits(), 3))
+        return answer.text
 
-    return await asyncio.gather(*(one() for _ in range(streams)))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.run)
+        texts = await asyncio.gather(*(one() for _ in range(streams)))
+        tasks.cancel_scope.cancel()
+    return texts
 
 
 async def httpx_sse(port: int, streams: int) -> list[str]:
@@ -111,7 +136,8 @@ def _run_client(name: str, port: int, streams: int, tokens: int) -> None:
     texts = uvloop.run(CLIENTS[name](port, streams))
     wall_s = time.monotonic() - started_at
     after = resource.getrusage(resource.RUSAGE_SELF)
-    if texts != [" token" * tokens] * streams:
+    expected = "".join(f" t{number % 997:04d}" for number in range(tokens))  # as bench/timed_engine.py writes them
+    if texts != [expected] * streams:
         sys.exit(f"{name} did not receive what the engine sent")
     cpu_s = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
     print(json.dumps({"us_per_token": cpu_s / (streams * tokens) * 1e6, "wall_s": wall_s, "cpu_s": cpu_s}))

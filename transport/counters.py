@@ -5,19 +5,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWork:
-    """How far one slot of the engine is: tokens of the prompt read and of the answer written, of the task ``task``."""
+    """How far one slot of the engine is: tokens of the prompt read and of the answer written, of the task ``task``.
+
+    A task is one request's, and its number is never given again; a slot that is not busy may still show its last one.
+    """
 
     task: int
     prompt_tokens: int
     output_tokens: int
+    is_busy: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
     """An engine's slots at one moment."""
 
-    busy_slots: int
     work: tuple[SlotWork, ...]
+
+    @property
+    def busy_tasks(self) -> frozenset[int]:
+        """The tasks that are being worked on."""
+        return frozenset(work.task for work in self.work if work.is_busy and work.task >= 0)
 
     def advances_since(self, earlier: "EngineCounters") -> int:
         """Count the slots that have begun a task, read a token or written one; an end of work alone is no advance."""
@@ -26,7 +34,8 @@ class EngineCounters:
     def __str__(self) -> str:
         """Say it in words."""
         told = ", ".join(f"{work.prompt_tokens}+{work.output_tokens}" for work in self.work)
-        return f"{self.busy_slots} slots busy, tokens read+written: {told or 'none'}"
+        busy = sum(work.is_busy for work in self.work)
+        return f"{busy} slots busy, tokens read+written: {told or 'none'}"
 
 
 def _has_advanced(before: SlotWork, after: SlotWork) -> bool:

@@ -1,6 +1,8 @@
 """What has been seen of one engine lately, beside its answers; each look adds to it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 from transport.counters import EngineCounters
 from workers.answer import Phase
@@ -8,6 +10,48 @@ from workers.flight import Flight, Flights
 from workers.incident import Evidence
 from workers.policy.liveness import EngineSigns, PrefillPace, RequestSigns
 from workers.vitals import KernelView, Vitals
+
+LOOK_S: Final = 2.0  # between two looks at an engine that is silent
+GAP_S: Final = 3 * LOOK_S  # without a look: what has risen since is no news, since nobody knows when it did
+_NEVER: Final = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """Whose progress is the newest, and when the newest of all others was."""
+
+    flight: Flight | None = None
+    at: float = _NEVER
+    others_at: float = _NEVER
+
+    def joined_by(self, flight: Flight, at: float) -> "_Newest":
+        if at > self.at:
+            return _Newest(flight, at, self.at)
+        return _Newest(self.flight, self.at, at) if at > self.others_at else self
+
+    def beside(self, flight: Flight) -> float | None:
+        at = self.others_at if flight is self.flight else self.at
+        return None if at == _NEVER else at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSight:
+    """What is known of the engine at one moment, for all requests at once: each sees the others' progress in it."""
+
+    rose_at: float | None
+    unexplained_at: float | None
+    progress: _Newest
+    prefilling: _Newest
+
+    def as_seen_by(self, flight: Flight, *, is_serving: bool) -> EngineSigns:
+        """Return what speaks for the engine as ``flight`` sees it."""
+        return EngineSigns(
+            is_serving=is_serving,
+            rose_at=self.rose_at,
+            unexplained_at=self.unexplained_at,
+            others_at=self.progress.beside(flight),
+            prefilling_at=self.prefilling.beside(flight),
+        )
 
 
 class Signs:
@@ -31,13 +75,21 @@ class Signs:
         self._rose_at: float | None = None
         self._unexplained_at: float | None = None
         self._looked_at: float | None = None
+        self._tried_at: float | None = None
         self._cpu_percent: float | None = None
         self._kernel_at: float | None = None
         self._log_bytes = self._vitals.log_bytes()
         self._log_grew_at: float | None = None
 
-    async def look(self) -> None:
-        """Ask the engine and the kernel once; each is bounded by itself."""
+    def see_kernel(self) -> None:
+        """Ask the kernel at once, where an engine is about to be killed and was not looked at."""
+        if self._kernel_at is None or self._clock() - self._kernel_at > LOOK_S:
+            self.kernel, self._kernel_at = self._vitals.glance(), self._clock()
+
+    async def look(self) -> EngineCounters | None:
+        """Ask the engine and the kernel once, each bounded by itself; return what the engine told."""
+        if self._tried_at is None or self._clock() - self._tried_at > GAP_S:
+            self.counters = None
         view = await self._vitals.kernel_view()
         now = self._clock()
         if self._kernel_at is not None and now > self._kernel_at and self.kernel.processes:
@@ -47,19 +99,22 @@ class Signs:
         if log_bytes != self._log_bytes:
             self._log_bytes, self._log_grew_at = log_bytes, now
         counters = await self._vitals.read_counters()  # last: a busy engine may hold the answer back for long
+        self._tried_at = self._clock()
         if counters is not None:
             self._compare(counters)
+        return counters
 
-    def of_engine(self, flight: Flight, *, is_serving: bool) -> EngineSigns:
-        """Return what speaks for the engine as ``flight`` sees it."""
-        others = [other for other in self._flights if other is not flight and other.answer.phase is Phase.ENGINE]
-        reading = [other for other in others if other.answer.generation.first_token_at is None]
-        return EngineSigns(
-            is_serving=is_serving,
-            rose_at=self._rose_at,
-            unexplained_at=self._unexplained_at,
-            others_at=max((_progress_at(other) for other in others), default=None),
-            prefilling_at=max((_progress_at(other) for other in reading), default=None),
+    def sight(self) -> EngineSight:
+        """Return what is known of the engine now."""
+        progress = prefilling = _Newest()
+        for flight in self._flights:
+            if flight.answer.phase is Phase.ENGINE:
+                at = _progress_at(flight)
+                progress = progress.joined_by(flight, at)
+                if flight.answer.generation.first_token_at is None:
+                    prefilling = prefilling.joined_by(flight, at)
+        return EngineSight(
+            rose_at=self._rose_at, unexplained_at=self._unexplained_at, progress=progress, prefilling=prefilling
         )
 
     def of_request(self, flight: Flight) -> RequestSigns:
@@ -121,4 +176,4 @@ class Signs:
 def _progress_at(flight: Flight) -> float:
     """Return when the model last got further; the start of a request is no progress of the engine's."""
     generation = flight.answer.generation
-    return generation.last_progress_at if generation.has_progressed else float("-inf")
+    return generation.last_progress_at if generation.has_progressed else _NEVER

@@ -17,11 +17,11 @@ from workers.answer import Answer, Phase
 from workers.conversing import Manner, converse
 from workers.errors import NoSlot, StartFailed
 from workers.flight import Flight, Flights
-from workers.incarnation import Incarnation, answers
+from workers.incarnation import Incarnation
 from workers.incident import TAIL_LINES, Incident, Incidents, RequestView
 from workers.ledger import Ledger
 from workers.logring import LogRing
-from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome
+from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
 from workers.policy.liveness import Verdict
 from workers.process import EngineExit
 from workers.request import Request
@@ -29,7 +29,7 @@ from workers.slots import Lease, Slots
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import LEASABLE, SERVING, WorkerState
 from workers.supervisor import Supervisor
-from workers.vitals import EngineVitals, KernelView
+from workers.vitals import EngineVitals, KernelView, Probe
 from workers.watch import Watch
 
 DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
@@ -96,8 +96,8 @@ class SupervisedWorker:
             on_gone=self._keep_incident,
             on_move=self._moved,
         )
-        vitals = EngineVitals(self._client, spec.name, self._root_pid, lambda: self.log.bytes_taken)
-        self._watch = Watch(self._flights, vitals, spec.timeouts, self, time.monotonic)
+        self._vitals = EngineVitals(self._client, spec.name, self._root_pid, lambda: self.log.bytes_taken)
+        self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
         self._manner = Manner(
             model=spec.name,
             bios=spec.bios,
@@ -242,11 +242,10 @@ class SupervisedWorker:
                     outcome = await converse(self._client, self._manner, asked, answer)
                     self._watch.signs.learn(flight)
                     if isinstance(outcome, EngineFailed):
-                        await self._recover(incarnation, outcome)
+                        await self._recover(incarnation, flight, outcome)
                     flight.end(outcome)
             finally:
-                if not isinstance(flight.ending, Completed):  # the engine may be at it still
-                    self._watch.note_cut_off()
+                self._watch.note_end(flight)
         assert flight.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
         self._log_ending(flight)
         return flight.ending
@@ -299,6 +298,8 @@ class SupervisedWorker:
             logger.exception("worker %s: an incident could not be written", self.spec.id)
 
     def _view_scene(self, reason: FailureReason, verdict: Verdict | None) -> _Scene:
+        if self._supervisor.running is not None and not self._supervisor.running.is_gone:
+            self._watch.signs.see_kernel()
         return _Scene(
             incarnation=self.incarnation,
             reason=reason,
@@ -325,25 +326,27 @@ class SupervisedWorker:
             "worker %s: request %d of %s: %s: %s", self.spec.id, flight.id, flight.job_name, told.reason, told.detail
         )
 
-    async def _recover(self, incarnation: int, failed: EngineFailed) -> None:
+    async def _recover(self, incarnation: int, flight: Flight, failed: EngineFailed) -> None:
         """Do what a failure asks for before the slot is lent again."""
         if failed.reason is FailureReason.ENGINE_UNREACHABLE:
-            await self._confirm_alive(incarnation, failed.detail)
+            await self._confirm_alive(incarnation, flight, failed.detail)
         else:
             # An engine that refuses one request refuses the next as well: its slot is held for a moment.
             await anyio.sleep(min(failed.retry_after_s or REFUSAL_PAUSE_S, REFUSAL_PAUSE_MAX_S))
 
-    async def _confirm_alive(self, incarnation: int, detail: str) -> None:
-        """Return if the engine answers after a broken request; else break it, which ends the request that asks.
+    async def _confirm_alive(self, incarnation: int, flight: Flight, detail: str) -> None:
+        """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.
 
-        A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason.
+        A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
+        proves nothing: a healthy engine may be in the middle of a batch, and one that hangs is the watch's.
         """
-        await anyio.sleep(DEATH_NOTICE_S)
         for _ in range(CONFIRM_PROBES):
-            if await answers(self._client):
+            await anyio.sleep(DEATH_NOTICE_S)
+            if await self._vitals.probe() is not Probe.REFUSED:
                 return
-        reason = FailureReason.ENGINE_UNREACHABLE
-        self._supervisor.break_nowait(incarnation, reason, f"{reason}: {detail}")
+        if incarnation == self.incarnation and self.is_serving:
+            reason = FailureReason.ENGINE_UNREACHABLE
+            self.break_engine(reason, f"{reason}: {detail}", {flight: reason})
 
 
 def _file_name(worker_id: str) -> str:

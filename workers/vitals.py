@@ -72,6 +72,9 @@ class Vitals(Protocol):
     async def kernel_view(self) -> KernelView:
         """Return what the kernel knows of the engine's processes."""
 
+    def glance(self) -> KernelView:
+        """Return the same at once, for a moment that cannot wait."""
+
     def log_bytes(self) -> int:
         """Return how much the engine has printed so far."""
 
@@ -122,6 +125,11 @@ class EngineVitals:
         """Look at /proc, in a thread: a tree of hundreds takes milliseconds."""
         root = self._root()
         return KernelView() if root is None else await anyio.to_thread.run_sync(look_at_tree, root)
+
+    def glance(self) -> KernelView:
+        """Look at /proc from the event loop: once for an engine that is broken, and then it costs nobody anything."""
+        root = self._root()
+        return KernelView() if root is None else look_at_tree(root)
 
     def log_bytes(self) -> int:
         """Return how much came through the guardian."""

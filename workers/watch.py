@@ -17,14 +17,14 @@ from workers.flight import Flight, Flights
 from workers.incident import RequestView
 from workers.outcome import EngineFailed, FailureReason
 from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, judge, quiet_s
-from workers.signs import Signs
+from workers.policy.release import CutOff, SlotRelease
+from workers.signs import LOOK_S, EngineSight, Signs
 from workers.spec import WorkerTimeouts
 from workers.vitals import Probe, Vitals
 
-TICK_S: Final = 0.25  # with requests in flight: repetition is found within it, and every limit is overrun by no more
+TICK_S: Final = 0.5  # with requests in flight: repetition is found within it, and every limit is overrun by no more
 IDLE_TICK_S: Final = 1.0
 TICKS_A_LIMIT: Final = 8
-LOOK_S: Final = 2.0  # between two looks at an engine that is silent
 PROBE_S: Final = 15.0  # between two probes of an engine that has nothing to do
 PROBES_REFUSED: Final = 3
 CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
@@ -62,6 +62,7 @@ class Watch:
         self._vitals = vitals
         self._limits = timeouts.stall
         self._cancel_s = timeouts.cancel_s
+        self._release = SlotRelease(timeouts.cancel_s or 0.0)
         self._watched = watched
         self._clock = clock
         self.signs = Signs(flights, vitals, clock)
@@ -71,8 +72,6 @@ class Watch:
         self._probe_due_at = clock() + PROBE_S
         self._refusals = 0
         self._silent_since: float | None = None
-        self._is_cut_off = False  # a request ended before the engine had: its slot is to come free
-        self._ghost_since: float | None = None
         self._is_looking = False
         self._is_confirming = False
 
@@ -84,7 +83,7 @@ class Watch:
         """Watch until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
-                tick_s = TICK_S if len(self._flights) or self._is_cut_off else IDLE_TICK_S
+                tick_s = TICK_S if len(self._flights) or self._release.is_armed else IDLE_TICK_S
                 await anyio.sleep(min(tick_s, self._tightest_s / TICKS_A_LIMIT))
                 self.tick(tasks)
 
@@ -92,12 +91,15 @@ class Watch:
         """Take the fact that a new incarnation is there."""
         self.signs.forget()
         self._refusals, self._silent_since = 0, None
-        self._is_cut_off, self._ghost_since = False, None
+        self._release = SlotRelease(self._cancel_s or 0.0)
         self._probe_due_at = self._clock() + PROBE_S
 
-    def note_cut_off(self) -> None:
-        """Take the fact that a request was ended while the engine was still at it."""
-        self._is_cut_off = True
+    def note_end(self, flight: Flight) -> None:
+        """Take the end of a request; where it came before the engine's own, a slot is to come free."""
+        generation = flight.answer.generation
+        was_asked = flight.answer.phase is Phase.ENGINE or generation.begun_at is not None
+        if was_asked and generation.finish_reason is None and self._cancel_s is not None:
+            self._release.note_cut_off(CutOff(started_at=generation.started_at, ended_at=self._clock()))
 
     def verdict(self) -> Verdict | None:
         """Return the gravest verdict of all requests in flight; None where there are none."""
@@ -107,40 +109,41 @@ class Watch:
 
     def views(self) -> tuple[RequestView, ...]:
         """Return each request in flight with its verdict and what that rests on."""
-        now = self._clock()
+        now, sight = self._clock(), self.signs.sight()
         return tuple(
             RequestView(
                 id=flight.id,
                 job_name=flight.job_name,
-                verdict=self.judge(flight).verdict,
+                verdict=self.judge(flight, sight).verdict,
                 evidence=self.signs.evidence(flight),
                 held_s=round(now - flight.answer.started_at, 3),
             )
             for flight in self._flights
         )
 
-    def judge(self, flight: Flight) -> Judgement:
-        """Return the present judgement on one request."""
+    def judge(self, flight: Flight, sight: EngineSight | None = None) -> Judgement:
+        """Return the present judgement on one request; who judges many gives the ``sight`` of all of them."""
         if flight.answer.phase is Phase.TOOLS:
             return Judgement(verdict=Verdict.TOOL_WAIT, silent_s=0.0, limit_s=None)
         is_serving = self._watched.is_serving
         if flight.answer.phase is Phase.US and is_serving:
             has_token = flight.answer.first_token_at is not None
             return Judgement(verdict=Verdict.DECODING if has_token else Verdict.PREFILLING, silent_s=0.0, limit_s=None)
-        engine = self.signs.of_engine(flight, is_serving=is_serving)
+        engine = (sight or self.signs.sight()).as_seen_by(flight, is_serving=is_serving)
         return judge(self._limits, self.signs.of_request(flight), engine, self._clock())
 
     def tick(self, tasks: TaskGroup) -> None:
         """Look once at everything that costs nothing, and start what costs something where that is due."""
         now = self._clock()
         self._flights.measure_rate(now)
-        needs_look = self._is_cut_off
+        sight = self.signs.sight()
+        needs_look = self._release.is_armed
         for flight in self._flights:
             loop = flight.answer.find_loop() if flight.answer.phase is Phase.ENGINE else None
             if loop is not None:
                 flight.end(looped(loop))
                 continue
-            flight.judgement = told = self.judge(flight)
+            flight.judgement = told = self.judge(flight, sight)
             needs_look = needs_look or told.silent_s >= quiet_s(told.limit_s)
             if told.verdict is Verdict.STALLED:
                 self._take_stall(flight, told, tasks)
@@ -185,6 +188,8 @@ class Watch:
             for flight, told in stalled.items():
                 self._end_alone(flight, told)
             return
+        if any(told.scope is not Scope.ENGINE for told in map(self.judge, stalled)):
+            return  # it has moved for somebody meanwhile: slow, and no longer without a sign
         flight, told = next(iter(stalled.items()))
         reason = _reason(flight)
         because = f"{reason}: no progress for {told.silent_s:.1f} s, no counter rose, and it answered no canary"
@@ -200,7 +205,8 @@ class Watch:
             self.signs.counters = None
 
     def _judged(self) -> list[tuple[Flight, Judgement]]:
-        return [(flight, self.judge(flight)) for flight in self._flights if flight.ending is None]
+        sight = self.signs.sight()
+        return [(flight, self.judge(flight, sight)) for flight in self._flights if flight.ending is None]
 
     def _end_alone(self, flight: Flight, told: Judgement) -> None:
         """End one request whose engine works for others."""
@@ -210,31 +216,18 @@ class Watch:
 
     async def _look(self) -> None:
         self._is_looking = True
+        asked_at = self._clock()
+        starts = [
+            flight.answer.generation.started_at for flight in self._flights if flight.answer.phase is Phase.ENGINE
+        ]
         try:
-            await self.signs.look()
+            counters = await self.signs.look()
         finally:
             self._is_looking = False
-        self._find_ghost()
-
-    def _find_ghost(self) -> None:
-        """See whether the slot of a request that is gone has come free; an engine that holds it on is broken."""
-        counters = self.signs.counters
-        if not self._is_cut_off or self._cancel_s is None or not self._watched.is_serving:
+        if counters is None or self._cancel_s is None or not self._release.is_armed or not self._watched.is_serving:
             return
-        if counters is None:
-            self._is_cut_off = False  # an engine that tells nothing of its slots
-            return
-        begun = sum(
-            flight.answer.phase is Phase.ENGINE and flight.answer.generation.begun_at is not None
-            for flight in self._flights
-        )
-        now = self._clock()
-        if counters.busy_slots <= begun:
-            self._is_cut_off, self._ghost_since = False, None
-        elif self._ghost_since is None:
-            self._ghost_since = now
-        elif now - self._ghost_since >= self._cancel_s:
-            because = f"a slot is still busy {now - self._ghost_since:.1f} s after its request has ended"
+        if self._release.is_overdue(counters, starts, asked_at, self._clock()):
+            because = f"a slot is still busy {self._cancel_s:g} s after its request has ended"
             self._watched.break_engine(FailureReason.STALLED_DECODE, because, {})
 
     async def _probe(self) -> None:

@@ -185,9 +185,13 @@ def decode_slots(body: bytes) -> EngineCounters:
     except _UNDECODABLE as error:
         raise MalformedFrame(f"GET /slots: {error}: {body[:200]!r}") from error
     return EngineCounters(
-        busy_slots=sum(slot.is_processing for slot in slots),
         work=tuple(
-            SlotWork(task=slot.id_task, prompt_tokens=slot.n_prompt_tokens_processed, output_tokens=slot.decoded)
+            SlotWork(
+                task=slot.id_task,
+                prompt_tokens=slot.n_prompt_tokens_processed,
+                output_tokens=slot.decoded,
+                is_busy=slot.is_processing,
+            )
             for slot in slots
         ),
     )

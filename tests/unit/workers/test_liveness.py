@@ -1,8 +1,10 @@
 """Verdicts without an engine: the pure judge, repetition, and the real watch under a virtual clock."""
 
+import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 
 import anyio
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
-from transport.events import PromptProgress, TextDelta
+from transport.events import Finished, PromptProgress, TextDelta
 from workers.answer import Answer, Phase
 from workers.flight import Flight, Flights
 from workers.outcome import EngineFailed, FailureReason, RequestFailed
@@ -196,6 +198,9 @@ class FakeEngine:
     async def probe(self) -> Probe:
         return self.probes
 
+    def glance(self) -> KernelView:
+        return KernelView()
+
     async def kernel_view(self) -> KernelView:
         one = ProcessView(pid=1, name="e", state="running", wchan=None, rss_bytes=1, cpu_s=self.cpu_s, threads=1)
         return KernelView(processes=(one,))
@@ -225,6 +230,11 @@ class Watching:
         self.flights._flights.add(flight)
         return flight
 
+    def land(self, flight: Flight) -> None:
+        """Take a request out of the air."""
+        self.flights._flights.discard(flight)
+        self.watch.note_end(flight)
+
 
 MINUTE = 60.0
 
@@ -238,7 +248,7 @@ class TestVirtualTime:
             watching = Watching()
             flight, other = watching.fly(), watching.fly()
             idle = SlotWork(task=1, prompt_tokens=0, output_tokens=0)
-            watching.engine.counters = EngineCounters(busy_slots=1, work=(idle,))
+            watching.engine.counters = EngineCounters(work=(idle,))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
                 for step in range(int(30 * MINUTE / 110)):
@@ -250,7 +260,7 @@ class TestVirtualTime:
                         generation.receive(PromptProgress(10_000, 0, step + 1, 1.0))
                     elif sign == "counters":
                         work = SlotWork(task=1, prompt_tokens=step + 1, output_tokens=0)
-                        watching.engine.counters = EngineCounters(busy_slots=1, work=(work,))
+                        watching.engine.counters = EngineCounters(work=(work,))
                     else:
                         other.answer.generation.touch()
                         other.answer.generation.receive(TextDelta("word "))
@@ -271,9 +281,7 @@ class TestVirtualTime:
         async def scenario() -> None:
             watching = Watching()
             flight = watching.fly()
-            watching.engine.counters = EngineCounters(
-                busy_slots=1, work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),)
-            )
+            watching.engine.counters = EngineCounters(work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),))
             if has_token:
                 flight.answer.generation.touch()
                 flight.answer.generation.receive(TextDelta("word "))
@@ -375,18 +383,71 @@ class TestVirtualTime:
 
         async def scenario() -> None:
             watching = Watching(WorkerTimeouts(cancel_s=30))
-            watching.engine.counters = EngineCounters(
-                busy_slots=1, work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),)
-            )
-            watching.watch.note_cut_off()
+            work = SlotWork(task=1, prompt_tokens=5, output_tokens=0)
+            watching.engine.counters = EngineCounters(work=(work,))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
+                flight = watching.fly()
+                await pass_time(5)
+                watching.land(flight)
                 await pass_time(freed_after_s if freed_after_s < 100 else 40)
                 if freed_after_s < 100:
-                    watching.engine.counters = EngineCounters(busy_slots=0, work=watching.engine.counters.work)
+                    watching.engine.counters = EngineCounters(work=(replace(work, is_busy=False),))
                 await pass_time(100)
                 tasks.cancel_scope.cancel()
             assert bool(watching.engine.broken) is is_broken
+
+        virtually(scenario)
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("is_sick", [False, True])
+    def test_a_busy_engine_is_not_taken_for_one_that_keeps_slots(self, seed: int, is_sick: bool) -> None:
+        """Half an hour of saturation, requests of all lengths, one in five cut off, each freed a while later.
+
+        The sick engine keeps one slot on, and is found while the others are as busy as ever.
+        """
+
+        async def scenario() -> None:
+            chance = Random(seed)  # noqa: S311
+            watching = Watching(WorkerTimeouts(cancel_s=30))
+            busy: dict[int, SlotWork] = {}
+
+            def tell() -> None:
+                watching.engine.counters = EngineCounters(work=tuple(busy.values()))
+
+            async def use_a_slot(slot: int) -> None:
+                for number in itertools.count():
+                    task = 1000 * number + slot
+                    flight = watching.fly()
+                    await pass_time(chance.uniform(0, 0.1))  # a slot is taken a while before the first byte comes
+                    busy[task] = SlotWork(task=task, prompt_tokens=5, output_tokens=0)
+                    tell()
+                    await speak(flight, chance.choice([1.0, 5.0, 20.0, 200.0]))
+                    if chance.random() < 0.8:
+                        flight.answer.generation.receive(Finished("stop"))
+                        del busy[task]
+                        watching.land(flight)
+                    else:
+                        watching.land(flight)
+                        if is_sick and number > 5 and slot == 0:
+                            return
+                        await pass_time(chance.uniform(0, 25))
+                        del busy[task]
+                    tell()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                for slot in range(8):
+                    tasks.start_soon(use_a_slot, slot)
+                await pass_time(30 * MINUTE)
+                tasks.cancel_scope.cancel()
+            assert bool(watching.engine.broken) is is_sick
+
+        async def speak(flight: Flight, seconds: float) -> None:
+            for _ in range(math.ceil(seconds)):
+                await pass_time(1)
+                flight.answer.generation.touch()
+                flight.answer.generation.receive(TextDelta(f"{anyio.current_time()} "))
 
         virtually(scenario)
 

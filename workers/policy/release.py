@@ -1,0 +1,62 @@
+"""Whether an engine frees the slots of requests that are gone. Pure.
+
+The engine's slots and our requests are two lists without a common name: a slot tells its task, and which request that
+is nobody says. So they are counted. A task that has been seen for the whole limit belongs to a request that is as old:
+one that is still in flight, or one that was cut off within the limit and may take that long to go. Where there are
+more such tasks than such requests, some slot works for nobody.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from transport.counters import EngineCounters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOff:
+    """A generation that was ended before the engine had; in monotonic seconds."""
+
+    started_at: float
+    ended_at: float
+
+
+class SlotRelease:
+    """Keeps when each task was first seen, and which requests were cut off lately."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._cut_off: dict[CutOff, float | None] = {}  # to the first look after it
+        self._seen_at: dict[int, float] = {}
+
+    def __repr__(self) -> str:
+        """State what is looked for."""
+        return f"<SlotRelease cut_off={len(self._cut_off)} tasks={len(self._seen_at)}>"
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether any slot has still to come free, so that looking makes sense."""
+        return bool(self._cut_off)
+
+    def note_cut_off(self, cut_off: CutOff) -> None:
+        """Take a generation that was ended from our side."""
+        self._cut_off[cut_off] = None
+
+    def is_overdue(self, counters: EngineCounters, in_flight: Collection[float], asked_at: float, now: float) -> bool:
+        """Take a fresh look, and return whether a slot works for nobody.
+
+        ``in_flight`` are the starts of all generations that waited for the engine at ``asked_at``, before it was asked:
+        one that has ended since may be in the look.
+        """
+        self._seen_at = {task: self._seen_at.get(task, now) for task in counters.busy_tasks}
+        since = now - self._limit_s
+        held = sum(seen_at <= since for seen_at in self._seen_at.values())
+        owners = sum(started_at <= since for started_at in in_flight)
+        leaving = sum(each.started_at <= since < each.ended_at for each in self._cut_off)
+        if held > owners + leaving:
+            return True
+        # What a cut-off has left was seen by its first look, and is judged once it has been seen for the limit.
+        looked = {each: now if at is None and each.ended_at <= asked_at else at for each, at in self._cut_off.items()}
+        self._cut_off = {each: at for each, at in looked.items() if at is None or at > since}
+        if not self._cut_off:
+            self._seen_at = {}
+        return False
