@@ -48,14 +48,13 @@ async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterat
             connections += mcp
             http = model.tools.http
             known: list[ToolRunner] = [spec.tool_runner for spec in specs if spec.name == name and spec.tool_runner][:1]
-            known += mcp
             if http is not None:
                 known.append(await stack.enter_async_context(http_tools(str(http.url), http.headers)))
+            known += mcp
             if known:
                 runners[name] = ToolRunners(known)
-        async with anyio.create_task_group() as connecting:
-            for connection in connections:
-                connecting.start_soon(tasks.start, connection.run_connection)
+        for connection in connections:
+            tasks.start_soon(connection.run_connection)
         yield [replace(spec, tool_runner=runners.get(spec.name)) for spec in specs]
         tasks.cancel_scope.cancel()
 

@@ -16,7 +16,7 @@ GAP_S: Final = 3 * LOOK_S  # without a look: what has risen since is no news, si
 _NEVER: Final = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Newest:
     """Whose progress is the newest, and when the newest of all others was."""
 
@@ -26,8 +26,8 @@ class _Newest:
 
     def joined_by(self, flight: Flight, at: float) -> "_Newest":
         if at > self.at:
-            return _Newest(flight, at, self.at)
-        return _Newest(self.flight, self.at, at) if at > self.others_at else self
+            return _Newest(flight=flight, at=at, others_at=self.at)
+        return _Newest(flight=self.flight, at=self.at, others_at=at) if at > self.others_at else self
 
     def beside(self, flight: Flight) -> float | None:
         at = self.others_at if flight is self.flight else self.at

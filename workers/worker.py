@@ -4,6 +4,7 @@ It keeps one engine running, takes requests while it has slots, and keeps each a
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from workers.supervised import SupervisedWorker
 from workers.tools.definition import check_names
 from workers.tools.running import Signal, ToolRecord
 
+logger = logging.getLogger(__name__)
 CANCELLED_BY_CALLER: Final = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
 
 
@@ -268,6 +270,9 @@ class Worker(SupervisedWorker):
         try:
             with lease:
                 await self.perform(request, flight.answer, flight)
+        except Exception as error:
+            logger.exception("worker %s: request %d of %s: a defect of ours", self.spec.id, flight.id, flight.job_name)
+            flight.end(RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}"))
         finally:
             flight.end(Cancelled(reason=CancelReason.SHUTDOWN))  # stands only where nothing else has ended it
             submitted.ended_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -9,7 +10,6 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import psutil
 import pytest
 
@@ -18,6 +18,7 @@ from tests.faults.test_submit import ask, submit, working
 from tests.waiting import LIMIT_S, is_alive, wait_until
 from workers import PythonTools, RequestResult, RequestState, ToolLimits, Verdict, WorkerSpec
 from workers.errors import ToolRunFailed
+from workers.tools import mcp
 from workers.tools.mcp import McpServer, McpTools
 from workers.tools.runner import ToolUse
 
@@ -188,7 +189,7 @@ async def connected(server: McpServer) -> AsyncIterator[McpTools]:
     tools = McpTools(server, dict(os.environ))
     with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as tasks:
-            await tasks.start(tools.run_connection)
+            tasks.start_soon(tools.run_connection)
             yield tools
             tasks.cancel_scope.cancel()
 
@@ -204,8 +205,9 @@ def use(name: str, **arguments: object) -> ToolUse:
 async def test_an_mcp_server_is_started_asked_and_ended() -> None:
     """stdio: the program, what it starts, and what that leaves are gone with us."""
     async with connected(stdio()) as tools:
-        assert [tools.knows(name) for name in ("add", "nobody")] == [True, False]
+        assert tools.knows("nobody") is None
         assert await tools.run(use("add", a=2, b=3)) == {"result": 5.0}
+        assert [tools.knows(name) for name in ("add", "nobody")] == [True, False]
         told = await tools.run(use("fail"))
         assert isinstance(told, dict)
         assert "the cupboard is bare" in str(told["error"])
@@ -221,17 +223,19 @@ async def test_an_mcp_server_that_dies_fails_its_call_and_is_started_again() -> 
     async with connected(stdio()) as tools:
         with pytest.raises(ToolRunFailed):
             await tools.run(use("end"))
-        result: list[object] = []
+        assert await tools.run(use("add", a=1, b=1)) == {"result": 2.0}
 
-        async def again() -> None:
-            while not result:
-                try:
-                    result.append(await tools.run(use("add", a=1, b=1)))
-                except ToolRunFailed:
-                    await anyio.lowlevel.checkpoint()
 
-        await again()
-        assert result == [{"result": 2.0}]
+async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found out before it is asked, and the call waits for the next one."""
+    monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
+    async with connected(stdio()) as tools:
+        assert await tools.run(use("add", a=1, b=1)) == {"result": 2.0}
+        pid = await tools.run(use("own_pid"))
+        assert isinstance(pid, dict)
+        os.kill(pid["result"], signal.SIGKILL)
+        await wait_until(lambda: not is_alive(pid["result"]), "the server is gone")
+        assert await tools.run(use("add", a=2, b=2)) == {"result": 4.0}
 
 
 async def test_an_mcp_server_that_is_not_there_keeps_nothing_from_starting() -> None:

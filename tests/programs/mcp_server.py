@@ -42,6 +42,12 @@ def wait() -> str:
 
 
 @server.tool()
+def own_pid() -> int:
+    """Tell the server's pid."""
+    return os.getpid()
+
+
+@server.tool()
 def end() -> str:
     """End the server in the middle of the call."""
     os.kill(os.getpid(), signal.SIGKILL)

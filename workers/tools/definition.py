@@ -1,13 +1,14 @@
 """Tools as a model is shown them: OpenAI tool definitions, checked once, before anything runs."""
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jsonschema
 from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
+from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -50,12 +51,33 @@ class ToolDefinition:
             error = jsonschema.exceptions.best_match(_validator(self.parameters).iter_errors(arguments))
         except Unresolvable as unresolvable:
             return f"the tool's schema refers to {unresolvable}"
+        except Exception as trouble:  # noqa: BLE001 - a schema may refer to itself without end, or divide by nothing
+            return f"the tool's schema cannot be applied: {type(trouble).__name__}: {trouble}"
         return None if error is None else f"{error.json_path}: {error.message}"
 
 
 def _validator(schema: dict[str, object]) -> Validator:
     # An empty registry: a schema comes with a job, and must not make us fetch what it refers to.
-    return validator_for(schema, default=jsonschema.Draft202012Validator)(schema, registry=Registry())
+    known = validator_for(schema, default=jsonschema.Draft202012Validator)
+    return _without_patterns(known)(schema, registry=Registry())
+
+
+@functools.cache
+def _without_patterns(known: type[Validator]) -> type[Validator]:
+    """Return the validator of a dialect that leaves regular expressions to the tool.
+
+    A job's schema and a model's string can be chosen such that matching takes hours, which would hold the event loop.
+    """
+
+    def additional(
+        validator: Validator, allowed: object, instance: object, schema: Mapping[str, Any]
+    ) -> Iterator[jsonschema.ValidationError]:
+        if "patternProperties" not in schema:
+            yield from known.VALIDATORS["additionalProperties"](validator, allowed, instance, schema)
+
+    patterned = ("pattern", "patternProperties", "unevaluatedProperties")
+    checks = {**dict.fromkeys(patterned, lambda *_: ()), "additionalProperties": additional}
+    return cast("type[Validator]", extend(known, checks))  # type: ignore[no-untyped-call]
 
 
 def _check_schema(parameters: object) -> dict[str, object]:

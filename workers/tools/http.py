@@ -28,9 +28,9 @@ class HttpTools:
         """State where."""
         return f"<HttpTools {self._url}>"
 
-    def knows(self, name: str) -> bool:
-        """Any: only the endpoint itself can tell."""
-        return bool(name)
+    def knows(self, _name: str) -> None:
+        """Only the endpoint itself can tell."""
+        return
 
     async def run(self, use: ToolUse) -> object:
         """Ask the endpoint once."""

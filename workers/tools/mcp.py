@@ -8,17 +8,17 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from anyio.abc import TaskStatus
 
 from workers import guardian
 from workers.errors import ToolRunFailed, UnknownTool
+from workers.ledger import RUN_ID
 from workers.tools.runner import ToolUse
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packages
 RECONNECT_FIRST_S: Final = 0.5
 RECONNECT_MAX_S: Final = 30.0
+PING_AFTER_S: Final = 1.0  # without a word of the server's
+PING_LIMIT_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
@@ -45,7 +47,8 @@ class McpServer:
 class McpTools:
     """The tools of one server; ``run_connection`` must be running, and connects again whenever the connection ends.
 
-    A call that is under way when the connection ends fails, since nobody knows what it has done.
+    A call that is under way when the connection ends fails, since nobody knows what it has done; one that comes while
+    the server is being connected to waits.
     """
 
     def __init__(self, server: McpServer, environment: Mapping[str, str]) -> None:
@@ -55,73 +58,96 @@ class McpTools:
         self._names: frozenset[str] | None = None
         self._trouble = "not connected yet"
         self._broken = anyio.Event()
+        self._settled = anyio.Event()  # the present try to connect has come to something
+        self._connections = 0
+        self._calls = 0
+        self._heard_at = 0.0
 
     def __repr__(self) -> str:
         """State the connection."""
         state = "connected" if self._client else self._trouble
         return f"<McpTools {self._server.name}: {state}, {len(self._names or ())} tools>"
 
-    def knows(self, name: str) -> bool:
+    def knows(self, name: str) -> bool | None:
         """Whether the server listed that tool; one that was never reached may have any."""
-        return self._names is None or name in self._names
+        return None if self._names is None else name in self._names
 
     async def run(self, use: ToolUse) -> object:
         """Have the server run it; what the server reports as the tool's own error is a result, for the model to see."""
         from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - see above
         from mcp.types import CONNECTION_CLOSED, METHOD_NOT_FOUND  # noqa: PLC0415
 
-        client = self._client
-        if client is None:
-            raise ToolRunFailed(f"the MCP server {self._server.name} is not connected: {self._trouble}")
+        client = await self._connected()
+        self._calls += 1
         try:
             result = await client.call_tool(use.name, dict(use.arguments))
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
-                self._broken.set()
+                self._break()
             if error.error.code == METHOD_NOT_FOUND:
                 raise UnknownTool(use.name) from error
             raise ToolRunFailed(f"the MCP server {self._server.name}: {error}") from error
+        finally:
+            self._calls -= 1
+        self._heard_at = anyio.current_time()
         return _plain(result)
 
-    async def run_connection(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Stay connected until cancelled; ``started`` tells that the first try has succeeded or failed."""
+    async def run_connection(self) -> None:
+        """Stay connected until cancelled."""
         pause_s = RECONNECT_FIRST_S
-        told = False
-
-        def tell() -> None:
-            nonlocal told, pause_s
-            pause_s = RECONNECT_FIRST_S
-            if not told:
-                told = True
-                task_status.started()
-
         while True:
             self._trouble = f"no connection within {CONNECT_LIMIT_S:g} s"
+            before = self._connections
             try:
-                await self._stay_connected(tell)
+                await self._stay_connected()
             except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
                 self._trouble = _say(error)
-            finally:
-                self._client = None
+            if self._connections > before:
+                pause_s = RECONNECT_FIRST_S
+            else:
+                self._settled.set()  # whoever waits is told the trouble
             logger.error("MCP server %s: %s; trying again in %g s", self._server.name, self._trouble, pause_s)
-            next_s = min(pause_s * 2, RECONNECT_MAX_S)
-            if not told:
-                tell()
             await anyio.sleep(pause_s)
-            pause_s = next_s
+            pause_s = min(pause_s * 2, RECONNECT_MAX_S)
+            if self._settled.is_set():
+                self._settled = anyio.Event()
 
-    async def _stay_connected(self, on_connected: Callable[[], None]) -> None:
+    async def _connected(self) -> "Client":
+        """Return the client once the present try to connect has succeeded; whoever calls bounds that.
+
+        A server that has died with nothing to do is found out before it is asked, so that no call is lost with it.
+        """
+        await self._settled.wait()
+        is_idle = not self._calls and anyio.current_time() - self._heard_at > PING_AFTER_S
+        if self._client is not None and is_idle and not await _is_alive(self._client):
+            self._break()
+            await self._settled.wait()
+        if self._client is None:
+            raise ToolRunFailed(f"the MCP server {self._server.name} is not connected: {self._trouble}")
+        return self._client
+
+    def _break(self) -> None:
+        if self._client is not None:
+            self._client, self._settled = None, anyio.Event()
+        self._broken.set()
+
+    async def _stay_connected(self) -> None:
         """Connect within the limit, and return when the connection is broken."""
         with anyio.CancelScope(deadline=anyio.current_time() + CONNECT_LIMIT_S) as limit:
-            async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(await self._connect(stack))
-                listed = await _all_tools(client)
-                limit.deadline = math.inf  # it bounds the connecting; whoever calls bounds a call
-                self._client, self._names, self._broken = client, listed, anyio.Event()
-                logger.info("MCP server %s: %d tools", self._server.name, len(listed))
-                on_connected()
-                await self._broken.wait()
-                self._client, self._trouble = None, "the connection ended"
+            try:
+                async with AsyncExitStack() as stack:
+                    client = await stack.enter_async_context(await self._connect(stack))
+                    listed = await _all_tools(client)
+                    limit.deadline = math.inf  # it bounds the connecting; whoever calls bounds a call
+                    self._client, self._names, self._broken = client, listed, anyio.Event()
+                    self._heard_at = anyio.current_time()
+                    self._connections += 1
+                    logger.info("MCP server %s: %d tools", self._server.name, len(listed))
+                    self._settled.set()
+                    await self._broken.wait()
+                    self._trouble = "the connection ended"
+            finally:
+                self._break()
 
     async def _connect(self, stack: AsyncExitStack) -> "Client":
         import httpx2  # noqa: PLC0415 - see above
@@ -133,10 +159,25 @@ class McpTools:
             return Client(streamable_http_client(self._server.url, http_client=http), cache=None)
         # Under a guardian, as engines are: a server must not outlive us, nor leave what it has started.
         tether = ["-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid()), *self._server.command]
-        env = {**self._environment, **self._server.env}
+        env = {**self._environment, **self._server.env, guardian.MARK_TO_BE: RUN_ID}
         return Client(
             stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), sys.stderr), cache=None
         )
+
+
+async def _is_alive(client: "Client") -> bool:
+    from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - see above
+    from mcp.types import METHOD_NOT_FOUND  # noqa: PLC0415
+
+    with anyio.move_on_after(PING_LIMIT_S):
+        try:
+            await client.send_ping()
+        except MCPError as error:
+            return error.error.code == METHOD_NOT_FOUND  # an answer like any other
+        except Exception:  # noqa: BLE001 - a transport may fail in any way
+            return False
+        return True
+    return False
 
 
 async def _all_tools(client: "Client") -> frozenset[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from transport.events import ToolCallDelta
 from transport.request import ToolCall
@@ -52,16 +52,37 @@ def read_message(
     return Reading(text=text)
 
 
+def read_json(text: str) -> Any:  # noqa: ANN401 - whatever a model wrote
+    """Return a JSON value.
+
+    Strict: what Python alone takes for JSON (NaN, half a surrogate pair) would be refused wherever it goes next.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def join_fragments(fragments: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
     """Return the calls whose pieces were streamed, in the order in which they began.
 
-    The index says which call a piece belongs to; some servers send index 0 for all, and a new id begins a new call.
+    The index says which call a piece belongs to; some servers send index 0 for all, and then a new id begins a new
+    call, or without ids a name after arguments that are complete.
     """
     calls: list[_Partial] = []
     current: dict[int, _Partial] = {}
     for piece in fragments:
         partial = current.get(piece.index)
-        if partial is None or (piece.call_id and partial.call_id and piece.call_id != partial.call_id):
+        if partial is None or partial.is_followed_by(piece):
             partial = current[piece.index] = _Partial()
             calls.append(partial)
         partial.add(piece)
@@ -73,6 +94,19 @@ class _Partial:
         self.call_id: str | None = None
         self._name: str | None = None
         self._arguments: list[str] = []
+
+    def is_followed_by(self, piece: ToolCallDelta) -> bool:
+        if piece.call_id and self.call_id:
+            return piece.call_id != self.call_id
+        return bool(piece.name and self._name) and self._is_complete
+
+    @property
+    def _is_complete(self) -> bool:
+        try:
+            read_json("".join(self._arguments))
+        except ValueError:
+            return False
+        return True
 
     def add(self, piece: ToolCallDelta) -> None:
         self.call_id = self.call_id or piece.call_id
@@ -87,8 +121,8 @@ def _read_json(text: str, names: Collection[str]) -> Reading:
     body = _THINKING.sub("", text).strip()
     fenced = _FENCE.match(body)
     try:
-        document = json.loads(fenced["body"] if fenced else body)
-    except (ValueError, RecursionError):
+        document = read_json(fenced["body"] if fenced else body)
+    except ValueError:
         return Reading(text=text)
     entries = list(_entries(document, names))
     if not entries:

@@ -1,13 +1,13 @@
 """The seam to whatever runs tools, and the runner of Python callables."""
 
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import anyio.to_thread
-
 from workers.errors import UnknownTool
+from workers.tools.threads import ToolThreads
 
 Callables = Mapping[str, Callable[..., object]]
 
@@ -25,8 +25,8 @@ class ToolUse:
 class ToolRunner(Protocol):
     """Runs one call at a time, several at the same time; it may be cancelled at any moment."""
 
-    def knows(self, name: str) -> bool:
-        """Whether a call of that name may be given to this runner."""
+    def knows(self, name: str) -> bool | None:
+        """Whether a call of that name may be given to this runner; None where only trying it tells."""
 
     async def run(self, use: ToolUse) -> object:
         """Return the result as anything that is JSON; an outcome that disappoints is a result like any other.
@@ -42,6 +42,7 @@ class PythonTools:
 
     def __init__(self, callables: Callables) -> None:
         self._callables = dict(callables)
+        self._threads = ToolThreads()
 
     def __repr__(self) -> str:
         """State which there are."""
@@ -59,13 +60,12 @@ class PythonTools:
         if inspect.iscoroutinefunction(function):
             awaited: Awaitable[object] = function(**use.arguments)
             return await awaited
-        # A thread cannot be stopped: a call that outlives its limit goes on by itself, and its result is dropped.
-        result = await anyio.to_thread.run_sync(lambda: function(**use.arguments), abandon_on_cancel=True)
+        result = await self._threads.run(use.name, lambda: function(**use.arguments))
         return await result if inspect.isawaitable(result) else result
 
 
 class ToolRunners:
-    """Several runners as one: the first that knows a name runs it."""
+    """Several runners as one: the first that has a tool runs it, then the first that may have it."""
 
     def __init__(self, runners: Sequence[ToolRunner]) -> None:
         self._runners = tuple(runners)
@@ -74,13 +74,18 @@ class ToolRunners:
         """State which there are."""
         return f"<ToolRunners {list(self._runners)}>"
 
-    def knows(self, name: str) -> bool:
+    def knows(self, name: str) -> bool | None:
         """Whether any of them knows it."""
-        return any(runner.knows(name) for runner in self._runners)
+        answers = [runner.knows(name) for runner in self._runners]
+        return True if True in answers else None if None in answers else False
 
     async def run(self, use: ToolUse) -> object:
         """Have it run."""
+        knowing = [runner for runner in self._runners if runner.knows(use.name)]
+        if knowing:
+            return await knowing[0].run(use)
         for runner in self._runners:
-            if runner.knows(use.name):
-                return await runner.run(use)
+            if runner.knows(use.name) is None:
+                with contextlib.suppress(UnknownTool):
+                    return await runner.run(use)
         raise UnknownTool(use.name)

@@ -4,8 +4,10 @@ Seed 002, section 13, is the law here: a limit outrun, an exception, arguments t
 JSON and an unknown name end the request, each with its own reason; an outcome that disappoints never does.
 """
 
+import asyncio
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +18,7 @@ from transport.request import ToolCall
 from workers.errors import UnknownTool
 from workers.outcome import FailureReason, RequestFailed
 from workers.tools.definition import ToolDefinition
+from workers.tools.reading import read_json
 from workers.tools.runner import ToolRunner, ToolUse
 
 DETAIL_CHARS: Final = 500
@@ -74,8 +77,8 @@ def read_arguments(text: str) -> dict[str, Any] | None:
     if not text.strip():
         return {}
     try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
+        arguments = read_json(text)
+    except ValueError:
         return None
     return arguments if isinstance(arguments, dict) else None
 
@@ -138,6 +141,7 @@ class MessageTools:
             records += [kept[place] for place in sorted(kept)]
         if troubles:
             return RequestFailed(reason=troubles[0].reason, detail=str(troubles[0]))
+        assert all(result is not None for result in results)  # noqa: S101 - else there was a trouble or a cancel
         return [result for result in results if result is not None]
 
     def _check(self, call: ToolCall) -> ToolUse:
@@ -163,21 +167,36 @@ class MessageTools:
                 result = await self._runner.run(use)
             except UnknownTool as error:
                 raise ToolTrouble(FailureReason.TOOL_UNKNOWN, str(error)) from error
-            except Exception as error:
-                logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=True)
-                text = f"{use.name}: {type(error).__name__}: {error}"
-                raise ToolTrouble(FailureReason.TOOL_EXCEPTION, text[:DETAIL_CHARS]) from error
+            except (Exception, SystemExit) as error:
+                raise self._failed(use, error) from error
+            except anyio.get_cancelled_exc_class() as error:
+                if _is_cancelled():
+                    raise
+                raise self._failed(use, error) from error  # the tool's own doing, and nobody's wish
         if limit.cancelled_caught:
             raise ToolTrouble(
                 FailureReason.TOOL_TIMEOUT, f"{use.name}: no result within tools.timeout_s = {self._limits.timeout_s:g}"
             )
         return _encode(use, result)
 
+    def _failed(self, use: ToolUse, error: BaseException) -> ToolTrouble:
+        logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=error)
+        text = f"{use.name}: {type(error).__name__}: {error}"
+        return ToolTrouble(FailureReason.TOOL_EXCEPTION, text.encode("utf-8", "replace").decode()[:DETAIL_CHARS])
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs this."""
+    task = asyncio.current_task()
+    return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
+
 
 def _encode(use: ToolUse, result: object) -> str:
     # The standard library's encoder, and strict: NaN is no JSON, and an object of the runner's own is a defect of it.
     try:
-        return json.dumps(result, allow_nan=False, ensure_ascii=False)
+        encoded = json.dumps(result, allow_nan=False, ensure_ascii=False)
+        encoded.encode()
+        return encoded  # noqa: TRY300 - what is tried is the encoding
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: its result is no JSON: {error}") from error
 

@@ -1,15 +1,19 @@
 """Tools without an engine: what is read from a message, what is run, and what ends a request (seed 002, section 13)."""
 
+import asyncio
 import json
 import math
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 import respx
 
+from tests.waiting import LIMIT_S, wait_until
 from transport.events import ToolCallDelta
 from transport.request import ToolCall
 from workers.errors import InvalidTool, ToolRunFailed, UnknownTool
@@ -19,6 +23,7 @@ from workers.tools.http import http_tools
 from workers.tools.reading import Fallback, join_fragments, read_message
 from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
 from workers.tools.running import MessageTools, Signal, ToolLimits, ToolRecord, signal_of
+from workers.tools.threads import ToolThreads
 
 NAMES = ("add", "find")
 
@@ -58,6 +63,23 @@ class TestDefinitions:
         """A name that is both a tool and an exit tool could mean two things."""
         with pytest.raises(InvalidTool, match="'add'"):
             check_names((tool("add"),), (tool("add"),))
+
+    def test_a_schema_cannot_hold_us_up(self) -> None:
+        """Regular expressions are the tool's to check; a schema that refers to itself ends the call, and not us."""
+        slow = tool("t", q={"type": "string", "pattern": "^(a+)+$"})
+        assert slow.faults_of({"q": "a" * 60 + "!"}) is None
+        assert slow.faults_of({"q": 1}) is not None
+        named = ToolDefinition.parse(
+            {
+                "function": {
+                    "name": "t",
+                    "parameters": {"patternProperties": {"^(x+)+$": {}}, "additionalProperties": False},
+                }
+            }
+        )
+        assert named.faults_of({"x" * 60 + "!": 1}) is None
+        endless = ToolDefinition.parse({"function": {"name": "t", "parameters": {"$ref": "#"}}})
+        assert "cannot be applied" in (endless.faults_of({}) or "")
 
     def test_a_schema_cannot_make_us_fetch_anything(self) -> None:
         """Definitions come with jobs; a reference in one is a fault of the call, and no request of ours."""
@@ -110,6 +132,16 @@ class TestReading:
         reading = read_message(text, [], Fallback.JSON, NAMES)
         assert [(each.name, each.arguments) for each in reading.calls] == calls
         assert reading.text == ("" if calls else text)
+
+    def test_calls_without_ids_at_one_index_are_told_apart(self) -> None:
+        """A name that comes again after complete arguments is another call; one that is repeated on the way is not."""
+        pieces = [
+            ToolCallDelta(0, None, "add", '{"a": '),
+            ToolCallDelta(0, None, "add", "1}"),
+            ToolCallDelta(0, None, "add", '{"a": 2}'),
+            ToolCallDelta(0, None, None, ""),
+        ]
+        assert [each.arguments for each in join_fragments(pieces)] == ['{"a": 1}', '{"a": 2}']
 
     def test_markup_calls_stand_among_words(self) -> None:
         """Contract, section 5.4."""
@@ -225,6 +257,55 @@ class TestRunning:
         assert isinstance(results, RequestFailed)
         assert results.reason is FailureReason.TOOL_EXCEPTION
         assert [(each.id, each.reason) for each in records] == [("a", "cancelled"), ("b", "tool_exception")]
+
+    @pytest.mark.parametrize("arguments", ['{"q": NaN}', '{"q": -Infinity}', r'{"q": "\ud800"}', '{"q":' * 5000])
+    async def test_what_only_python_takes_for_json_is_malformed(self, arguments: str) -> None:
+        """An engine would refuse the whole history with it in."""
+        results, _ = await run(call("find", arguments))
+        assert isinstance(results, RequestFailed)
+        assert results.reason is FailureReason.TOOL_ARGUMENTS
+
+    @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("mine"), StopIteration(1)])
+    @pytest.mark.parametrize("is_async", [False, True])
+    async def test_a_tool_that_raises_what_ends_tasks_ends_only_its_request(
+        self, error: BaseException, is_async: bool
+    ) -> None:
+        """sys.exit in a library must not end the service, nor look like a cancel of ours."""
+
+        def fail() -> object:
+            raise error
+
+        async def fail_later() -> object:
+            await anyio.lowlevel.checkpoint()
+            raise error
+
+        runner = PythonTools({"raise": fail_later if is_async else fail, "find": lambda q: q})
+        results, records = await run(call("raise", "{}"), call("find", '{"q": 1}'), runner=runner)
+        assert isinstance(results, RequestFailed)
+        assert results.reason is FailureReason.TOOL_EXCEPTION
+        assert records[0].reason is FailureReason.TOOL_EXCEPTION
+
+    async def test_calls_that_hang_are_bounded_and_their_threads_keep_nobody(self) -> None:
+        """A thread cannot be stopped; so many may hang, and the process ends all the same."""
+        threads, hung, free = ToolThreads(limit=2), 0, threading.Event()
+
+        def hang() -> None:
+            nonlocal hung
+            hung += 1
+            free.wait(LIMIT_S)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(threads.run, "hang", hang)
+            tasks.start_soon(threads.run, "hang", hang)
+            await wait_until(lambda: hung == 2, "both hang")
+            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(0.05) as limit:
+            await threads.run("third", lambda: 1)
+        assert limit.cancelled_caught
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tool hang")
+        free.set()
+        with anyio.fail_after(LIMIT_S):
+            assert await threads.run("third", lambda: 1) == 1
 
     async def test_without_a_runner_no_tool_is_known(self) -> None:
         """A model whose operator configured nothing."""
