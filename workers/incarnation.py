@@ -83,6 +83,11 @@ class Incarnation:
                 because = str(error)
         return because
 
+    async def wait_gone(self) -> None:
+        """Return when nothing of it is left at last, where it could not be killed in time."""
+        if self._engine is not None and not self._engine.is_gone:
+            await self._engine.end_without_guardian()
+
     def kill(self) -> None:
         """Have the whole tree killed: leaving ``run_engine`` is what does it."""
         self._scope.cancel()

@@ -22,7 +22,7 @@ class ProcessId:
     def of(cls, pid: int) -> "ProcessId | None":
         """Return the identity of a process that lives, None where there is none."""
         try:
-            return cls(pid=pid, started=_stat(pid)[1])
+            return cls(pid=pid, started=_stat(pid).started)
         except (OSError, ValueError, IndexError):
             return None
 
@@ -30,10 +30,10 @@ class ProcessId:
     def is_alive(self) -> bool:
         """Whether it still is that process, and no zombie."""
         try:
-            state, started = _stat(self.pid)
+            now = _stat(self.pid)
         except (OSError, ValueError, IndexError):
             return False
-        return started == self.started and state not in "ZX"
+        return now.started == self.started and now.state not in "ZX"
 
 
 def kill_exactly(process: ProcessId) -> None:
@@ -64,7 +64,22 @@ def mark_of(pid: int) -> str:
     return ""
 
 
-def _stat(pid: int) -> tuple[str, int]:
-    """Return the state and the start time of a process (fields 3 and 22 of /proc/PID/stat; its name may hold all)."""
+def session_of(pid: int) -> int | None:
+    """Return the session of a process, which a zombie has as well; None where there is no process."""
+    try:
+        return _stat(pid).session
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stat:
+    state: str
+    session: int
+    started: int
+
+
+def _stat(pid: int) -> _Stat:
+    """Return fields 3, 6 and 22 of /proc/PID/stat; the second, its name, may hold anything."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    return fields[0], int(fields[19])
+    return _Stat(state=fields[0], session=int(fields[3]), started=int(fields[19]))

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,6 @@ import psutil
 
 from workers.kernel import ProcessId, kill_exactly, mark_of
 
-RUN_ID: Final = uuid.uuid4().hex  # of this process of ours
 SWEEP_LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _POLL_S: Final = 0.005
@@ -30,11 +30,21 @@ _numbers: Final = count()
 logger = logging.getLogger(__name__)
 
 
+def run_id() -> str:
+    """Return what this process of ours marks its engines with; a fork of it is another."""
+    return _run_id(os.getpid())
+
+
+@cache
+def _run_id(_own_pid: int) -> str:
+    return uuid.uuid4().hex
+
+
 class Ledger:
     """What one run has started, in one file of ``folder``; it is there before the first process is."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / f"{RUN_ID}.{next(_numbers)}.json"
+        self._file = folder / f"{run_id()}.{next(_numbers)}.json"
         self._processes: dict[int, ProcessId] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._write()
@@ -44,13 +54,16 @@ class Ledger:
         return f"<Ledger {self._file.name} processes={len(self._processes)}>"
 
     def note(self, *pids: int) -> None:
-        """Note processes that have just been started."""
+        """Note processes that have just been started; a full disk keeps no engine from running."""
         self._processes = {pid: noted for pid, noted in self._processes.items() if noted.is_alive}
         for pid in pids:
             noted = ProcessId.of(pid)
             if noted is not None:
                 self._processes[pid] = noted
-        self._write()
+        try:
+            self._write()
+        except OSError:
+            logger.exception("processes %s could not be noted; a sweep has only their mark to go by", pids)
 
     def close(self) -> None:
         """Forget the run: it has ended, and nothing of it is left."""

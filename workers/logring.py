@@ -47,7 +47,8 @@ class LogRing:
         """Take output as it came on stream 1 or 2."""
         self.bytes_taken += len(data)
         *lines, rest = (self._partial.get(stream, b"") + data).split(b"\n")
-        for line in lines:
+        self._number += len(lines[: -self._max_lines])  # a flood of blank lines: what would not be kept is not made
+        for line in lines[-self._max_lines :]:
             self._append(stream, self._cut(stream, line))
         self._partial[stream] = self._cut(stream, rest)
 

@@ -18,7 +18,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from workers import guardian
 from workers.errors import SpawnFailed
-from workers.ledger import RUN_ID
+from workers.ledger import run_id
 from workers.strays import end_strays
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
@@ -165,14 +165,18 @@ class EngineProcess:
                     self._gone.set()
                 case _:
                     logger.error("the guardian of engine %d says: %s", self.pid, report.get("text", report))
-        if self.is_gone:
-            return
-        # PDEATHSIG has killed the main process; what that had started is a child of ours now.
-        if await end_strays(self.pid):
+        if not self.is_gone:
+            await self.end_without_guardian()
             logger.warning("the guardian of engine %d was killed; nothing of the engine is left", self.pid)
-            self._gone.set()
-        else:
-            logger.error("the guardian of engine %d was killed; processes of the engine do not die", self.pid)
+
+    async def end_without_guardian(self) -> None:
+        """Return when nothing is left of an engine whose guardian is dead, however long its processes take to die."""
+        # The kernel closes a dead process's pipes before it gives its children to us: they are ours once it is gone.
+        await self._guardian.wait()
+        # PDEATHSIG has killed the main process; it leads the session, and what it had started is a child of ours now.
+        while not await end_strays(self.pid):
+            logger.error("processes of engine %d do not die", self.pid)
+        self._gone.set()
 
     async def drain(self, on_output: OnOutput) -> None:
         """Take what the engine prints, to its end."""
@@ -214,7 +218,7 @@ async def run_engine(
     """
     argv = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), *command.argv]
     # A session of its own: a Ctrl-C in our terminal is ours to handle, and must not reach the guardian.
-    env = {**command.env, guardian.MARK_TO_BE: RUN_ID}
+    env = {**command.env, guardian.MARK_TO_BE: run_id()}
     guardian.become_subreaper()
     try:
         with anyio.CancelScope(shield=True):  # a process that is half started has no owner yet

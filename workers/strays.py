@@ -13,8 +13,8 @@ from typing import Final
 import anyio
 
 from workers import guardian
-from workers.kernel import ProcessId, kill_exactly, mark_of
-from workers.ledger import RUN_ID
+from workers.kernel import ProcessId, kill_exactly, mark_of, session_of
+from workers.ledger import run_id
 
 LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
 PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and nobody else would see what it leaves
@@ -22,15 +22,16 @@ _POLL_S: Final = 0.005
 logger = logging.getLogger(__name__)
 
 
-async def end_strays(*dying: int) -> bool:
+async def end_strays(session: int | None = None) -> bool:
     """Kill and collect strays until there is none; return False where one does not die.
 
-    ``dying`` are children that have their SIGKILL already, and only need to be collected.
+    ``session`` is that of an engine whose guardian is dead and collected: its members are strays without a mark too,
+    zombies above all, which have lost theirs.
     """
     guardian.become_subreaper()
     deadline = time.monotonic() + LIMIT_S
-    uncollected = set(dying)
-    while (strays := _strays()) or uncollected:
+    uncollected: set[int] = set()
+    while (strays := _strays(session)) or uncollected:
         if time.monotonic() > deadline:
             return False
         for stray in strays:
@@ -47,12 +48,17 @@ async def patrol() -> None:
     guardian.become_subreaper()
     while True:
         if not await end_strays():
-            logger.error("processes that lost their guardian cannot be killed: %s", _strays())
+            logger.error("processes that lost their guardian cannot be killed: %s", _strays(None))
         await anyio.sleep(PATROL_S)
 
 
-def _strays() -> list[ProcessId]:
-    found = (ProcessId.of(pid) for pid in _own_children() if mark_of(pid) == RUN_ID)
+def _strays(session: int | None) -> list[ProcessId]:
+    own = run_id()
+    found = (
+        ProcessId.of(pid)
+        for pid in _own_children()
+        if mark_of(pid) == own or (session is not None and session_of(pid) == session)
+    )
     return [stray for stray in found if stray is not None]
 
 

@@ -225,7 +225,8 @@ class SupervisedWorker:
 
     def prepare(self, request: Request, answer: Answer) -> Flight:
         """Return a request of this worker with its id, not yet in flight."""
-        return Flight(self._flights.next_id(), request.job_name, answer)
+        job_name = request.job_name.encode("utf-8", "replace").decode()  # it stands in logs, incidents and answers
+        return Flight(self._flights.next_id(), job_name, answer)
 
     async def perform(self, request: Request, answer: Answer, flight: Flight | None = None) -> Outcome:
         """Run one request; whoever calls holds a lease of this worker meanwhile.
@@ -294,7 +295,7 @@ class SupervisedWorker:
         )
         try:
             self.incidents.add(incident)
-        except OSError:
+        except (OSError, ValueError):
             logger.exception("worker %s: an incident could not be written", self.spec.id)
 
     def _view_scene(self, reason: FailureReason, verdict: Verdict | None) -> _Scene:

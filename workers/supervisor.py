@@ -151,14 +151,15 @@ class Supervisor:
     async def _run_incarnation(self, incarnation: Incarnation) -> None:
         number = incarnation.number
         because = await incarnation.run(lambda: self.post(supervision.EngineReady(incarnation=number)))
-        if not incarnation.is_gone:
-            logger.error("worker %s: processes of engine %d cannot be killed", self._spec.id, number)
-            return  # the supervision's own timer says what becomes of the worker; nothing is started beside it
         self.last_exit = incarnation.exit
-        self.running = None
         now = self._now
         if now.incarnation == number and now.is_wanted and not now.is_asked:
             self._on_gone(incarnation, now.because if now.state is WorkerState.STOPPING else because)
+        if not incarnation.is_gone:
+            # The supervision's own timer says what becomes of the worker; nothing is started beside such a process.
+            logger.error("worker %s: processes of engine %d cannot be killed", self._spec.id, number)
+            await incarnation.wait_gone()
+        self.running = None
         self.post(supervision.EngineGone(incarnation=number, because=because, jitter=random.random()))  # noqa: S311
 
     def break_nowait(self, incarnation: int, reason: FailureReason, because: str) -> None:

@@ -169,7 +169,7 @@ def _look_at(process: psutil.Process) -> ProcessView | None:
             times = process.cpu_times()
             return ProcessView(
                 pid=process.pid,
-                name=process.name(),
+                name=process.name().encode("utf-8", "replace").decode(),
                 state=process.status(),
                 wchan=_wchan(process.pid),
                 rss_bytes=process.memory_info().rss,

@@ -128,6 +128,7 @@ class Worker(SupervisedWorker):
         check_names(self._tools, self._exit_tools)
         self._submitted: dict[RequestId, _Submitted] = {}
         self._running: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
         self._requests: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -152,13 +153,13 @@ class Worker(SupervisedWorker):
             StartFailed: it has failed more often than ``restart`` allows. The worker goes on as that says, until
                 ``stop``.
         """
-        if self._running is None:
-            started = asyncio.Event()
-            self._running = asyncio.create_task(self._run_alone(started), name=f"worker {self.spec.id}")
-            await started.wait()
+        async with self._starting:
+            if self._running is None:
+                started = asyncio.Event()
+                self._running = asyncio.create_task(self._run_alone(started), name=f"worker {self.spec.id}")
+                await started.wait()
             if self._running.done():
-                running, self._running = self._running, None
-                await running  # raises what it ended by
+                await self._running  # raises what it ended by
         self.start_nowait()
         await self.wait_ready()
 
@@ -168,7 +169,7 @@ class Worker(SupervisedWorker):
         Raises:
             StopTimedOut: its processes do not die.
         """
-        if self._running is None:
+        if self._running is None or self._running.done():
             return
         try:
             await self.end_engine("asked to stop")
@@ -204,6 +205,8 @@ class Worker(SupervisedWorker):
             markup=markup,
         )
         check_names(request.tools, request.exit_tools)
+        if self._running is None or self._running.done():
+            return NO_SLOT_AVAILABLE
         try:
             lease = self.lease_nowait()
         except NoSlot:

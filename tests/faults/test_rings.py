@@ -19,9 +19,13 @@ import pytest
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
 from tests.faults.test_submit import ask, wait_incident, working
 from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
-from workers import guardian
+from workers import guardian, incarnation, strays
+from workers import process as engine_process
 from workers.kernel import ProcessId
 from workers.ledger import Ledger, sweep
+from workers.outcome import FailureReason
+from workers.process import Command, run_engine
+from workers.states import WorkerState
 
 SUPERVISOR = Path(__file__).parents[1] / "programs" / "supervisor.py"
 ROOT = Path(__file__).parents[2]
@@ -142,6 +146,65 @@ async def test_a_killed_guardian_costs_an_engine_and_leaves_nothing(scripted_spe
         assert not is_alive(pid)
         assert not is_alive(daemon)
         assert (await wait_incident(worker)).incarnation == 1
+        await worker.wait_ready()
+        assert (await ask(worker)).text == "word0 word1 word2 "
+
+
+async def test_a_guardian_is_killed_again_and_again_and_not_even_zombies_stay(times: int) -> None:
+    """Its pipes close before the kernel gives us its children; what has no environment is known by its session."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "if os.fork() == 0: os._exit(0)\n"  # a zombie that the engine never collects
+        "bare = subprocess.Popen(['sleep', '60'], env={})\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = Command(argv=(sys.executable, "-I", "-S", "-c", code), env=dict(os.environ))
+    for _ in range(max(10, times // 20)):
+        await _kill_guardian_of(command)
+
+
+async def _kill_guardian_of(command: Command) -> None:
+    ready = anyio.Event()
+    with anyio.fail_after(LIMIT_S):
+        async with run_engine(command, lambda _stream, _data: ready.set()) as engine:
+            await ready.wait()
+            os.kill(engine.guardian_pid, signal.SIGKILL)
+            await engine.wait_gone()
+            left = psutil.Process().children(recursive=True)
+            assert [child for child in left if child.name() == "sleep" or _is_zombie(child)] == []
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_tree_that_dies_late_costs_time_and_not_the_worker(
+    scripted_spec: SpecFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that hangs in the kernel: nothing is started beside it, and all goes on once it is gone."""
+    may_die = anyio.Event()
+    real = strays.end_strays
+
+    async def stuck(session: int | None = None) -> bool:
+        if session is None:
+            return await real()
+        await may_die.wait()
+        return await real(session)
+
+    monkeypatch.setattr(engine_process, "end_strays", stuck)
+    monkeypatch.setattr(engine_process, "LAST_LIMIT_S", 0.1)
+    spec = scripted_spec()
+    monkeypatch.setattr(incarnation, "run_engine", partial(run_engine, leave_limit_s=0.1))
+    async with working(spec) as worker:
+        guardian_pid = psutil.Process(worker.snapshot().pid).ppid()
+        os.kill(guardian_pid, signal.SIGKILL)
+        await wait_until(lambda: not is_alive(guardian_pid), "the guardian is dead")
+        worker.break_engine(FailureReason.ENGINE_UNREACHABLE, "a test", {})
+        assert (await wait_incident(worker)).incarnation == 1
+        assert (worker.incarnation, worker.state) == (1, WorkerState.STOPPING)
+        may_die.set()
+        await wait_until(lambda: worker.incarnation == 2, "the engine is replaced")
         await worker.wait_ready()
         assert (await ask(worker)).text == "word0 word1 word2 "
 

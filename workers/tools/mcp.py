@@ -18,7 +18,7 @@ import anyio
 
 from workers import guardian
 from workers.errors import ToolRunFailed, UnknownTool
-from workers.ledger import RUN_ID
+from workers.ledger import run_id
 from workers.tools.runner import ToolUse
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class McpTools:
             return Client(streamable_http_client(self._server.url, http_client=http), cache=None)
         # Under a guardian, as engines are: a server must not outlive us, nor leave what it has started.
         tether = ["-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid()), *self._server.command]
-        env = {**self._environment, **self._server.env, guardian.MARK_TO_BE: RUN_ID}
+        env = {**self._environment, **self._server.env, guardian.MARK_TO_BE: run_id()}
         return Client(
             stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), sys.stderr), cache=None
         )
