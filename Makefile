@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/roundhouse demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)

@@ -102,7 +102,7 @@ class McpServerConfig(StrictModel):
 
 
 class ToolsConfig(StrictModel):
-    """How tools are called, and who runs them; asked in the order python, mcp, http."""
+    """How tools are called, and who runs them: whoever lists the tool (python, then mcp), else the HTTP endpoint."""
 
     iterations: int = Field(default=8, ge=0)
     timeout_s: Seconds = 60.0
