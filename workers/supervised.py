@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 import anyio
@@ -18,18 +18,19 @@ from workers.conversing import Manner, converse
 from workers.errors import NoSlot, StartFailed
 from workers.flight import Flight, Flights
 from workers.incarnation import Incarnation
-from workers.incident import TAIL_LINES, Incident, Incidents, RequestView
+from workers.incident import Incidents, RequestView
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
 from workers.policy.liveness import Verdict
 from workers.process import EngineExit
+from workers.recorder import IncidentRecorder
 from workers.request import Request
 from workers.slots import Lease, Slots
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import LEASABLE, SERVING, WorkerState
 from workers.supervisor import Supervisor
-from workers.vitals import EngineVitals, KernelView, Probe
+from workers.vitals import EngineVitals, Probe
 from workers.watch import Watch
 
 DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
@@ -57,17 +58,6 @@ class WorkerSnapshot:
     verdict: Verdict | None
     requests: tuple[RequestView, ...]
     tokens_per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
-    """What was seen when an engine was found broken, for the incident that its end makes of it."""
-
-    incarnation: int
-    reason: FailureReason
-    verdict: Verdict | None
-    kernel: KernelView
-    in_flight: tuple[RequestView, ...]
 
 
 class SupervisedWorker:
@@ -107,9 +97,7 @@ class SupervisedWorker:
             request_s=spec.timeouts.request_s,
             now=lambda: datetime.now().astimezone(),
         )
-        file = spec.state_dir / "incidents" / f"{_file_name(spec.id)}.jsonl" if spec.state_dir else None
-        self.incidents = Incidents(file)
-        self._scene: _Scene | None = None
+        self._recorder = IncidentRecorder(spec, self._supervisor, self._watch)
 
     def __repr__(self) -> str:
         """State the state."""
@@ -187,6 +175,11 @@ class SupervisedWorker:
         return self._supervisor.now.incarnation
 
     @property
+    def incidents(self) -> Incidents:
+        """What is kept of incarnations that broke."""
+        return self._recorder.incidents
+
+    @property
     def log(self) -> LogRing:
         """What its engines have printed."""
         return self._supervisor.log
@@ -255,7 +248,7 @@ class SupervisedWorker:
 
     def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
         """Nuke and repave; ``suspects`` are charged with it, each for its own reason, and nobody else is."""
-        self._scene = self._view_scene(reason, Verdict.STALLED)
+        self._recorder.view(reason, is_stalled=True)
         logger.error("worker %s: engine %d is killed: %s", self.spec.id, self.incarnation, because)
         for flight in self._flights:
             own = suspects.get(flight, FailureReason.ENGINE_DIED)
@@ -264,8 +257,8 @@ class SupervisedWorker:
         self._supervisor.break_nowait(self.incarnation, reason, because)
 
     def _end_requests(self, action: supervision.EndRequests) -> None:
-        if self._scene is None or self._scene.incarnation != self.incarnation:
-            self._scene = self._view_scene(action.reason, Verdict.DEAD if len(self._flights) else None)
+        if not self._recorder.has_viewed:
+            self._recorder.view(action.reason)
         for flight in self._flights:
             if action.reason is FailureReason.SHUTDOWN:
                 flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
@@ -275,39 +268,7 @@ class SupervisedWorker:
             flight.end(EngineFailed(reason=action.reason, detail=action.because, brought_down=is_suspect))
 
     def _keep_incident(self, incarnation: Incarnation, because: str) -> None:
-        scene = self._scene
-        if scene is None or scene.incarnation != incarnation.number:
-            verdict = Verdict.DEAD if len(self._flights) else None
-            scene = self._view_scene(FailureReason.ENGINE_DIED, verdict)
-        tails = self.log.tails(TAIL_LINES, incarnation=incarnation.number)
-        incident = Incident(
-            worker=self.spec.id,
-            incarnation=incarnation.number,
-            at=datetime.now(UTC),
-            reason=scene.reason,
-            because=because,
-            verdict=scene.verdict,
-            exit=incarnation.exit,
-            stdout_tail=tails[0],
-            stderr_tail=tails[1],
-            kernel=scene.kernel,
-            in_flight=scene.in_flight,
-        )
-        try:
-            self.incidents.add(incident)
-        except (OSError, ValueError):
-            logger.exception("worker %s: an incident could not be written", self.spec.id)
-
-    def _view_scene(self, reason: FailureReason, verdict: Verdict | None) -> _Scene:
-        if self._supervisor.running is not None and not self._supervisor.running.is_gone:
-            self._watch.signs.see_kernel()
-        return _Scene(
-            incarnation=self.incarnation,
-            reason=reason,
-            verdict=verdict,
-            kernel=self._watch.signs.kernel,
-            in_flight=self._watch.views(),
-        )
+        self._recorder.keep(incarnation, because)
 
     def _moved(self) -> None:
         if self.is_starting:
@@ -348,7 +309,3 @@ class SupervisedWorker:
         if incarnation == self.incarnation and self.is_serving:
             reason = FailureReason.ENGINE_UNREACHABLE
             self.break_engine(reason, f"{reason}: {detail}", {flight: reason})
-
-
-def _file_name(worker_id: str) -> str:
-    return worker_id.replace("/", "_").replace(":", "_")

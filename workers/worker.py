@@ -7,8 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from types import TracebackType
 from typing import Final, Literal, Self
 
@@ -17,18 +16,16 @@ import anyio
 from workers.answer import Answer
 from workers.errors import NoSlot
 from workers.flight import Flight
-from workers.incident import Evidence
 from workers.ledger import keeping_ledger
-from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
-from workers.policy.liveness import Verdict
+from workers.outcome import Cancelled, CancelReason, FailureReason, RequestFailed
 from workers.process import LEAVE_LIMIT_S
 from workers.request import Request, RequestId, parse_tools, user_conversation
+from workers.result import RequestResult, RequestStatus, result_of, state_of
 from workers.slots import Lease
 from workers.spec import Tools, WorkerSpec
 from workers.strays import patrol
 from workers.supervised import SupervisedWorker
 from workers.tools.definition import check_names
-from workers.tools.running import Signal, ToolRecord
 
 logger = logging.getLogger(__name__)
 CANCELLED_BY_CALLER: Final = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
@@ -50,61 +47,6 @@ NO_SLOT_AVAILABLE: Final = NotSubmitted.NO_SLOT_AVAILABLE
 NOT_FOUND: Final = NotFound.NOT_FOUND
 
 
-class RequestState(StrEnum):
-    """Where a request is."""
-
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStatus:
-    """A request at one moment; ``verdict`` and ``evidence`` are None once it has ended."""
-
-    id: RequestId
-    job_name: str
-    state: RequestState
-    reason: FailureReason | CancelReason | None
-    detail: str | None
-    verdict: Verdict | None
-    evidence: Evidence | None
-    output_chars: int
-    output_tokens: int
-    tokens_per_s: float
-    tool_iterations: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCount:
-    """What a request has cost over all its generations, in tokens; None where the engine has not told."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestResult:
-    """How a request ended, and all that it has brought until then, whole or not; times are in seconds."""
-
-    id: RequestId
-    job_name: str
-    state: RequestState
-    reason: FailureReason | CancelReason | None
-    detail: str | None
-    text: str
-    thinking: str
-    tool_calls: tuple[ToolRecord, ...]
-    signals: tuple[Signal, ...]
-    finish_reason: str | None
-    usage: TokenCount
-    incarnation: int
-    duration_s: float
-    first_token_s: float | None
-
-
 class _Submitted:
     """One request from its submission until its result is fetched."""
 
@@ -112,7 +54,7 @@ class _Submitted:
         self.flight = flight
         self.incarnation = incarnation
         self.ended = asyncio.Event()
-        self.ended_at: float | None = None
+        self.ended_at = 0.0
 
 
 class Worker(SupervisedWorker):
@@ -225,7 +167,7 @@ class Worker(SupervisedWorker):
             return NOT_FOUND
         flight = submitted.flight
         is_running = flight.ending is None
-        state, reason, detail = _ending(flight.ending)
+        state, reason, detail = state_of(flight.ending)
         return RequestStatus(
             id=flight.id,
             job_name=flight.job_name,
@@ -248,7 +190,7 @@ class Worker(SupervisedWorker):
         await submitted.ended.wait()
         if self._submitted.pop(submitted.flight.id, None) is None:
             return NOT_FOUND  # somebody else has fetched it meanwhile
-        return _result(submitted)
+        return result_of(submitted.flight, submitted.incarnation, submitted.ended_at)
 
     async def cancel(self, request_id: int) -> bool:
         """End a request that runs, and keep what it has brought; return whether there was one."""
@@ -280,45 +222,3 @@ class Worker(SupervisedWorker):
             flight.end(Cancelled(reason=CancelReason.SHUTDOWN))  # stands only where nothing else has ended it
             submitted.ended_at = time.monotonic()
             submitted.ended.set()
-
-
-def _ending(outcome: Outcome | None) -> tuple[RequestState, FailureReason | CancelReason | None, str | None]:
-    match outcome:
-        case None:
-            return RequestState.RUNNING, None, None
-        case Completed():
-            return RequestState.COMPLETED, None, None
-        case EngineFailed() | RequestFailed():
-            return RequestState.FAILED, outcome.reason, outcome.detail
-        case Cancelled():
-            return RequestState.CANCELLED, outcome.reason, None
-
-
-def _result(submitted: _Submitted) -> RequestResult:
-    flight = submitted.flight
-    answer = flight.answer
-    state, reason, detail = _ending(flight.ending)
-    usage = answer.usage
-    first_at = answer.first_token_at
-    return RequestResult(
-        id=flight.id,
-        job_name=flight.job_name,
-        state=state,
-        reason=reason,
-        detail=detail,
-        text=answer.text,
-        thinking=answer.reasoning,
-        tool_calls=tuple(answer.tool_calls),
-        signals=tuple(answer.signals),
-        finish_reason=answer.finish_reason,
-        usage=TokenCount(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-        )
-        if usage
-        else TokenCount(),
-        incarnation=submitted.incarnation,
-        duration_s=round((submitted.ended_at or answer.started_at) - answer.started_at, 6),
-        first_token_s=None if first_at is None else round(first_at - answer.started_at, 6),
-    )

@@ -1,0 +1,90 @@
+"""Makes an incident of a worker's broken incarnation: what was seen when it was found broken, and how it ended."""
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from workers.incarnation import Incarnation
+from workers.incident import TAIL_LINES, Incident, Incidents, RequestView
+from workers.outcome import FailureReason
+from workers.policy.liveness import Verdict
+from workers.spec import WorkerId, WorkerSpec
+from workers.supervisor import Supervisor
+from workers.vitals import KernelView
+from workers.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    incarnation: int
+    reason: FailureReason
+    verdict: Verdict | None
+    kernel: KernelView
+    in_flight: tuple[RequestView, ...]
+
+
+class IncidentRecorder:
+    """Views the scene before an engine is killed and its requests are ended, and keeps it with the end."""
+
+    def __init__(self, spec: WorkerSpec, supervisor: Supervisor, watch: Watch) -> None:
+        self._id = spec.id
+        self._supervisor = supervisor
+        self._watch = watch
+        self._scene: _Scene | None = None
+        folder = spec.state_dir / "incidents" if spec.state_dir else None
+        self.incidents = Incidents(folder / _file_name(spec.id) if folder else None)
+
+    def __repr__(self) -> str:
+        """State whose incidents they are."""
+        return f"<IncidentRecorder {self._id} {self.incidents!r}>"
+
+    @property
+    def has_viewed(self) -> bool:
+        """Whether the present incarnation was found broken already: the first reason stands."""
+        return self._scene is not None and self._scene.incarnation == self._supervisor.now.incarnation
+
+    def view(self, reason: FailureReason, *, is_stalled: bool = False) -> None:
+        """Take in what is there now."""
+        views = self._watch.views()
+        running = self._supervisor.running
+        if running is not None and not running.is_gone:
+            self._watch.signs.see_kernel()
+        self._scene = _Scene(
+            incarnation=self._supervisor.now.incarnation,
+            reason=reason,
+            verdict=Verdict.STALLED if is_stalled else Verdict.DEAD if views else None,
+            kernel=self._watch.signs.kernel,
+            in_flight=views,
+        )
+
+    def keep(self, incarnation: Incarnation, because: str) -> None:
+        """Keep an incident of an incarnation that has ended."""
+        if not self.has_viewed:
+            self.view(FailureReason.ENGINE_DIED)
+        scene = self._scene
+        assert scene is not None  # noqa: S101 - just viewed
+        log = self._supervisor.log
+        stdout_tail, stderr_tail = log.tails(TAIL_LINES, incarnation=incarnation.number)
+        incident = Incident(
+            worker=self._id,
+            incarnation=incarnation.number,
+            at=datetime.now(UTC),
+            reason=scene.reason,
+            because=because,
+            verdict=scene.verdict,
+            exit=incarnation.exit,
+            stdout_tail=stdout_tail,
+            stderr_tail=stderr_tail,
+            kernel=scene.kernel,
+            in_flight=scene.in_flight,
+        )
+        try:
+            self.incidents.add(incident)
+        except (OSError, ValueError):
+            logger.exception("worker %s: an incident could not be written", self._id)
+
+
+def _file_name(worker_id: WorkerId) -> str:
+    return f"{worker_id.replace('/', '_').replace(':', '_')}.jsonl"
