@@ -1,6 +1,7 @@
 """The client of one engine at one address. It knows neither processes nor jobs."""
 
 import asyncio
+import errno
 from typing import Final
 
 import anyio
@@ -9,13 +10,21 @@ import msgspec
 
 from transport.counters import EngineCounters
 from transport.dialects import llama_server
-from transport.errors import EngineProtocolError, EngineRejected, EngineTimeout, EngineUnreachable
+from transport.errors import (
+    CannotAsk,
+    EngineError,
+    EngineProtocolError,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnreachable,
+)
 from transport.exchange import Exchange, Receiver
 from transport.request import ChatRequest
 
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
 PROBE_LIMIT_S: Final = 5.0  # one probe; whoever probes decides how many may fail
 _OK: Final = 200
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class EngineClient:
@@ -67,8 +76,8 @@ class EngineClient:
                     response = await client.get(path)
             except (TimeoutError, httpx.TimeoutException) as error:
                 raise EngineTimeout(f"answer to GET {path}", PROBE_LIMIT_S) from error
-            except httpx.HTTPError as error:
-                raise EngineUnreachable(str(error) or type(error).__name__) from error
+            except (httpx.HTTPError, OSError) as error:
+                raise _connection_error(error) from error
         if response.status_code != _OK:
             raise EngineRejected(response.status_code, "", response.text[:200])
         return response.content
@@ -91,8 +100,18 @@ class EngineClient:
         except TimeoutError as error:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
-            raise EngineUnreachable(f"cannot connect to {self._host}:{self._port}: {error}") from error
+            raise _connection_error(error, f"cannot connect to {self._host}:{self._port}: ") from error
         try:
             await exchange.finished
         finally:
             transport.abort()
+
+
+def _connection_error(error: BaseException, where: str = "") -> EngineError:
+    text = f"{where}{str(error) or type(error).__name__}"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _OURS:
+            return CannotAsk(text)
+        cause = cause.__cause__ or cause.__context__
+    return EngineUnreachable(text)

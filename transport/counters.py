@@ -23,9 +23,9 @@ class EngineCounters:
     work: tuple[SlotWork, ...]
 
     @property
-    def busy_tasks(self) -> frozenset[int]:
-        """The tasks that are being worked on."""
-        return frozenset(work.task for work in self.work if work.is_busy and work.task >= 0)
+    def busy_work(self) -> tuple[SlotWork, ...]:
+        """The slots that have a task."""
+        return tuple(work for work in self.work if work.is_busy and work.task >= 0)
 
     def advances_since(self, earlier: "EngineCounters") -> int:
         """Count the slots that have begun a task, read a token or written one; an end of work alone is no advance."""

@@ -2,6 +2,7 @@
 
     EngineError
     ├── EngineUnreachable      no connection, or it broke before an answer began
+    ├── CannotAsk              we have no descriptor, port or memory left for a connection; the engine is not to blame
     ├── EngineTimeout          the engine did not connect or answer a probe in time
     ├── EngineRejected         it answered, and the answer is no (a status, or an error inside a 200 stream)
     │   ├── EngineOverloaded   429 or 503: no now, perhaps yes later
@@ -28,6 +29,12 @@ class EngineUnreachable(EngineError):
     """No connection to the engine, or it broke before an answer began."""
 
     code = "engine_unreachable"
+
+
+class CannotAsk(EngineError):
+    """We cannot open a connection, whatever the engine does."""
+
+    code = "cannot_ask"
 
 
 class EngineTimeout(EngineError):

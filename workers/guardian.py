@@ -1,10 +1,11 @@
 """The parent of one engine: it outlives Roundhouse by milliseconds and the engine's whole tree never outlives it.
 
-Run as ``python -I -S guardian.py PROGRAM [ARGUMENT ...]`` with three pipes to Roundhouse, and nothing but the standard
-library, so that it starts in milliseconds and no other code of ours can break it:
+Run as ``python -I -S guardian.py --guard PARENT PROGRAM [ARGUMENT ...]`` with three pipes to Roundhouse (process
+PARENT), and nothing but the standard library, so that it starts in milliseconds and no other code can break it:
 
-* standard input is the lifeline and takes one order: ``T`` sends SIGTERM to the engine's group. Its end means that
-  Roundhouse is gone, however it went, or wants the engine no more, and kills the tree.
+* standard input is the lifeline and takes two orders: ``T`` sends SIGTERM to the engine's group, ``K`` kills the tree.
+  So does its end, which means that Roundhouse is gone, and so does the death of PARENT: a process that PARENT has
+  forked may hold the pipe open.
 * standard output carries what the engine prints, in frames: a byte for the stream (1 or 2), four for the length, big
   end first, then so many bytes. Roundhouse may be slow or gone, the engine is drained all the same; what does not fit
   the buffer is dropped, with a line saying how much.
@@ -15,8 +16,8 @@ double-forked and setsid'ed ones included; killing all children until there are 
 engine is armed with PDEATHSIG for the case that the guardian itself is killed.
 
 ``guardian.py --tether PARENT PROGRAM [ARGUMENT ...]`` holds a program that talks to Roundhouse over its own standard
-streams (an MCP server) in the same way: the streams are the program's, the death of Roundhouse (process PARENT) or a
-SIGTERM ends the tree, and the exit status is passed on.
+streams (an MCP server) in the same way: the streams are the program's, the death of PARENT or a SIGTERM ends the tree,
+and the exit status is passed on.
 
 Every process below a guardian carries the mark of the run in its environment, and the guardian itself does not: a
 child of Roundhouse with the mark has lost its guardian.
@@ -38,12 +39,14 @@ PR_SET_CHILD_SUBREAPER = 36
 BUFFER_BYTES = 1024 * 1024  # output held while Roundhouse is busy: seconds of the chattiest engine's log
 READ_BYTES = 64 * 1024
 FRAME_HEAD = ">BI"
+GUARD = "--guard"
 TETHER = "--tether"
 MARK = "ROUNDHOUSE_RUN"  # in the environment of every process below a guardian
 MARK_TO_BE = "ROUNDHOUSE_RUN_BELOW"  # the same in the guardian's own, as Roundhouse gives it
 KILL_PAUSE_MS = 2  # between two rounds of killing, for the kernel to hand us the orphans
 FLUSH_LIMIT_S = 1.0  # for the last output to reach Roundhouse once the tree is gone
 ORDER_TERMINATE = ord("T")
+ORDER_KILL = ord("K")
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -215,13 +218,11 @@ class Guardian:
                 return
             self._reap()
 
-    def watch(self, output: Output) -> None:
+    def watch(self, output: Output, parent_fd: int) -> None:
         """Return when the engine has exited or is no longer wanted."""
         poller = select.poll()
-        poller.register(0, select.POLLIN)
-        poller.register(self._wakeup_fd, select.POLLIN)
         watched = set(output.open_fds)
-        for fd in watched:
+        for fd in (0, self._wakeup_fd, *watched, *([parent_fd] if parent_fd >= 0 else [])):
             poller.register(fd, select.POLLIN)
         writing = False
         while self._engine_lives:
@@ -235,7 +236,7 @@ class Guardian:
             if self._wakeup_fd in ready:
                 os.read(self._wakeup_fd, READ_BYTES)
                 self._reap()
-            if 0 in ready and not self._obey():
+            if parent_fd in ready or (0 in ready and not self._obey()):
                 return
             for fd in watched & ready.keys():
                 output.take(fd)
@@ -261,7 +262,7 @@ class Guardian:
     def _obey(self) -> bool:
         """Take what has come on the lifeline; return whether the engine is still wanted."""
         orders = os.read(0, READ_BYTES)
-        if not orders:
+        if not orders or ORDER_KILL in orders:
             return False
         if ORDER_TERMINATE in orders and self._engine_lives:
             with contextlib.suppress(ProcessLookupError):  # the whole group is gone already
@@ -310,11 +311,19 @@ def _wake_on_child_death() -> int:
     return read_fd
 
 
-def guard(command: list[str]) -> None:
+def guard(parent_pid: int, command: list[str]) -> None:
     """Start ``command`` as an engine and guard it."""
     # Roundhouse's event loop leaves copies of our pipes, and whatever else is inheritable, open in us. An engine that
     # held them on would keep Roundhouse from seeing our end.
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    try:
+        parent_fd = os.pidfd_open(parent_pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel or a sandbox without pidfds: the lifeline's end alone has to tell
+        parent_fd = -1
+    if os.getppid() != parent_pid:
+        return
     guardian_pid = os.getpid()
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)  # only Roundhouse decides; a Ctrl-C in its terminal must not come past it
@@ -334,7 +343,7 @@ def guard(command: list[str]) -> None:
         _report("started", pid=pid)
     output = Output((pipes[0][0], pipes[1][0]))
     guardian = Guardian(pid, wakeup_fd)
-    guardian.watch(output)
+    guardian.watch(output, parent_fd)
     guardian.end_tree()
     _report("exited", status=guardian.status, max_rss_bytes=guardian.max_rss_bytes, cpu_s=guardian.cpu_s)
     _report("empty")
@@ -366,9 +375,10 @@ def tether(parent_pid: int, command: list[str]) -> int:
 def main(arguments: list[str]) -> None:
     """Hold an engine, or a program on a tether."""
     _pass_mark_on()
-    if arguments[0] == TETHER:
-        sys.exit(tether(int(arguments[1]), arguments[2:]))
-    guard(arguments)
+    role, parent_pid, *command = arguments
+    if role == TETHER:
+        sys.exit(tether(int(parent_pid), command))
+    guard(int(parent_pid), command)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from workers.process import EngineExit
 from workers.vitals import KernelView
 
 TAIL_LINES: Final = 50  # of each stream
+TAIL_CHARS: Final = 16 * 1024  # of each stream: the newest lines that fit
 KEPT: Final = 100  # of one worker, the newest
 
 
@@ -73,7 +74,9 @@ class Incidents:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        self._kept: deque[Incident] = deque(_read(file), maxlen=KEPT)
+        read = _read(file)
+        self._kept: deque[Incident] = deque(read, maxlen=KEPT)
+        self._written = len(read)
 
     def __repr__(self) -> str:
         """State how many there are."""
@@ -93,9 +96,15 @@ class Incidents:
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
+        if self._written < 2 * KEPT:
+            with self._file.open("ab") as file:
+                file.write(_encode(incident) + b"\n")
+            self._written += 1
+            return
         half = self._file.with_suffix(".half")
         half.write_bytes(b"".join(_encode(kept) + b"\n" for kept in self._kept))
         half.replace(self._file)
+        self._written = len(self._kept)
 
 
 def incident_document(incident: Incident) -> Mapping[str, object]:

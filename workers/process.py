@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import signal
 import struct
 import sys
@@ -127,6 +128,13 @@ class EngineProcess:
             return
         self._is_ended = True
         with anyio.CancelScope(shield=True):
+            with (
+                contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError),
+                anyio.move_on_after(limit_s),
+            ):
+                await self._orders.send(
+                    bytes([guardian.ORDER_KILL])
+                )  # its end alone says nothing while a fork holds it
             await self._orders.aclose()
             with anyio.move_on_after(limit_s):
                 await self._wait_ended()
@@ -216,7 +224,8 @@ async def run_engine(
     Raises:
         SpawnFailed: the program cannot be executed.
     """
-    argv = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), *command.argv]
+    role = [guardian.GUARD, str(os.getpid())]
+    argv = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), *role, *command.argv]
     # A session of its own: a Ctrl-C in our terminal is ours to handle, and must not reach the guardian.
     env = {**command.env, guardian.MARK_TO_BE: run_id()}
     guardian.become_subreaper()

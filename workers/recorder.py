@@ -3,9 +3,10 @@
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from urllib.parse import quote
 
 from workers.incarnation import Incarnation
-from workers.incident import TAIL_LINES, Incident, Incidents, RequestView
+from workers.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.spec import WorkerId, WorkerSpec
@@ -66,7 +67,7 @@ class IncidentRecorder:
         scene = self._scene
         assert scene is not None  # noqa: S101 - just viewed
         log = self._supervisor.log
-        stdout_tail, stderr_tail = log.tails(TAIL_LINES, incarnation=incarnation.number)
+        stdout_tail, stderr_tail = map(_fitting, log.tails(TAIL_LINES, incarnation=incarnation.number))
         incident = Incident(
             worker=self._id,
             incarnation=incarnation.number,
@@ -86,5 +87,16 @@ class IncidentRecorder:
             logger.exception("worker %s: an incident could not be written", self._id)
 
 
+def _fitting(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the newest lines that fit; at least the end of the very last."""
+    left, kept = TAIL_CHARS, []
+    for line in reversed(lines):
+        if left <= 0:
+            break
+        kept.append(line[-left:])
+        left -= len(line)
+    return tuple(reversed(kept))
+
+
 def _file_name(worker_id: WorkerId) -> str:
-    return f"{worker_id.replace('/', '_').replace(':', '_')}.jsonl"
+    return f"{quote(worker_id, safe='')}.jsonl"

@@ -153,10 +153,12 @@ class Signs:
     def learn(self, flight: Flight) -> None:
         """Learn how fast the engine reads from an answer that is complete."""
         generation = flight.answer.generation
-        if generation.timings is not None and generation.usage is not None:
+        first_at = generation.first_token_at
+        if generation.timings is not None and generation.usage is not None and first_at is not None:
+            # No longer than we have seen ourselves: an engine's clock goes on while the machine sleeps.
             self.pace = self.pace.learned(
                 tokens=generation.timings.prompt_tokens,
-                seconds=generation.timings.prompt_ms / 1000,
+                seconds=min(generation.timings.prompt_ms / 1000, first_at - generation.started_at),
                 chars=flight.answer.prompt_chars,
                 prompt_tokens=generation.usage.prompt_tokens,
             )

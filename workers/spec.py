@@ -1,11 +1,12 @@
 """What one worker is to run."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import NewType
+from typing import Final, NewType
 
+from workers.errors import InvalidSpec
 from workers.policy.liveness import StallLimits
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
@@ -18,6 +19,9 @@ WorkerId = NewType("WorkerId", str)
 FlagValue = str | int | float | bool | None
 Flag = FlagValue | Sequence[FlagValue]
 Tools = Sequence[ToolDefinition | Mapping[str, object]]
+
+
+MAX_PORT: Final = 65535
 
 
 class EngineKind(StrEnum):
@@ -80,6 +84,33 @@ class WorkerSpec:
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine by its plain name, and name the worker after its model."""
+        """Take an engine by its plain name, and name the worker after its model.
+
+        Raises:
+            InvalidSpec: a value cannot be; the message names each that cannot.
+        """
         object.__setattr__(self, "engine", EngineKind(self.engine))
         object.__setattr__(self, "id", self.id or WorkerId(f"{self.name}-0"))
+        faults = list(self._faults())
+        if faults:
+            raise InvalidSpec("; ".join(faults))
+
+    def _faults(self) -> Iterator[str]:
+        values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, most in (("port", MAX_PORT), ("slots", None), ("context", None)):
+            if not _is_count(values[name], most):
+                yield f"{name}: {values[name]!r} is no number from 1" + (f" to {most}" if most else "")
+        env: Mapping[object, object] = dict(self.env.items())
+        for key, value in env.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                yield f"env.{key}: {value!r} is no text"
+        for limit in fields(self.timeouts):
+            value = getattr(self.timeouts, limit.name)
+            if value is None and limit.name in ("start_s", "stop_grace_s"):
+                yield f"timeouts.{limit.name}: has to be given"
+            elif value is not None and not (isinstance(value, int | float) and value > 0):
+                yield f"timeouts.{limit.name}: {value!r} is no time in seconds"
+
+
+def _is_count(value: object, most: int | None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)

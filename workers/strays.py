@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import psutil
 
 from workers import guardian
 from workers.kernel import ProcessId, kill_exactly, mark_of, session_of
@@ -31,7 +32,7 @@ async def end_strays(session: int | None = None) -> bool:
     guardian.become_subreaper()
     deadline = time.monotonic() + LIMIT_S
     uncollected: set[int] = set()
-    while (strays := _strays(session)) or uncollected:
+    while (strays := _strays(session) or _strays(session, is_thorough=session is not None)) or uncollected:
         if time.monotonic() > deadline:
             return False
         for stray in strays:
@@ -52,14 +53,19 @@ async def patrol() -> None:
         await anyio.sleep(PATROL_S)
 
 
-def _strays(session: int | None) -> list[ProcessId]:
+def _strays(session: int | None, *, is_thorough: bool = False) -> list[ProcessId]:
     own = run_id()
     found = (
         ProcessId.of(pid)
-        for pid in _own_children()
+        for pid in (_all_children() if is_thorough else _own_children())
         if mark_of(pid) == own or (session is not None and session_of(pid) == session)
     )
     return [stray for stray in found if stray is not None]
+
+
+def _all_children() -> list[int]:
+    # The kernel's list of children may leave some out while others end; a scan of all processes leaves none out.
+    return [child.pid for child in psutil.Process().children()]
 
 
 def _own_children() -> list[int]:

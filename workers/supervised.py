@@ -111,9 +111,14 @@ class SupervisedWorker:
         """Supervise until cancelled; ``ledger`` takes note of every process."""
         supervisor = self._supervisor
         supervisor.ledger = ledger
-        async with anyio.create_task_group() as supervisor.tasks:
-            supervisor.tasks.start_soon(self._watch.run)
-            task_status.started()
+        try:
+            async with anyio.create_task_group() as supervisor.tasks:
+                supervisor.tasks.start_soon(self._watch.run)
+                task_status.started()
+        finally:
+            supervisor.end("its supervision has ended")
+            for flight in self._flights:
+                flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
 
     def start_nowait(self) -> None:
         """Ask for an engine; what comes of it shows in the state."""

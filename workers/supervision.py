@@ -26,6 +26,7 @@ class Supervision:
     has_process: bool = False  # the tree of this incarnation may still have members
     is_wanted: bool = False  # when the engine is gone, another is to follow
     is_killed: bool = False  # SIGKILL was sent to this incarnation
+    is_broken: bool = False  # it was found of no more use, and its end is an incident whoever stops it meanwhile
     is_asked: bool = False  # an operator wants this incarnation replaced: its end is no failure
     is_held: bool = False  # an operator wants nothing new admitted, by later incarnations neither
     is_half_open: bool = False  # one try after giving up: a failure gives up again at once
@@ -204,8 +205,6 @@ def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
 
 
 def _drain(now: Supervision, event: DrainRequested) -> Decision:
-    if now.state in {WorkerState.STOPPED, WorkerState.FAILED}:
-        return now, ()
     held = replace(now, is_held=True)
     return (_move(held, WorkerState.DRAINING, event.because) if now.state is WorkerState.READY else held), ()
 
@@ -246,6 +245,7 @@ def _spawn(now: Supervision, because: str, limits: Limits) -> Decision:
         has_process=True,
         is_wanted=True,
         is_killed=False,
+        is_broken=False,
         is_asked=False,
     )
     spawn = SpawnEngine(incarnation=moved.incarnation)
@@ -268,7 +268,7 @@ def _stop(now: Supervision, event: StopRequested, limits: Limits) -> Decision:
 
 
 def _kill(now: Supervision, reason: FailureReason, because: str) -> Decision:
-    moved = replace(_move(now, WorkerState.STOPPING, because), is_wanted=True, is_killed=True)
+    moved = replace(_move(now, WorkerState.STOPPING, because), is_wanted=True, is_killed=True, is_broken=True)
     end = EndRequests(reason=reason, because=because, brought_down=True)
     return moved, (end, KillEngine(), StartTimer(timer=moved.timer, after_s=KILL_LIMIT_S))
 

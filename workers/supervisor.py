@@ -144,6 +144,17 @@ class Supervisor:
             case _:
                 assert_never(action)
 
+    def end(self, because: str) -> None:
+        """Take the fact that nothing runs any more; whoever starts again begins anew."""
+        is_left = self.running is not None and not self.running.is_gone
+        self.tasks, self.running = None, None
+        if self._now.state is WorkerState.STOPPED:
+            return
+        self._now = Supervision(because=because, incarnation=self._now.incarnation, has_process=is_left)
+        self._changed.set()
+        self._changed = anyio.Event()
+        self._on_move()
+
     async def _run_timer(self, timer: int, after_s: float) -> None:
         await anyio.sleep(after_s)
         self.post(supervision.TimerElapsed(timer=timer))
@@ -153,7 +164,7 @@ class Supervisor:
         because = await incarnation.run(lambda: self.post(supervision.EngineReady(incarnation=number)))
         self.last_exit = incarnation.exit
         now = self._now
-        if now.incarnation == number and now.is_wanted and not now.is_asked:
+        if now.incarnation == number and (now.is_broken or (now.is_wanted and not now.is_asked)):
             self._on_gone(incarnation, now.because if now.state is WorkerState.STOPPING else because)
         if not incarnation.is_gone:
             # The supervision's own timer says what becomes of the worker; nothing is started beside such a process.

@@ -13,7 +13,7 @@ import psutil
 
 from transport.client import EngineClient
 from transport.counters import EngineCounters
-from transport.errors import EngineError, EngineTimeout
+from transport.errors import CannotAsk, EngineError, EngineTimeout
 from transport.events import Event
 from transport.request import ChatRequest, Message
 
@@ -115,7 +115,7 @@ class EngineVitals:
         """Probe once."""
         try:
             await self._client.probe_ready()
-        except EngineTimeout:
+        except (EngineTimeout, CannotAsk):
             return Probe.SILENT
         except EngineError:
             return Probe.REFUSED
@@ -157,7 +157,7 @@ def look_at_tree(root: int) -> KernelView:
     """Return the processes below ``root``."""
     try:
         below = psutil.Process(root).children(recursive=True)[:VIEW_PROCESSES]
-    except psutil.Error:
+    except (psutil.Error, OSError):  # OSError where we have no descriptor left
         return KernelView()
     views = (_look_at(process) for process in below)
     return KernelView(processes=tuple(view for view in views if view is not None))
@@ -176,7 +176,7 @@ def _look_at(process: psutil.Process) -> ProcessView | None:
                 cpu_s=times.user + times.system,
                 threads=process.num_threads(),
             )
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
 
 

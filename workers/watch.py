@@ -5,7 +5,7 @@ the request that got nothing ends.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 import anyio
@@ -29,6 +29,8 @@ PROBE_S: Final = 15.0  # between two probes of an engine that has nothing to do
 PROBES_REFUSED: Final = 3
 CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
 LAST_LOOK_S: Final = 3.0
+FROZEN_S: Final = 3.0  # between two ticks
+THAW_S: Final = 2 * LOOK_S + 1.0  # two looks make a comparison
 logger = logging.getLogger(__name__)
 
 
@@ -72,6 +74,8 @@ class Watch:
         self._probe_due_at = clock() + PROBE_S
         self._refusals = 0
         self._silent_since: float | None = None
+        self._ticked_at: float | None = None
+        self._judges_from = clock()
         self._is_looking = False
         self._is_confirming = False
 
@@ -135,6 +139,10 @@ class Watch:
     def tick(self, tasks: TaskGroup) -> None:
         """Look once at everything that costs nothing, and start what costs something where that is due."""
         now = self._clock()
+        if self._ticked_at is not None and now - self._ticked_at > FROZEN_S:
+            # We were stopped ourselves, or starved: what came meanwhile has yet to be read, and looked at.
+            self._judges_from = now + THAW_S
+        self._ticked_at = now
         self._flights.measure_rate(now)
         sight = self.signs.sight()
         needs_look = self._release.is_armed
@@ -145,21 +153,28 @@ class Watch:
                 continue
             flight.judgement = told = self.judge(flight, sight)
             needs_look = needs_look or told.silent_s >= quiet_s(told.limit_s)
-            if told.verdict is Verdict.STALLED:
+            if told.verdict is Verdict.STALLED and now >= self._judges_from:
                 self._take_stall(flight, told, tasks)
         if needs_look and now >= self._look_due_at and not self._is_looking:
             self._look_due_at = now + min(LOOK_S, self._tightest_s / TICKS_A_LIMIT)
-            tasks.start_soon(self._look)
+            tasks.start_soon(self._guarded, self._look)
         if not len(self._flights) and now >= self._probe_due_at and self._watched.is_serving:
             self._probe_due_at = now + PROBE_S
-            tasks.start_soon(self._probe)
+            tasks.start_soon(self._guarded, self._probe)
+
+    async def _guarded(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Look; what goes wrong with it must not end the worker, whose engine may be well."""
+        try:
+            await look()
+        except Exception:
+            logger.exception("the watch could not look at its engine")
 
     def _take_stall(self, flight: Flight, told: Judgement, tasks: TaskGroup) -> None:
         if told.scope is Scope.REQUEST:
             self._end_alone(flight, told)
         elif not self._is_confirming:
             self._is_confirming = True
-            tasks.start_soon(self._confirm)
+            tasks.start_soon(self._guarded, self._confirm)
 
     async def _confirm(self) -> None:
         """Look at an engine that shows nothing once more, give it a last chance to sing, then kill it.

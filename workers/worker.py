@@ -96,14 +96,18 @@ class Worker(SupervisedWorker):
                 ``stop``.
         """
         async with self._starting:
-            if self._running is None:
+            if self._running is None or self._running.done():
                 started = asyncio.Event()
                 self._running = asyncio.create_task(self._run_alone(started), name=f"worker {self.spec.id}")
                 await started.wait()
-            if self._running.done():
-                await self._running  # raises what it ended by
-        self.start_nowait()
-        await self.wait_ready()
+            running = self._running
+        if not running.done():
+            self.start_nowait()
+            await self._wait_ready_while(running)
+        if running.done():
+            if not running.cancelled():
+                running.result()  # raises what it ended by
+            raise self.failure()
 
     async def stop(self) -> None:
         """End all requests and the engine; results can still be fetched. Nothing of it is left.
@@ -111,12 +115,12 @@ class Worker(SupervisedWorker):
         Raises:
             StopTimedOut: its processes do not die.
         """
-        if self._running is None or self._running.done():
+        running = self._running
+        if running is None or running.done():
             return
         try:
             await self.end_engine("asked to stop")
         finally:
-            running, self._running = self._running, None
             running.cancel()
             with anyio.CancelScope(shield=True):  # whoever stops us may be cancelled meanwhile
                 await asyncio.wait([running, *self._requests], timeout=2 * LEAVE_LIMIT_S)
@@ -199,6 +203,16 @@ class Worker(SupervisedWorker):
             return False
         submitted.flight.end(CANCELLED_BY_CALLER)
         return True
+
+    async def _wait_ready_while(self, running: asyncio.Task[None]) -> None:
+        """Wait for readiness, or for the end of what should bring it about."""
+        ready = asyncio.create_task(self.wait_ready())
+        try:
+            await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if not running.done():
+            await ready
 
     async def _run_alone(self, started: asyncio.Event) -> None:
         """Be what a fleet is to its workers: the owner of all tasks, the ledger and the patrol."""

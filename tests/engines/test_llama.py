@@ -81,10 +81,10 @@ async def test_a_cancel_frees_the_slot_and_costs_nothing(spec: WorkerSpec) -> No
             request_id = await submit(worker, "Go.", **LONG)
             assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
             await wait_for_tokens(worker, request_id)
-            assert len((await client.read_counters()).busy_tasks) == 1
+            assert len((await client.read_counters()).busy_work) == 1
             await worker.cancel(request_id)
             assert (await result(worker, request_id)).state is RequestState.CANCELLED
-            while (await client.read_counters()).busy_tasks:
+            while (await client.read_counters()).busy_work:
                 await anyio.lowlevel.checkpoint()
         told = await result(worker, await submit(worker, max_tokens=3))
         assert (told.state, worker.incarnation) == (RequestState.COMPLETED, 1)

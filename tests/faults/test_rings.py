@@ -45,10 +45,11 @@ def processes_of(folder: Path) -> list[int]:
 
 
 @contextmanager
-def supervising(folder: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def supervising(folder: Path, port: int, *flags: str, is_forking: bool = False) -> Iterator[subprocess.Popen[str]]:
     """Run a supervisor over a double-forking engine for a block; it is killed at the end if it still lives."""
     engine = [sys.executable, "-I", "-S", str(ENGINE_PROGRAM), "--daemon", str(folder / "daemon"), *flags]
-    command = [sys.executable, str(SUPERVISOR), str(folder), str(port), *engine]
+    fork = ["--fork"] if is_forking else []
+    command = [sys.executable, str(SUPERVISOR), str(folder), str(port), *fork, *engine]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as supervisor:
         try:
@@ -59,7 +60,7 @@ def supervising(folder: Path, port: int, *flags: str) -> Iterator[subprocess.Pop
 
 def engine_and_guardian(supervisor: subprocess.Popen[str]) -> tuple[int, int]:
     assert supervisor.stdout is not None
-    engine, above = supervisor.stdout.readline().split()
+    engine, above, _ = supervisor.stdout.readline().split()
     return int(engine), int(above)
 
 
@@ -85,6 +86,19 @@ def test_a_sigkill_at_any_moment_leaves_nothing_within_a_second(
             supervisor.kill()
         slowest = max(slowest, wait_for(lambda: not processes_of(folder), "nothing is left", WITHIN_S))  # noqa: B023
     print(f"{times} kills, the slowest tree was gone after {slowest * 1000:.0f} ms")
+
+
+def test_a_fork_of_the_supervisor_keeps_no_engine_alive(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It has inherited the lifeline, whose end therefore says nothing."""
+    with supervising(tmp_path, free_ports(1), is_forking=True) as supervisor:
+        assert supervisor.stdout is not None
+        engine, above, helper = map(int, supervisor.stdout.readline().split())
+        try:
+            supervisor.kill()
+            wait_for(lambda: not is_alive(engine) and not is_alive(above), "the engine is gone", WITHIN_S)
+            assert is_alive(helper)
+        finally:
+            os.kill(helper, signal.SIGKILL)
 
 
 def test_what_outlives_supervisor_and_guardian_is_swept_by_the_next_start(

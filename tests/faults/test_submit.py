@@ -1,13 +1,19 @@
 """The public Worker (contract, section 7; seed 002) on engines that behave, and on one for each way not to."""
 
+import asyncio
 import json
+import os
+import re
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httpx
 import pytest
 
 from tests.conftest import SpecFactory
@@ -24,7 +30,7 @@ from workers import (
     WorkerSpec,
     WorkerTimeouts,
 )
-from workers.errors import StartFailed
+from workers.errors import InvalidSpec, StartFailed
 from workers.incident import Incident
 from workers.states import WorkerState
 
@@ -416,3 +422,114 @@ async def test_incidents_outlive_us(scripted_spec: SpecFactory, tmp_path: Path) 
     assert list(Worker(spec).incidents) == kept
     assert len(kept) == 1
     assert list((tmp_path / "processes").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"port": 70000}, "port: 70000"),
+        ({"port": "9100"}, "port: '9100'"),
+        ({"slots": 0}, "slots: 0"),
+        ({"context": -1}, "context: -1"),
+        ({"env": {"A": 1}}, "env.A: 1"),
+        ({"timeouts": WorkerTimeouts(decode_stall_s=-1.0)}, "timeouts.decode_stall_s: -1.0"),
+        ({"timeouts": WorkerTimeouts(start_s=None)}, "timeouts.start_s"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_specification_that_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
+    """Before anything is started, with the field's name."""
+    with pytest.raises(InvalidSpec, match=re.escape(told)):
+        WorkerSpec(**{"engine": "llama-server", "port": 9100, "command": ["x"], **fields})
+
+
+async def test_a_stop_that_is_cancelled_or_asked_for_twice_is_a_stop(scripted_spec: SpecFactory) -> None:
+    """A signal handler and the end of a block come at the same time; the worker can be started again."""
+    timeouts = WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=60)
+    async with working(scripted_spec(timeouts=timeouts, ignore_sigterm=True)) as worker:
+        pid = worker.snapshot().pid
+        assert pid is not None
+        with anyio.move_on_after(0.1):
+            await worker.stop()
+        assert (worker.state, is_alive(pid)) == (WorkerState.STOPPED, False)
+        await worker.start()
+        assert (await ask(worker)).text == "word0 word1 word2 "
+        with anyio.move_on_after(0.1):
+            await asyncio.gather(worker.stop(), worker.stop())
+        await worker.stop()
+        assert worker.state is WorkerState.STOPPED
+
+
+async def test_a_start_that_failed_can_be_tried_again(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """A state directory that is a file, and then is none."""
+    (tmp_path / "state").write_text("")
+    worker = Worker(replace(scripted_spec(), state_dir=tmp_path / "state"))
+    with anyio.fail_after(LIMIT_S):
+        for _ in range(2):
+            with pytest.raises(OSError, match="state"):
+                await worker.start()
+        (tmp_path / "state").unlink()
+        await worker.start()
+        assert (await ask(worker)).state is RequestState.COMPLETED
+        await worker.stop()
+
+
+async def test_running_out_of_descriptors_kills_no_engine(scripted_spec: SpecFactory) -> None:
+    """We cannot look, nor ask: that is our trouble and not the engine's."""
+    async with working(scripted_spec(timeouts=replace(STALLS, prefill_stall_s=4.0), prefill=3.0)) as worker:
+        request_id = await submit(worker)
+        await wait_until(
+            lambda: [each.verdict for each in worker.snapshot().requests] == [Verdict.SILENT], "the engine is looked at"
+        )
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard[1]))
+        try:
+            failed = await ask(worker, "Another.")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, hard)
+        assert failed.reason == "engine_unreachable"
+        assert (await result(worker, request_id)).state is RequestState.COMPLETED
+        assert worker.incarnation == 1
+
+
+async def test_another_clients_request_costs_nothing(scripted_spec: SpecFactory) -> None:
+    """Who asks the engine past us has a slot that is none of ours, and gets on."""
+    async with working(scripted_spec(slots=4, timeouts=STALLS, tokens=300, interval=0.01)) as worker:
+        host, port = worker.spec.host, worker.spec.port
+        body = {"messages": [{"role": "user", "content": "Go."}], "stream": True}
+        async with (
+            httpx.AsyncClient(trust_env=False) as client,
+            client.stream("POST", f"http://{host}:{port}/v1/chat/completions", json=body) as foreign,
+        ):
+            ours = await submit(worker)
+            cancelled = await submit(worker)
+            await wait_for_tokens(worker, cancelled)
+            await worker.cancel(cancelled)
+            assert (await result(worker, ours)).state is RequestState.COMPLETED
+            assert "DONE" in (await foreign.aread()).decode()
+        assert worker.incarnation == 1
+
+
+async def test_the_drain_of_a_worker_that_gave_up_holds(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """Whatever brings an engine back."""
+    spec = scripted_spec(die_after=0, die_once=str(tmp_path / "once"))
+    with anyio.fail_after(2 * LIMIT_S):
+        worker = Worker(replace(spec, restart=replace(QUICK, failures=1)))
+        await worker.start()
+        await ask(worker)
+        await wait_until(lambda: worker.state is WorkerState.FAILED, "it gives up")
+        worker.drain_nowait("a test")
+        worker.restart_nowait("a test")
+        await wait_until(lambda: worker.state is WorkerState.DRAINING, "it is there, and drained")
+        await worker.stop()
+
+
+async def test_a_verdict_is_kept_though_a_stop_comes_at_once(scripted_spec: SpecFactory) -> None:
+    """The one line that mattered is not lost because somebody gave up."""
+    worker = Worker(replace(scripted_spec(timeouts=STALLS, mute=True), restart=QUICK))
+    with anyio.fail_after(2 * LIMIT_S):
+        await worker.start()
+        assert (await ask(worker)).reason == "stalled_prefill"
+        await worker.stop()
+    assert [incident.verdict for incident in worker.incidents] == [Verdict.STALLED]

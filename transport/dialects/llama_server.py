@@ -39,7 +39,7 @@ class _Function(Struct, gc=False):
 
 
 class _ToolCall(Struct, gc=False):
-    index: int = 0
+    index: int | None = 0
     id: str | None = None
     function: _Function = msgspec.field(default_factory=_Function)
 
@@ -51,7 +51,8 @@ class _Delta(Struct, gc=False):
 
 
 class _Choice(Struct, gc=False):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
+    index: int | None = 0
+    delta: _Delta | None = None
     finish_reason: str | None = None
 
 
@@ -115,6 +116,7 @@ class _Slot(Struct, gc=False):
         return sum(token.n_decoded for token in tokens)
 
 
+_NO_DELTA = _Delta()
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
@@ -210,14 +212,16 @@ def _message(message: Message) -> dict[str, object]:
 
 
 def _add_choice(choice: _Choice, events: list[Event]) -> None:
-    delta = choice.delta
+    if choice.index:
+        return  # a caller's n > 1: one answer is what a turn has
+    delta = choice.delta or _NO_DELTA
     if delta.content:
         events.append(TextDelta(delta.content))
     if delta.reasoning_content:
         events.append(ReasoningDelta(delta.reasoning_content))
     if delta.tool_calls:
         events.extend(
-            ToolCallDelta(call.index, call.id, call.function.name, call.function.arguments or "")
+            ToolCallDelta(call.index or 0, call.id, call.function.name, call.function.arguments or "")
             for call in delta.tool_calls
         )
     if choice.finish_reason:

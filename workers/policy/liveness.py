@@ -12,11 +12,12 @@ A limit counts from the last progress. So nothing weak ever saves or condemns fo
 
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 from typing import Final
 
 QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
 QUIET_MAX_S: Final = 5.0
-PACE_WEIGHT: Final = 0.3  # of the newest prompt in the measured rate
+PACE_PROMPTS: Final = 5
 PACE_MIN_TOKENS: Final = 64  # shorter prompts tell more of overheads than of the rate
 TOKENS_A_CHAR: Final = 0.5  # until the engine has told: high for English, right for code and CJK
 
@@ -133,18 +134,20 @@ def _stall_scope(request: RequestSigns, engine: EngineSigns, now: float, limit_s
 class PrefillPace:
     """How fast an engine reads prompts, as measured: tokens a second, and tokens a character of prompt."""
 
-    tokens_per_s: float | None = None
+    rates: tuple[float, ...] = ()  # tokens a second, of the newest prompts
     tokens_a_char: float = TOKENS_A_CHAR
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate that half of the newest prompts were read faster than; one that is far off changes little."""
+        return median(self.rates) if self.rates else None
 
     def learned(self, *, tokens: int, seconds: float, chars: int, prompt_tokens: int) -> "PrefillPace":
         """Return the pace after one more prompt, of which ``tokens`` were computed and the rest came from a cache."""
         density = prompt_tokens / chars if chars and prompt_tokens >= PACE_MIN_TOKENS else self.tokens_a_char
         if tokens < PACE_MIN_TOKENS or seconds <= 0:
-            return PrefillPace(tokens_per_s=self.tokens_per_s, tokens_a_char=density)
-        rate = tokens / seconds
-        if self.tokens_per_s is not None:
-            rate = PACE_WEIGHT * rate + (1 - PACE_WEIGHT) * self.tokens_per_s
-        return PrefillPace(tokens_per_s=rate, tokens_a_char=density)
+            return PrefillPace(rates=self.rates, tokens_a_char=density)
+        return PrefillPace(rates=(*self.rates, tokens / seconds)[-PACE_PROMPTS:], tokens_a_char=density)
 
     def seconds_for(self, tokens: float) -> float:
         """Return how long so many tokens of a prompt should take; 0 where nothing was measured."""

@@ -3,13 +3,14 @@
 The engine's slots and our requests are two lists without a common name: a slot tells its task, and which request that
 is nobody says. So they are counted. A task that has been seen for the whole limit belongs to a request that is as old:
 one that is still in flight, or one that was cut off within the limit and may take that long to go. Where there are
-more such tasks than such requests, some slot works for nobody.
+more such tasks than such requests, some slot is held for nobody. Only tasks that do not get on are counted: one that
+does may be another client's, and a counter that rises vetoes every kill.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from transport.counters import EngineCounters
+from transport.counters import EngineCounters, SlotWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +27,11 @@ class SlotRelease:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._cut_off: dict[CutOff, float | None] = {}  # to the first look after it
-        self._seen_at: dict[int, float] = {}
+        self._seen: dict[int, tuple[SlotWork, float]] = {}  # a task's last advance, and when it was first seen
 
     def __repr__(self) -> str:
         """State what is looked for."""
-        return f"<SlotRelease cut_off={len(self._cut_off)} tasks={len(self._seen_at)}>"
+        return f"<SlotRelease cut_off={len(self._cut_off)} tasks={len(self._seen)}>"
 
     @property
     def is_armed(self) -> bool:
@@ -47,9 +48,9 @@ class SlotRelease:
         ``in_flight`` are the starts of all generations that waited for the engine at ``asked_at``, before it was asked:
         one that has ended since may be in the look.
         """
-        self._seen_at = {task: self._seen_at.get(task, now) for task in counters.busy_tasks}
+        self._seen = {work.task: self._last_advance(work, now) for work in counters.busy_work}
         since = now - self._limit_s
-        held = sum(seen_at <= since for seen_at in self._seen_at.values())
+        held = sum(seen_at <= since for _, seen_at in self._seen.values())
         owners = sum(started_at <= since for started_at in in_flight)
         leaving = sum(each.started_at <= since < each.ended_at for each in self._cut_off)
         if held > owners + leaving:
@@ -58,5 +59,9 @@ class SlotRelease:
         looked = {each: now if at is None and each.ended_at <= asked_at else at for each, at in self._cut_off.items()}
         self._cut_off = {each: at for each, at in looked.items() if at is None or at > since}
         if not self._cut_off:
-            self._seen_at = {}
+            self._seen = {}
         return False
+
+    def _last_advance(self, work: SlotWork, now: float) -> tuple[SlotWork, float]:
+        before = self._seen.get(work.task)
+        return before if before is not None and before[0] == work else (work, now)

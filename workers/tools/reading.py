@@ -86,7 +86,8 @@ def join_fragments(fragments: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
             partial = current[piece.index] = _Partial()
             calls.append(partial)
         partial.add(piece)
-    return tuple(partial.call(number) for number, partial in enumerate(calls))
+    told = [partial for number, partial in enumerate(calls) if not (number and partial.repeats(calls[number - 1]))]
+    return tuple(partial.call(number) for number, partial in enumerate(told))
 
 
 class _Partial:
@@ -108,9 +109,15 @@ class _Partial:
             return False
         return True
 
+    def repeats(self, before: "_Partial") -> bool:
+        """Whether this is but the name of the call before, sent once more."""
+        is_bare = not self.call_id and not "".join(self._arguments)
+        return is_bare and self._name == before._name and before._is_complete  # noqa: SLF001 - another of its own
+
     def add(self, piece: ToolCallDelta) -> None:
         self.call_id = self.call_id or piece.call_id
-        self._name = self._name or piece.name
+        if piece.name and piece.name != self._name and not "".join(self._arguments):
+            self._name = (self._name or "") + piece.name  # some servers cut names as well
         self._arguments.append(piece.arguments)
 
     def call(self, number: int) -> ToolCall:

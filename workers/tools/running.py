@@ -141,8 +141,12 @@ class MessageTools:
             records += [kept[place] for place in sorted(kept)]
         if troubles:
             return RequestFailed(reason=troubles[0].reason, detail=str(troubles[0]))
-        assert all(result is not None for result in results)  # noqa: S101 - else there was a trouble or a cancel
-        return [result for result in results if result is not None]
+        told = [result for result in results if result is not None]
+        if len(told) < len(uses):
+            return RequestFailed(
+                reason=FailureReason.TOOL_EXCEPTION, detail="a tool has cancelled the task that ran it"
+            )
+        return told
 
     def _check(self, call: ToolCall) -> ToolUse:
         tool = self._tools.get(call.name)
@@ -167,12 +171,12 @@ class MessageTools:
                 result = await self._runner.run(use)
             except UnknownTool as error:
                 raise ToolTrouble(FailureReason.TOOL_UNKNOWN, str(error)) from error
-            except (Exception, SystemExit) as error:
-                raise self._failed(use, error) from error
             except anyio.get_cancelled_exc_class() as error:
                 if _is_cancelled():
                     raise
                 raise self._failed(use, error) from error  # the tool's own doing, and nobody's wish
+            except BaseException as error:
+                raise self._failed(use, error) from error  # whatever a library of the operator's ends processes with
         if limit.cancelled_caught:
             raise ToolTrouble(
                 FailureReason.TOOL_TIMEOUT, f"{use.name}: no result within tools.timeout_s = {self._limits.timeout_s:g}"

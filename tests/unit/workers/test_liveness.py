@@ -77,7 +77,9 @@ class TestJudge:
         assert look(long, SERVING, 2119)[0] is Verdict.SILENT
         assert look(long, SERVING, 2120)[0] is Verdict.STALLED
         slower = pace.learned(tokens=1000, seconds=100, chars=4000, prompt_tokens=1000)
-        assert slower.tokens_per_s == pytest.approx(0.3 * 10 + 0.7 * 50)
+        assert slower.tokens_per_s == 30
+        frozen = slower.learned(tokens=64, seconds=600, chars=400, prompt_tokens=64)
+        assert frozen.tokens_per_s == 10
         assert pace.learned(tokens=3, seconds=9, chars=12, prompt_tokens=3) == pace
         assert PrefillPace().seconds_for(1e6) == 0
 

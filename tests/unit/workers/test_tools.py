@@ -140,8 +140,18 @@ class TestReading:
             ToolCallDelta(0, None, "add", "1}"),
             ToolCallDelta(0, None, "add", '{"a": 2}'),
             ToolCallDelta(0, None, None, ""),
+            ToolCallDelta(0, None, "add", ""),
         ]
         assert [each.arguments for each in join_fragments(pieces)] == ['{"a": 1}', '{"a": 2}']
+
+    def test_a_name_may_be_cut_as_well(self) -> None:
+        """Some servers stream every field in pieces."""
+        pieces = [
+            ToolCallDelta(0, None, "fi", ""),
+            ToolCallDelta(0, None, "nd", ""),
+            ToolCallDelta(0, None, None, "{}"),
+        ]
+        assert [(each.name, each.arguments) for each in join_fragments(pieces)] == [("find", "{}")]
 
     def test_markup_calls_stand_among_words(self) -> None:
         """Contract, section 5.4."""
@@ -167,6 +177,13 @@ class TestReading:
         assert signal_of(call("done", '{"ok": true}')) == Signal(name="done", arguments={"ok": True})
         assert signal_of(call("done", "")) == Signal(name="done", arguments={})
         assert signal_of(call("done", "{oops")) == Signal(name="done", arguments=None, raw="{oops")
+
+
+class Odd(BaseException):
+    """What test frameworks and event loops raise past everybody."""
+
+
+ERRORS = (SystemExit(3), asyncio.CancelledError("mine"), StopIteration(1), Odd("odd"), KeyboardInterrupt())
 
 
 async def _sleep() -> object:
@@ -265,7 +282,9 @@ class TestRunning:
         assert isinstance(results, RequestFailed)
         assert results.reason is FailureReason.TOOL_ARGUMENTS
 
-    @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("mine"), StopIteration(1)])
+    @pytest.mark.parametrize(
+        "error", [SystemExit(3), asyncio.CancelledError("mine"), StopIteration(1), Odd("odd"), KeyboardInterrupt()]
+    )
     @pytest.mark.parametrize("is_async", [False, True])
     async def test_a_tool_that_raises_what_ends_tasks_ends_only_its_request(
         self, error: BaseException, is_async: bool
@@ -284,6 +303,19 @@ class TestRunning:
         assert isinstance(results, RequestFailed)
         assert results.reason is FailureReason.TOOL_EXCEPTION
         assert records[0].reason is FailureReason.TOOL_EXCEPTION
+
+    async def test_a_tool_that_cancels_its_own_task_ends_only_its_request(self) -> None:
+        """Nobody else wants the request to end."""
+
+        async def give_up() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        results, _ = await run(call("raise", "{}"), runner=PythonTools({"raise": give_up}))
+        assert isinstance(results, RequestFailed)
+        assert results.reason is FailureReason.TOOL_EXCEPTION
 
     async def test_calls_that_hang_are_bounded_and_their_threads_keep_nobody(self) -> None:
         """A thread cannot be stopped; so many may hang, and the process ends all the same."""
