@@ -12,7 +12,7 @@ import anyio
 
 from service.config.schema import Config
 from service.jobs import Jobs
-from service.scheduling.policy import POLICIES
+from service.scheduling.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.store.sqlite import SqliteStore, open_store
 from service.tools import open_tools

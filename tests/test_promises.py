@@ -18,7 +18,7 @@ from service.conversations.spec import Limits
 from service.documents import parse_document
 from service.errors import ServiceError
 from service.run import read_job_file
-from service.scheduling.policy import POLICIES
+from service.scheduling.policies import POLICIES
 from transport import errors as transport_errors
 from transport.errors import EngineError
 from workers.outcome import FailureReason

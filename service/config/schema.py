@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.conversations.spec import Limits
 from service.faults import StrictModel
-from service.scheduling.policy import POLICIES
+from service.scheduling.policies import POLICIES
 
 LAST_PORT = 65535
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
@@ -55,7 +55,7 @@ class StoreConfig(StrictModel):
 class SchedulingConfig(StrictModel):
     """In which order turns go to slots."""
 
-    policy: Annotated[str, AfterValidator(_known_policy)] = "progress"
+    policy: Annotated[str, AfterValidator(_known_policy)] = "critical_path"
 
 
 class TimeoutsConfig(StrictModel):

@@ -2,11 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple, NewType
 
 from workers.tools.definition import ToolDefinition
 
 JobId = NewType("JobId", str)
+
+
+class Mode(StrEnum):
+    """How the agents of a conversation take turns."""
+
+    ROUNDS = "rounds"
+    FREE = "free"
+
+
+class PromptAt(StrEnum):
+    """In free mode: when an agent's prompt is made, and so what it has heard."""
+
+    START = "start"  # when its turn starts (seed 004's timeline)
+    QUEUE = "queue"  # when it is queued for it (seed 004's prose)
 
 
 class TurnKey(NamedTuple):
@@ -51,6 +66,8 @@ class Job:
     name: str
     agents: tuple[Agent, ...]
     conversations: tuple[Conversation, ...]
+    mode: Mode = Mode.ROUNDS
+    prompt_at: PromptAt = PromptAt.START
     priority: int = 0
     metadata: Mapping[str, object] = field(default_factory=dict)
 

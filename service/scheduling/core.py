@@ -1,13 +1,17 @@
 """The decisions of the scheduler: events in, actions out. Pure: no clock, no I/O, no task.
 
-The caller hands in one event at a time and carries out the actions in their order. A turn is in exactly one of three
-pools, and is started at most once until its end, in whatever way, has been told.
+The caller hands in what has happened at one moment and carries out the actions in their order. A turn is in exactly one
+of three pools (seed 000): pending with its conversation, ready in the queue of its model, or on a seat; and it is
+started at most once until its end, in whatever way, has been told.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
-from service.conversations.job import Conversation, Job, JobId, TurnKey
+from service.conversations.job import JobId, TurnKey
+from service.conversations.speaking import Place
 from service.conversations.states import ConversationState, TurnState, job_state_after
+from service.scheduling.backlog import Estimates
 from service.scheduling.events import (
     Action,
     Closing,
@@ -22,85 +26,85 @@ from service.scheduling.events import (
     StartTurn,
     TurnCompleted,
     TurnCutOff,
+    TurnEvent,
     TurnFailed,
     TurnInterrupted,
     TurnIsReady,
+    TurnRejected,
     WorkerNotReady,
     WorkerReady,
 )
-from service.scheduling.policy import Candidate, Policy
-from service.scheduling.pools import ReadyPool, Seats
-
-
-class _Talk:
-    """One conversation that has not ended."""
-
-    def __init__(self, job: Job, conversation: Conversation, order: int) -> None:
-        self.job = job
-        self.conversation = conversation
-        self.order = order
-        self.round = 0
-        self.spoken: set[str] = set()  # of this round
-        self.ended: set[TurnKey] = set()
-        self.pending: set[str] = set()  # agents of this round that wait for others
-        self.is_started = False
-        self.ending: tuple[ConversationState, str | None] | None = None
-
-    def key(self, agent_id: str, round_number: int) -> TurnKey:
-        return TurnKey(self.job.id, self.conversation.id, agent_id, round_number)
-
-    def all_turns(self) -> Iterator[TurnKey]:
-        """Iterate over all turns of the conversation."""
-        for number in range(self.conversation.rounds):
-            for agent in self.job.agents:
-                yield self.key(agent.id, number)
-
-
-class _LiveJob:
-    """One job that has not ended."""
-
-    def __init__(self) -> None:
-        self.talks: dict[str, _Talk] = {}
-        self.endings: set[ConversationState] = set()
-        self.is_started = False
-        self.is_cancelled = False
+from service.scheduling.live import LiveJob, Talk
+from service.scheduling.policies import PolicyFactory
+from service.scheduling.policies.fifo import Policy as FifoQueue
+from service.scheduling.ready import ReadyQueue, ReadyTurn
+from service.scheduling.seats import Seats
 
 
 class SchedulingCore:
     """Which turn runs where, of all jobs that have not ended."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: PolicyFactory) -> None:
         self._policy = policy
-        self._ready = ReadyPool()
-        self._suspects = ReadyPool()  # ready turns, each of which may have brought down an engine
+        self._ready: dict[str, ReadyQueue] = {}  # by model, so that a full one's turns are never scanned
+        self._suspects: dict[str, ReadyQueue] = {}  # ready turns, each of which may have brought down an engine
+        self._ready_by_job: Counter[JobId] = Counter()
         self._seats = Seats()
-        self._jobs: dict[JobId, _LiveJob] = {}
-        self._retried: set[TurnKey] = set()
+        self._jobs: dict[JobId, LiveJob] = {}
+        self._estimates = Estimates()
         self._orders = 0
         self._is_closing = False
 
     def __repr__(self) -> str:
         """State the pools."""
-        ready = len(self._ready) + len(self._suspects)
+        ready = self._ready_by_job.total()
         return f"<SchedulingCore jobs={len(self._jobs)} ready={ready} in_flight={len(self._seats)}>"
 
-    def handle(self, event: Event) -> list[Action]:
-        """Return what follows from ``event``."""
-        actions = list(self._apply(event))
+    def handle(self, *events: Event) -> list[Action]:
+        """Return what follows from ``events``; ends at the same moment are all applied before the next start."""
+        actions = [action for event in events for action in self._apply(event)]
         actions += self._dispatch()
         return actions
+
+    # Looking
 
     def counts(self, job_id: JobId) -> dict[TurnState, int]:
         """Count the turns of one job that are ready and in flight."""
         return {
-            TurnState.READY: self._ready.by_job[job_id] + self._suspects.by_job[job_id],
+            TurnState.READY: self._ready_by_job[job_id],
             TurnState.IN_FLIGHT: self._seats.by_job[job_id],
         }
 
     def free(self, model: str) -> int:
         """Count the slots of a model that nobody has and nobody waits for."""
-        waiting = self._ready.count(model) + self._suspects.count(model)
+        waiting = sum(len(pool[model]) for pool in (self._ready, self._suspects) if model in pool)
         return 0 if self._is_closing else max(0, self._seats.free(model) - waiting)
+
+    def pools(self) -> Mapping[TurnState, int]:
+        """Count the turns of all jobs in each pool."""
+        ready, in_flight = self._ready_by_job.total(), len(self._seats)
+        left = sum(live.backlog.turns_left for live in self._jobs.values())
+        return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
+
+    def ready_heads(self, count: int) -> list[TurnKey]:
+        """Return the ready turns that go next, of all models in turn."""
+        queues = [*self._suspects.values(), *self._ready.values()]
+        heads = [queue.heads(count) for queue in queues if queue]
+        merged = [turn.key for place in range(count) for turns in heads for turn in turns[place : place + 1]]
+        return merged[:count]
+
+    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...]]]:
+        """Return the first turns that wait for others to speak, and for whom."""
+        found: list[tuple[TurnKey, tuple[str, ...]]] = []
+        for live in self._jobs.values():
+            for talk in live.talks.values():
+                if len(found) >= count:
+                    return found
+                if talk.ending is None:
+                    found += talk.waiting()
+        return found[:count]
+
+    # Events
 
     def _apply(self, event: Event) -> Iterator[Action]:
         match event:
@@ -110,51 +114,54 @@ class SchedulingCore:
                 yield from self._cancel(event.job_id)
             case WorkerReady():
                 self._seats.open(event.worker, event.model, event.slots)
+                self._queue(event.model).note_slots(self._seats.total(event.model))
             case WorkerNotReady():
-                self._seats.close(event.worker)
+                model = self._seats.close(event.worker)
+                if model is not None:
+                    self._queue(model).note_slots(self._seats.total(model))
             case Closing():
                 self._is_closing = True
-            case TurnCompleted() | TurnInterrupted() | TurnFailed() | TurnCutOff():
-                if self._seats.rise(event.key):
-                    yield from self._land(event)
+            case TurnCompleted() | TurnInterrupted() | TurnRejected() | TurnFailed() | TurnCutOff():
+                worker = self._seats.rise(event.key)
+                if worker is not None:
+                    yield from self._land(event, worker)
 
     # Jobs
 
     def _admit(self, event: JobAdmitted) -> Iterator[Action]:
-        live = _LiveJob()
-        live.is_cancelled = event.is_cancelled
+        live = LiveJob(event.job, is_cancelled=event.is_cancelled)
         self._jobs[event.job.id] = live
         for conversation in event.job.conversations:
             self._orders += 1
-            live.talks[conversation.id] = _Talk(event.job, conversation, self._orders)
+            live.talks[conversation.id] = Talk(live, conversation, self._orders)
+        live.backlog.refresh(self._estimates)
+        self._tell_load(live)
+        ended: dict[str, list[TurnKey]] = {}
+        for key in event.ended:
+            ended.setdefault(key.conversation_id, []).append(key)
         for talk in list(live.talks.values()):
-            yield from self._resume(talk, event.ended)
+            keys = ended.get(talk.conversation.id, [])
+            yield from self._resume(talk, {key: event.ended[key] for key in keys})
 
-    def _resume(self, talk: _Talk, ended: Mapping[TurnKey, tuple[TurnState, str | None]]) -> Iterator[Action]:
-        for key in talk.all_turns() if ended else ():
-            if key not in ended:
-                continue
-            talk.ended.add(key)
-            state, reason = ended[key]
-            if state is TurnState.FAILED:  # its neighbours were cut off because of it, whichever was stored first
+    def _resume(self, talk: Talk, ended: Mapping[TurnKey, tuple[TurnState, str | None]]) -> Iterator[Action]:
+        live = talk.live
+        spoken: list[Place] = []
+        for key, (state, reason) in ended.items():
+            talk.end(key)
+            if state is TurnState.COMPLETED:
+                spoken.append(talk.place(key))
+            elif state is TurnState.FAILED:  # its neighbours were cut off because of it, whichever was stored first
                 talk.ending = (ConversationState.FAILED, reason)
-            elif state is TurnState.CANCELLED and talk.ending is None:
+            elif talk.ending is None:
                 talk.ending = (ConversationState.CANCELLED, reason)
-        live = self._jobs[talk.job.id]
-        talk.is_started = bool(talk.ended)
+        talk.is_started = bool(ended)
         live.is_started |= talk.is_started
-        if live.is_cancelled and len(talk.ended) < len(talk.job.agents) * talk.conversation.rounds:
+        if live.is_cancelled and not talk.has_ended_all:
             talk.ending = talk.ending or (ConversationState.CANCELLED, "cancelled")
         if talk.ending is not None:
             yield from self._settle(talk)
             return
-        agents = {agent.id for agent in talk.job.agents}
-        while talk.round < talk.conversation.rounds:
-            talk.spoken = {agent for agent in agents if talk.key(agent, talk.round) in talk.ended}
-            if talk.spoken != agents:
-                break
-            talk.round += 1
-        yield from self._open_round(talk)
+        yield from self._go_on(talk, talk.order.resume(spoken))
 
     def _cancel(self, job_id: JobId) -> Iterator[Action]:
         live = self._jobs.get(job_id)
@@ -164,110 +171,136 @@ class SchedulingCore:
         for talk in list(live.talks.values()):
             yield from self._end(talk, ConversationState.CANCELLED, "cancelled")
 
+    def _tell_load(self, live: LiveJob) -> None:
+        """Tell the queues what is left of a job."""
+        for model in live.backlog.models:
+            self._queue(model).note_load(live.job.id, live.backlog.load(model))
+
     # Conversations
 
-    def _open_round(self, talk: _Talk) -> Iterator[Action]:
-        if talk.round == talk.conversation.rounds:
+    def _go_on(self, talk: Talk, places: Iterable[Place]) -> Iterator[Action]:
+        """Make ready whoever may speak now; end a conversation in which nobody has anything left to say."""
+        live = talk.live
+        if talk.order.is_over:
             talk.ending = (ConversationState.COMPLETED, None)
             yield from self._settle(talk)
             return
-        talk.pending = {agent.id for agent in talk.job.agents} - talk.spoken
-        yield from self._release(talk)
+        live.backlog.note_rounds(talk.conversation.id, talk.conversation.rounds - talk.order.rounds_completed)
+        for place in places:
+            yield self._make_ready(talk, place)
 
-    def _release(self, talk: _Talk) -> Iterator[Action]:
-        """Make ready whoever waits for nobody any more."""
-        for number, agent in enumerate(talk.job.agents):
-            if agent.id in talk.pending and agent.waits_for <= talk.spoken:
-                talk.pending.discard(agent.id)
-                yield self._make_ready(talk, talk.key(agent.id, talk.round), number, self._ready)
-
-    def _make_ready(self, talk: _Talk, key: TurnKey, agent_order: int, pool: ReadyPool) -> Action:
+    def _make_ready(self, talk: Talk, place: Place, *, is_front: bool = False, is_suspect: bool = False) -> Action:
         self._orders += 1
-        candidate = Candidate(
-            job_priority=talk.job.priority,
-            is_retry=key in self._retried,
-            rounds_completed=talk.round,
-            conversation_order=talk.order,
-            round=key.round,
-            agent_order=agent_order,
+        job = talk.live.job
+        turn = ReadyTurn(
+            key=talk.key(place),
+            job_priority=job.priority,
+            rounds_completed=talk.order.rounds_completed,
+            conversation_order=talk.number,
+            agent_order=place.agent,
             ready_order=self._orders,
+            path=talk.live.backlog.path(place, talk.conversation.rounds),
+            is_front=is_front,
         )
-        pool.push(key, talk.job.agents[agent_order].model, self._policy(candidate))
-        return TurnIsReady(key=key)
+        model = job.agents[place.agent].model
+        talk.open.add(turn.key)
+        if not is_front:
+            talk.queue(turn, model)
+        (self._suspect_queue(model) if is_suspect else self._queue(model)).push(turn)
+        self._ready_by_job[job.id] += 1
+        return TurnIsReady(key=turn.key)
 
-    def _end(self, talk: _Talk, state: ConversationState, reason: str | None) -> Iterator[Action]:
+    def _end(self, talk: Talk, state: ConversationState, reason: str | None) -> Iterator[Action]:
         """End a conversation early: drop what waits, cut off what runs."""
         if talk.ending is not None:
             return
         talk.ending = (state, reason)
-        talk.pending.clear()
-        for agent in talk.job.agents:
-            key = talk.key(agent.id, talk.round)
-            self._ready.discard(key)
-            self._suspects.discard(key)
+        for key in talk.in_order(talk.open):
             if key in self._seats:
                 yield CutOffTurn(key=key)
+            else:
+                self._drop(talk, key)
         yield from self._settle(talk)
 
-    def _settle(self, talk: _Talk) -> Iterator[Action]:
+    def _drop(self, talk: Talk, key: TurnKey) -> None:
+        model = talk.model(key)
+        talk.open.discard(key)
+        for pool in (self._ready, self._suspects):
+            if model in pool and pool[model].discard(key) is not None:
+                self._count_ready(key.job_id, -1)
+
+    def _settle(self, talk: Talk) -> Iterator[Action]:
         """Finish a conversation that is to end, once nothing of it is in flight."""
-        if talk.ending is None or any(talk.key(agent.id, talk.round) in self._seats for agent in talk.job.agents):
+        if talk.ending is None or any(key in self._seats for key in talk.open):
             return
         state, reason = talk.ending
-        job_id = talk.job.id
-        live = self._jobs[job_id]
-        del live.talks[talk.conversation.id]
-        live.endings.add(state)
-        unspoken = tuple(key for key in talk.all_turns() if key not in talk.ended)
+        live, job_id = talk.live, talk.live.job.id
+        unspoken = talk.unspoken()
+        live.end_talk(talk, unspoken, state)
         yield ConversationEnded(
             job_id=job_id, conversation_id=talk.conversation.id, state=state, reason=reason, unspoken=unspoken
         )
-        if not live.talks:
-            del self._jobs[job_id]
-            state_of_job = job_state_after(frozenset(live.endings), was_cancelled=live.is_cancelled)
-            yield JobEnded(job_id=job_id, state=state_of_job)
+        if live.talks:
+            return
+        del self._jobs[job_id]
+        for model in live.backlog.models:
+            self._queue(model).note_load(job_id, None)
+        state_of_job = job_state_after(frozenset(live.endings), was_cancelled=live.is_cancelled)
+        yield JobEnded(job_id=job_id, state=state_of_job)
 
     # Turns
 
-    def _land(self, event: TurnCompleted | TurnInterrupted | TurnFailed | TurnCutOff) -> Iterator[Action]:
+    def _land(self, event: TurnEvent, worker: str) -> Iterator[Action]:
         key = event.key
-        talk = self._jobs[key.job_id].talks[key.conversation_id]
-        if isinstance(event, TurnInterrupted) and talk.ending is None:
-            self._retried.add(key)
-            number = [agent.id for agent in talk.job.agents].index(key.agent_id)
-            pool = self._suspects if event.is_suspect else self._ready
-            yield self._make_ready(talk, key, number, pool)
+        live = self._jobs[key.job_id]
+        talk = live.talks[key.conversation_id]
+        place = talk.place(key)
+        if isinstance(event, TurnInterrupted | TurnRejected) and talk.ending is None:
+            is_suspect = isinstance(event, TurnInterrupted) and event.is_suspect
+            yield self._make_ready(talk, place, is_front=True, is_suspect=is_suspect)
             return
-        self._retried.discard(key)
-        if not isinstance(event, TurnInterrupted):
-            talk.ended.add(key)
+        talk.open.discard(key)
+        if not isinstance(event, TurnInterrupted | TurnRejected):
+            talk.end(key)
         if isinstance(event, TurnCompleted):
-            talk.spoken.add(key.agent_id)
+            talk.warm[place.agent] = worker
+            if event.seconds is not None:
+                self._estimates.learn(talk.model(key), key.agent_id, event.seconds)
+                live.backlog.refresh(self._estimates)
         if talk.ending is not None:
             yield from self._settle(talk)
         elif isinstance(event, TurnFailed):
             yield from self._end(talk, ConversationState.FAILED, event.reason)
-        elif len(talk.spoken) == len(talk.job.agents):
-            talk.round += 1
-            talk.spoken = set()
-            yield from self._open_round(talk)
         else:
-            yield from self._release(talk)
+            yield from self._go_on(talk, talk.order.take(place))
+        if live.talks:
+            self._tell_load(live)
+
+    # Starting
 
     def _dispatch(self) -> Iterator[Action]:
         if self._is_closing:
             return
-        for model in self._suspects.models():
-            while self._suspects.count(model) and (worker := self._seats.best(model, for_suspect=True)) is not None:
-                yield from self._start(self._suspects.pop(model), worker, is_suspect=True)
-        for model in self._ready.models():
-            while self._ready.count(model) and (worker := self._seats.best(model)) is not None:
-                yield from self._start(self._ready.pop(model), worker)
+        for model, suspects in self._suspects.items():
+            while suspects and self._seats.best(model, for_suspect=True) is not None:
+                yield from self._start(model, suspects.pop(), is_suspect=True)
+        for model, ready in self._ready.items():
+            while ready and self._seats.has_free(model):
+                turn = ready.pop()
+                first = self._jobs[turn.key.job_id].talks[turn.key.conversation_id].first_in_line(turn, model)
+                if first is not turn:  # free mode: whoever is first in its conversation's own queue goes first
+                    ready.discard(first.key)
+                    ready.push(turn)
+                yield from self._start(model, first)
 
-    def _start(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> Iterator[Action]:
-        self._seats.seat(key, worker, is_suspect=is_suspect)
+    def _start(self, model: str, turn: ReadyTurn, *, is_suspect: bool = False) -> Iterator[Action]:
+        key = turn.key
         live = self._jobs[key.job_id]
         talk = live.talks[key.conversation_id]
+        worker = self._seats.best(model, talk.warm.get(turn.agent_order), for_suspect=is_suspect)
+        assert worker is not None  # noqa: S101 - whoever dispatches has looked
+        self._seats.seat(key, worker, is_suspect=is_suspect)
+        self._count_ready(key.job_id, -1)
         if not live.is_started:
             live.is_started = True
             yield JobStarted(job_id=key.job_id)
@@ -275,3 +308,18 @@ class SchedulingCore:
             talk.is_started = True
             yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
         yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)
+
+    def _count_ready(self, job_id: JobId, change: int) -> None:
+        self._ready_by_job[job_id] += change
+        if not self._ready_by_job[job_id]:
+            del self._ready_by_job[job_id]
+
+    def _queue(self, model: str) -> ReadyQueue:
+        if model not in self._ready:
+            self._ready[model] = self._policy()
+        return self._ready[model]
+
+    def _suspect_queue(self, model: str) -> ReadyQueue:
+        if model not in self._suspects:
+            self._suspects[model] = FifoQueue()
+        return self._suspects[model]

@@ -43,9 +43,10 @@ class WorkerNotReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCompleted:
-    """A turn has spoken."""
+    """A turn has spoken; ``seconds`` is how long it held its slot, over all its attempts that counted."""
 
     key: TurnKey
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,13 @@ class TurnInterrupted:
 
     key: TurnKey
     is_suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRejected:
+    """A turn's answer is not valid; it is to be asked again, ahead of all that waits."""
+
+    key: TurnKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +88,8 @@ class Closing:
     """Nothing more is to be started."""
 
 
-Event = (
-    JobAdmitted
-    | JobCancelled
-    | WorkerReady
-    | WorkerNotReady
-    | TurnCompleted
-    | TurnInterrupted
-    | TurnFailed
-    | TurnCutOff
-    | Closing
-)
+TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
+Event = JobAdmitted | JobCancelled | WorkerReady | WorkerNotReady | TurnEvent | Closing
 
 # Actions
 

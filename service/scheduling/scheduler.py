@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
 from service.conversations.job import Job, JobId, TurnKey
@@ -19,7 +20,7 @@ from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
-from service.scheduling.policy import Policy
+from service.scheduling.policies import PolicyFactory
 from service.scheduling.retry import Suspicion, strike
 from service.scheduling.turn import Progress, TurnRun
 from service.store import records
@@ -31,6 +32,7 @@ from workers.slots import Lease
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
+_End = tuple[events.Event, Record]  # what the core is told of the end of an attempt, and the store
 logger = logging.getLogger(__name__)
 
 
@@ -40,6 +42,7 @@ class _Live:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.agents = {agent.id: agent for agent in job.agents}
+        self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.conversations = {talk.id: talk for talk in job.conversations}
         self.spoken: dict[str, dict[tuple[str, int], str]] = {talk.id: {} for talk in job.conversations}
 
@@ -53,7 +56,7 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyFactory,
         fleet: Fleet,
         append: Callable[[Sequence[Record], Callable[[], None]], None],
     ) -> None:
@@ -65,6 +68,8 @@ class Scheduler:
         self._runs: dict[TurnKey, TurnRun] = {}
         self._in_flight: set[TurnKey] = set()
         self._unstored: dict[TurnKey, Turn] = {}  # ended, and not yet durable
+        self._ready_at: dict[TurnKey, datetime] = {}  # of turns that never were on a slot
+        self._landed: list[tuple[TurnRun, Outcome]] = []
         self._suspicion = Suspicion()
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
@@ -135,10 +140,10 @@ class Scheduler:
 
     # Acting
 
-    def _post(self, event: events.Event, told: Sequence[Record] = ()) -> None:
-        """Handle one event; the only writer of the core and of the pools. Nothing here waits."""
+    def _post(self, *events_: events.Event, told: Sequence[Record] = ()) -> None:
+        """Handle what happened at one moment; the only writer of the core and of the pools. Nothing here waits."""
         facts = list(told)
-        for action in self._core.handle(event):
+        for action in self._core.handle(*events_):
             facts += self._act(action)
         if facts:
             ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
@@ -154,7 +159,8 @@ class Scheduler:
             case events.StartTurn():
                 facts += self._start(action, now)
             case events.CutOffTurn():
-                self._runs[action.key].cut_off()
+                if action.key in self._runs:  # else it has ended at the same moment, and its end comes next
+                    self._runs[action.key].cut_off()
             case events.ConversationStarted():
                 facts.append(_conversation(action, ConversationState.RUNNING, None, now))
             case events.ConversationEnded():
@@ -176,7 +182,7 @@ class Scheduler:
     def _note_ready(self, key: TurnKey, now: datetime) -> list[Record]:
         if key in self._runs:
             return []  # interrupted: the record of that says it
-        self._runs[key] = TurnRun(key)
+        self._ready_at[key] = now
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now)]
 
     def _start(self, action: events.StartTurn, now: datetime) -> list[Record]:
@@ -186,12 +192,15 @@ class Scheduler:
         if action.is_suspect:
             self._suspicion.board(worker.spec.id, worker.incarnation, action.key)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
+        if action.key not in self._runs:
+            self._runs[action.key] = TurnRun(action.key, queued_at=self._ready_at.pop(action.key))
         self._in_flight.add(action.key)
         self._tasks.start_soon(self._run_turn, action.key, worker, lease)
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
 
     def _drop(self, key: TurnKey, now: datetime) -> Record:
         run = self._runs.pop(key, None)
+        self._ready_at.pop(key, None)
         reason = FailureReason.CANCELLED
         if run is not None:
             return records.TurnEnded(turn=run.snapshot(TurnState.CANCELLED, reason), at=now)
@@ -220,14 +229,27 @@ class Scheduler:
         except Exception as error:
             logger.exception("turn %s: a defect of Roundhouse", key)
             outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
-        self._in_flight.discard(key)
-        self._land(run, outcome)
+        self._landed.append((run, outcome))
+        if len(self._landed) == 1:  # whatever else ends at this moment is applied with it, before the next start
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+            self._land_all()
+
+    def _land_all(self) -> None:
+        landed, self._landed = self._landed, []
+        ends: list[_End] = []
+        for run, outcome in sorted(landed, key=lambda each: self._place(each[0].key)):
+            self._in_flight.discard(run.key)
+            if not (isinstance(outcome, Cancelled) and outcome.reason is CancelReason.SHUTDOWN):
+                ends.append(self._land(run, outcome))
+            # else the turn stays as it is stored: the next life of the service runs it
+        self._post(*(event for event, _ in ends), told=[record for _, record in ends])
         self._tell_idle()
 
-    def _land(self, run: TurnRun, outcome: Outcome) -> None:
+    def _place(self, key: TurnKey) -> tuple[JobId, str, int]:
+        return key.job_id, key.conversation_id, self._jobs[key.job_id].places[key.agent_id]
+
+    def _land(self, run: TurnRun, outcome: Outcome) -> "_End":
         """Take the end of an attempt: state first, records with it, before anything is awaited."""
-        if isinstance(outcome, Cancelled) and outcome.reason is CancelReason.SHUTDOWN:
-            return  # the turn stays as it is stored: the next life of the service runs it
         run.end_attempt(outcome)
         key = run.key
         if not (isinstance(outcome, EngineFailed) and outcome.brought_down):
@@ -236,38 +258,38 @@ class Scheduler:
             case Completed():
                 words = self._jobs[key.job_id].spoken[key.conversation_id]
                 words[key.agent_id, key.round] = run.answer.text if run.answer else ""
-                self._finish(run, events.TurnCompleted(key=key), TurnState.COMPLETED)
+                return self._finish(run, events.TurnCompleted(key=key, seconds=run.seconds), TurnState.COMPLETED)
             case Cancelled():
-                self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
+                return self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
             case RequestFailed():
                 failed = events.TurnFailed(key=key, reason=outcome.reason)
-                self._finish(run, failed, TurnState.FAILED, outcome.reason, outcome.detail)
+                return self._finish(run, failed, TurnState.FAILED, outcome.reason, outcome.detail)
             case EngineFailed():
-                self._interrupt(run, outcome)
+                return self._interrupt(run, outcome)
             case _:
                 assert_never(outcome)
 
-    def _interrupt(self, run: TurnRun, failed: EngineFailed) -> None:
+    def _interrupt(self, run: TurnRun, failed: EngineFailed) -> "_End":
         """Run a turn again whose engine has failed, unless that was once too often."""
         key, last = run.key, run.attempts[-1]
         is_other = self._suspicion.falls_on_another(last.worker, last.incarnation, key)
         run.strikes, reason = strike(run.strikes, failed, has_other_suspect=is_other)
         if reason is not None:
-            self._finish(run, events.TurnFailed(key=key, reason=reason), TurnState.FAILED, reason, failed.detail)
-            return
+            ended = events.TurnFailed(key=key, reason=reason)
+            return self._finish(run, ended, TurnState.FAILED, reason, failed.detail)
         logger.warning("turn %s: %s: %s; it runs again", key, failed.reason, failed.detail)
         told = records.TurnRequeued(
             key=key, worker=last.worker, reason=failed.reason, detail=failed.detail, at=datetime.now(UTC)
         )
-        self._post(events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), [told])
+        return events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), told
 
     def _finish(
         self, run: TurnRun, event: events.Event, state: TurnState, reason: str | None = None, detail: str | None = None
-    ) -> None:
+    ) -> "_End":
         key = run.key
         del self._runs[key]
         turn = self._unstored[key] = run.snapshot(state, reason, detail)
-        self._post(event, [records.TurnEnded(turn=turn, at=datetime.now(UTC))])
+        return event, records.TurnEnded(turn=turn, at=datetime.now(UTC))
 
     def _request(self, key: TurnKey) -> Request:
         live = self._jobs[key.job_id]

@@ -39,12 +39,12 @@ class Progress:
 class TurnRun:
     """What is known of a turn that has not ended; written by the scheduler alone."""
 
-    def __init__(self, key: TurnKey) -> None:
+    def __init__(self, key: TurnKey, queued_at: datetime) -> None:
         self.key = key
         self.strikes = Strikes()
         self.attempts: list[Attempt] = []
         self._is_cut_off = False
-        self._queued_at = datetime.now(UTC)
+        self._queued_at = queued_at
         self._started_at: datetime | None = None
         self._attempt_at: datetime | None = None
         self._scope = anyio.CancelScope()
@@ -67,6 +67,12 @@ class TurnRun:
             self._scope.cancel()
         self.answer, self.flight = Answer(time.monotonic), None
         return self.answer, self._scope
+
+    @property
+    def seconds(self) -> float:
+        """How long the last attempt has held its slot."""
+        last = self.attempts[-1]
+        return (last.finished_at - last.started_at).total_seconds()
 
     def cut_off(self) -> None:
         """End the attempt that is running, or is about to."""

@@ -34,7 +34,10 @@ from service.errors import ConfigError
         ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: input should be greater than or equal to 1"),
         ("models: {m: {engine: embedded, context: " + "[" * 5000, "nested too deeply"),
         ("models: {1: {engine: embedded}}", "a key must be text"),
-        ("scheduling: {policy: best}\nmodels: {m: {engine: embedded}}", "unknown policy 'best'; known: progress, fifo"),
+        (
+            "scheduling: {policy: best}\nmodels: {m: {engine: embedded}}",
+            "unknown policy 'best'; known: critical_path, fifo, progress",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said_with_its_place_and_mend(tmp_path: Path, text: str, told: str) -> None:

@@ -23,7 +23,7 @@ from service.scheduling.events import (
     WorkerNotReady,
     WorkerReady,
 )
-from service.scheduling.policy import POLICIES
+from service.scheduling.policies import POLICIES
 from tests.unit.service.jobs import DEBATE, agent, job, key
 
 J = JobId("j")
@@ -222,9 +222,9 @@ def test_a_suspect_shares_no_worker_with_another() -> None:
     actions = scheduler.handle(WorkerReady(worker="w", model="m", slots=3))
     started = [(action.key.conversation_id, action.is_suspect) for action in actions if isinstance(action, StartTurn)]
     assert started == [("c0", True), ("c3", False)]
-    assert starts(scheduler.handle(TurnInterrupted(key=key("a", 0, 0), is_suspect=True))) == [key("a", 0, 0)]
-    assert starts(scheduler.handle(TurnCompleted(key=key("a", 0, 0)))) == [key("a", 0, 1)]
-    assert starts(scheduler.handle(WorkerReady(worker="v", model="m", slots=3))) == [key("a", 0, 2)]
+    assert starts(scheduler.handle(TurnInterrupted(key=key("a", 0, 0), is_suspect=True))) == [key("a", 0, 1)]
+    assert starts(scheduler.handle(TurnCompleted(key=key("a", 0, 1)))) == [key("a", 0, 2)]
+    assert starts(scheduler.handle(WorkerReady(worker="v", model="m", slots=3))) == [key("a", 0, 0)]
 
 
 def test_a_job_with_ended_conversations_goes_on_with_the_others() -> None:

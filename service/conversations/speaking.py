@@ -1,0 +1,196 @@
+"""Who of a conversation may speak when: in rounds, or freely (contract, sections 5.1 and 5.3). Pure.
+
+An agent's place is its index in the job, so that nothing here compares names. Every answer is a list of turns that get
+ready, in the order in which they do.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from service.conversations.job import Job, Mode
+
+
+class Place(NamedTuple):
+    """One turn of a conversation: the agent's index in the job, and the round."""
+
+    agent: int
+    round: int
+
+
+class Waiting(NamedTuple):
+    """One turn that waits for others to speak, and for whom."""
+
+    place: Place
+    waits_for: tuple[int, ...]
+
+
+class SpeakingOrder(Protocol):
+    """The turn-taking of one conversation."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everybody has spoken in every round."""
+
+    @property
+    def rounds_completed(self) -> int:
+        """How many rounds everybody has spoken in."""
+
+    def resume(self, spoken: Sequence[Place]) -> list[Place]:
+        """Begin, or go on after ``spoken`` in the order in which they were; return the turns that are ready."""
+
+    def take(self, place: Place) -> list[Place]:
+        """Take the fact that a turn has spoken; return the turns that are ready by that."""
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Iterate over the turns of the present round that wait for others."""
+
+
+def speaking_order(job: Job, dependencies: "Dependencies", rounds: int) -> SpeakingOrder:
+    """Return the turn-taking of a conversation of ``job``."""
+    if job.mode is Mode.FREE:
+        return FreeOrder(len(job.agents), rounds)
+    return RoundsOrder(dependencies, rounds)
+
+
+def dependencies_of(job: Job) -> "Dependencies":
+    """Return whom the agents of ``job`` wait for."""
+    places = {agent.id: number for number, agent in enumerate(job.agents)}
+    return Dependencies([[places[other] for other in agent.waits_for] for agent in job.agents])
+
+
+class Dependencies:
+    """Whom each agent waits for within a round, worked out once for all conversations of a job."""
+
+    def __init__(self, waits_for: Sequence[Iterable[int]]) -> None:
+        self.waits_for = tuple(tuple(sorted(waited)) for waited in waits_for)
+        self.all_agents = frozenset(range(len(self.waits_for)))
+        self.first = tuple(agent for agent in range(len(self.waits_for)) if not self.waits_for[agent])
+        followers: list[list[int]] = [[] for _ in self.waits_for]
+        for agent, waited in enumerate(self.waits_for):
+            for other in waited:
+                followers[other].append(agent)
+        self.followers = tuple(map(tuple, followers))
+        self._last_first = self._order()
+
+    def tails(self, weights: Sequence[float]) -> list[float]:
+        """Return, for each agent, the weight of the longest chain within a round that begins with it."""
+        tails = [0.0] * len(self.waits_for)
+        for agent in self._last_first:
+            tails[agent] = weights[agent] + max((tails[other] for other in self.followers[agent]), default=0.0)
+        return tails
+
+    def _order(self) -> tuple[int, ...]:
+        """Return the agents such that each comes after all that wait for it."""
+        left = [len(followers) for followers in self.followers]
+        order = [agent for agent, count in enumerate(left) if not count]
+        for agent in order:
+            for other in self.waits_for[agent]:
+                left[other] -= 1
+                if not left[other]:
+                    order.append(other)
+        return tuple(order)
+
+
+class RoundsOrder:
+    """Rounds: an agent speaks after those it waits for, and a round begins when the last one has ended."""
+
+    __slots__ = ("_dependencies", "_pending", "_round", "_rounds", "_spoken")
+
+    def __init__(self, dependencies: Dependencies, rounds: int) -> None:
+        self._dependencies = dependencies
+        self._rounds = rounds
+        self._round = 0
+        self._spoken: set[int] = set()
+        self._pending: set[int] = set()
+
+    def __repr__(self) -> str:
+        """State the round."""
+        return f"<RoundsOrder {self._round}/{self._rounds} spoken={sorted(self._spoken)}>"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last round has ended."""
+        return self._round == self._rounds
+
+    @property
+    def rounds_completed(self) -> int:
+        """How many rounds have ended."""
+        return self._round
+
+    def resume(self, spoken: Sequence[Place]) -> list[Place]:
+        """Begin, or go on in the first round that has not ended."""
+        heard = set(spoken)
+        agents = self._dependencies.all_agents
+        while not self.is_over and all(Place(agent, self._round) in heard for agent in agents):
+            self._round += 1
+        self._spoken = {agent for agent in agents if Place(agent, self._round) in heard}
+        return self._open()
+
+    def take(self, place: Place) -> list[Place]:
+        """Take a turn's end: others may have waited for it, or the whole round has."""
+        self._spoken.add(place.agent)
+        if len(self._spoken) == len(self._dependencies.all_agents):
+            self._round += 1
+            self._spoken = set()
+            return self._open()
+        followers = self._dependencies.followers[place.agent]
+        return self._release(agent for agent in followers if agent in self._pending)
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Iterate over whoever waits in this round."""
+        for agent in sorted(self._pending):
+            absent = tuple(other for other in self._dependencies.waits_for[agent] if other not in self._spoken)
+            yield Waiting(Place(agent, self._round), absent)
+
+    def _open(self) -> list[Place]:
+        if self.is_over:
+            return []
+        self._pending = set(self._dependencies.all_agents - self._spoken)
+        return self._release(sorted(self._pending))
+
+    def _release(self, agents: Iterable[int]) -> list[Place]:
+        waits_for = self._dependencies.waits_for
+        free = [agent for agent in agents if all(other in self._spoken for other in waits_for[agent])]
+        self._pending.difference_update(free)
+        return [Place(agent, self._round) for agent in free]
+
+
+class FreeOrder:
+    """Free mode: whoever has spoken goes to the back of the queue, until each has had all its turns (seed 004, 5.1)."""
+
+    __slots__ = ("_rounds", "_spoken")
+
+    def __init__(self, agents: int, rounds: int) -> None:
+        self._rounds = rounds
+        self._spoken = [0] * agents
+
+    def __repr__(self) -> str:
+        """State how often each agent has spoken."""
+        return f"<FreeOrder rounds={self._rounds} spoken={self._spoken}>"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everybody has had all its turns."""
+        return min(self._spoken) == self._rounds
+
+    @property
+    def rounds_completed(self) -> int:
+        """How many turns everybody has had."""
+        return min(self._spoken)
+
+    def resume(self, spoken: Sequence[Place]) -> list[Place]:
+        """Queue everybody: first whoever has not spoken for longest, and who has never, in the order of the agents."""
+        last = {place.agent: number for number, place in enumerate(spoken)}
+        for place in spoken:
+            self._spoken[place.agent] = max(self._spoken[place.agent], place.round + 1)
+        queue = sorted(range(len(self._spoken)), key=lambda agent: (last.get(agent, -1), agent))
+        return [Place(agent, self._spoken[agent]) for agent in queue if self._spoken[agent] < self._rounds]
+
+    def take(self, place: Place) -> list[Place]:
+        """Take a turn's end: its agent goes to the back of the queue."""
+        self._spoken[place.agent] = place.round + 1
+        return [Place(place.agent, place.round + 1)] if place.round + 1 < self._rounds else []
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Iterate over nobody: in free mode no turn waits for another."""
+        return iter(())

@@ -1,0 +1,109 @@
+"""Jobs and conversations that have not ended, as the core keeps them."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from service.conversations.job import Conversation, Job, Mode, TurnKey
+from service.conversations.speaking import Place, speaking_order
+from service.conversations.states import ConversationState
+from service.scheduling.backlog import JobBacklog
+from service.scheduling.ready import ReadyTurn
+
+
+class LiveJob:
+    """One job that has not ended."""
+
+    def __init__(self, job: Job, *, is_cancelled: bool) -> None:
+        self.job = job
+        self.backlog = JobBacklog(job)
+        self.places = {agent.id: number for number, agent in enumerate(job.agents)}
+        self.talks: dict[str, Talk] = {}
+        self.endings: set[ConversationState] = set()
+        self.is_started = False
+        self.is_cancelled = is_cancelled
+
+    def __repr__(self) -> str:
+        """State how many conversations are left."""
+        return f"<LiveJob {self.job.id} conversations={len(self.talks)}>"
+
+    def end_talk(self, talk: "Talk", unspoken: Iterable[TurnKey], state: ConversationState) -> None:
+        """Take the end of a conversation."""
+        self.endings.add(state)
+        del self.talks[talk.conversation.id]
+        self.backlog.end_turns(self.places[key.agent_id] for key in unspoken)
+        self.backlog.note_rounds(talk.conversation.id, 0)
+
+
+class Talk:
+    """One conversation that has not ended; ``open`` are its turns that are ready or in flight."""
+
+    __slots__ = ("_ended", "_lines", "conversation", "ending", "is_started", "live", "number", "open", "order", "warm")
+
+    def __init__(self, live: LiveJob, conversation: Conversation, number: int) -> None:
+        self.live = live
+        self.conversation = conversation
+        self.number = number
+        self.order = speaking_order(live.job, live.backlog.dependencies, conversation.rounds)
+        self.open: set[TurnKey] = set()
+        self.warm: dict[int, str] = {}  # agent -> the worker that knows its prompt
+        self.is_started = False
+        self.ending: tuple[ConversationState, str | None] | None = None
+        self._ended: set[TurnKey] = set()
+        self._lines: dict[str, deque[ReadyTurn]] = {}  # in free mode: model -> who waits, in order
+
+    def __repr__(self) -> str:
+        """State how far it is."""
+        return f"<Talk {self.live.job.id}/{self.conversation.id} {self.order!r}>"
+
+    @property
+    def has_ended_all(self) -> bool:
+        """Whether every turn has ended."""
+        return len(self._ended) == len(self.live.job.agents) * self.conversation.rounds
+
+    def key(self, place: Place) -> TurnKey:
+        """Return the key of a turn."""
+        job = self.live.job
+        return TurnKey(job.id, self.conversation.id, job.agents[place.agent].id, place.round)
+
+    def place(self, key: TurnKey) -> Place:
+        """Return the place of a turn."""
+        return Place(self.live.places[key.agent_id], key.round)
+
+    def model(self, key: TurnKey) -> str:
+        """Return the model that a turn is asked of."""
+        return self.live.job.agents[self.live.places[key.agent_id]].model
+
+    def end(self, key: TurnKey) -> None:
+        """Take the end of a turn, however it ended."""
+        self._ended.add(key)
+        self.live.backlog.end_turns([self.live.places[key.agent_id]])
+
+    def in_order(self, keys: Iterable[TurnKey]) -> list[TurnKey]:
+        """Return turns in the order of rounds and agents."""
+        return sorted(keys, key=lambda key: (key.round, self.live.places[key.agent_id]))
+
+    def unspoken(self) -> tuple[TurnKey, ...]:
+        """Return the turns that have not ended."""
+        if self.has_ended_all:
+            return ()
+        agents = range(len(self.live.job.agents))
+        turns = (self.key(Place(agent, number)) for number in range(self.conversation.rounds) for agent in agents)
+        return tuple(key for key in turns if key not in self._ended)
+
+    def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...]]]:
+        """Iterate over the turns that wait for others, and for whom."""
+        agents = self.live.job.agents
+        for place, others in self.order.waiting():
+            yield self.key(place), tuple(agents[other].id for other in others)
+
+    def queue(self, turn: ReadyTurn, model: str) -> None:
+        """Take the fact that a turn waits for a slot of a model."""
+        if self.live.job.mode is Mode.FREE:
+            self._lines.setdefault(model, deque()).append(turn)
+
+    def first_in_line(self, turn: ReadyTurn, model: str) -> ReadyTurn:
+        """Return who starts where ``turn`` was to: itself, or in free mode whoever has waited longer."""
+        line = self._lines.get(model)
+        if turn.is_front or not line:
+            return turn
+        return line.popleft()

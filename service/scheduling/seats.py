@@ -1,0 +1,89 @@
+"""The slots of all ready workers, and which turns sit on them: seed 000's in-flight pool. Pure."""
+
+from collections import Counter
+
+from service.conversations.job import JobId, TurnKey
+
+Warmth = tuple[JobId, str, str]  # what a worker's cache knows: the words of one agent in one conversation
+
+
+class Seats:
+    """Written by the core alone; never more turns on a worker than it has slots."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, tuple[str, int]] = {}  # worker -> its model and its slots; only workers that are ready
+        self._seated: dict[TurnKey, str] = {}
+        self._taken: dict[str, int] = {}
+        self._suspects: dict[str, TurnKey] = {}  # at most one a worker
+        self.by_job: Counter[JobId] = Counter()
+
+    def __repr__(self) -> str:
+        """State the workers and their turns."""
+        return f"<Seats {self._slots} taken={self._taken}>"
+
+    def __len__(self) -> int:
+        """Count the turns in flight."""
+        return len(self._seated)
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether a turn is in flight."""
+        return key in self._seated
+
+    def open(self, worker: str, model: str, slots: int) -> None:
+        """Offer a worker's slots."""
+        self._slots[worker] = (model, slots)
+
+    def close(self, worker: str) -> str | None:
+        """Offer a worker's slots no more; turns that sit there stay until they rise. Return its model."""
+        closed = self._slots.pop(worker, None)
+        return closed[0] if closed else None
+
+    def total(self, model: str) -> int:
+        """Count the slots of a model."""
+        return sum(slots for offered, slots in self._slots.values() if offered == model)
+
+    def free(self, model: str) -> int:
+        """Count the free slots of a model."""
+        return sum(max(0, free) for free, _ in self._free_by_worker(model))
+
+    def has_free(self, model: str) -> bool:
+        """Whether any slot of a model is free."""
+        return any(free > 0 for free, _ in self._free_by_worker(model))
+
+    def best(self, model: str, warm: str | None = None, *, for_suspect: bool = False) -> str | None:
+        """Return the worker for a turn: the warm one if it has a free slot, else the one with the most.
+
+        None where there is none with any. A suspect sits on no worker that has one already.
+        """
+        offers = [(free, worker) for free, worker in self._free_by_worker(model) if free > 0]
+        if for_suspect:
+            offers = [(free, worker) for free, worker in offers if worker not in self._suspects]
+        return max(offers, key=lambda offer: (offer[1] == warm, offer[0]), default=(0, None))[1]
+
+    def seat(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> None:
+        """Put a turn on a slot."""
+        if is_suspect:
+            self._suspects[worker] = key
+        self._seated[key] = worker
+        self.by_job[key.job_id] += 1
+        self._taken[worker] = self._taken.get(worker, 0) + 1
+
+    def rise(self, key: TurnKey) -> str | None:
+        """Take a turn off its slot; return the worker, None where it sat on none."""
+        worker = self._seated.pop(key, None)
+        if worker is None:
+            return None
+        self._taken[worker] -= 1
+        self.by_job[key.job_id] -= 1
+        if not self.by_job[key.job_id]:
+            del self.by_job[key.job_id]
+        if self._suspects.get(worker) == key:
+            del self._suspects[worker]
+        return worker
+
+    def _free_by_worker(self, model: str) -> list[tuple[int, str]]:
+        return [
+            (slots - self._taken.get(worker, 0), worker)
+            for worker, (offered, slots) in self._slots.items()
+            if offered == model
+        ]

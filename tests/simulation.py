@@ -1,0 +1,145 @@
+"""The scheduling core on engines of a virtual clock: what an order of turns is worth, in milliseconds of real time.
+
+Used by the property that no schedule is longer than list scheduling allows, and by ``bench/orders.py``.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
+from service.conversations.speaking import dependencies_of
+from service.scheduling import events
+from service.scheduling.core import SchedulingCore
+from service.scheduling.policies import POLICIES
+
+SIGMA = 0.8  # of the logarithm of an answer's length
+SCALES = (0.5, 1.0, 2.0)  # of the agents of a conversation
+Durations = Callable[[TurnKey], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How a workload went: in seconds, but for the ratio."""
+
+    makespan: float
+    bound: float
+    mean_completion: float
+    starts: tuple[tuple[float, TurnKey], ...]
+
+    @property
+    def ratio(self) -> float:
+        """The makespan, as a multiple of what no schedule can beat."""
+        return self.makespan / self.bound
+
+
+def simulate(jobs: Sequence[Job], slots: int, policy: str, seconds: Durations) -> Schedule:
+    """Run jobs that are all there at the start on one worker of model ``m``."""
+    core = SchedulingCore(POLICIES[policy])
+    now, numbers = 0.0, count()
+    flying: list[tuple[float, int, TurnKey]] = []
+    starts: list[tuple[float, TurnKey]] = []
+    ended: dict[JobId, float] = {}
+
+    def act(actions: Sequence[events.Action]) -> None:
+        for action in actions:
+            if isinstance(action, events.StartTurn):
+                starts.append((now, action.key))
+                heapq.heappush(flying, (now + seconds(action.key), next(numbers), action.key))
+            elif isinstance(action, events.JobEnded):
+                ended[action.job_id] = now
+
+    for job in jobs:
+        act(core.handle(events.JobAdmitted(job=job)))
+    act(core.handle(events.WorkerReady(worker="w", model="m", slots=slots)))
+    while flying:
+        now, _, key = heapq.heappop(flying)
+        landed = [events.TurnCompleted(key=key, seconds=seconds(key))]
+        while flying and flying[0][0] == now:
+            key = heapq.heappop(flying)[2]
+            landed.append(events.TurnCompleted(key=key, seconds=seconds(key)))
+        act(core.handle(*landed))
+    assert set(ended) == {job.id for job in jobs}
+    return Schedule(
+        makespan=now,
+        bound=lower_bound(jobs, slots, seconds),
+        mean_completion=sum(ended.values()) / len(ended),
+        starts=tuple(starts),
+    )
+
+
+def lower_bound(jobs: Sequence[Job], slots: int, seconds: Durations) -> float:
+    """Return what no schedule can beat: the longest chain of turns, or all work spread over all slots."""
+    work = sum(
+        seconds(TurnKey(job.id, talk.id, agent.id, number))
+        for job in jobs
+        for talk in job.conversations
+        for agent in job.agents
+        for number in range(talk.rounds)
+    )
+    longest = max(chain(job, talk, seconds) for job in jobs for talk in job.conversations)
+    return max(work / slots, longest)
+
+
+def chain(job: Job, talk: Conversation, seconds: Durations) -> float:
+    """Return the longest chain of turns of one conversation."""
+    rows = [
+        [seconds(TurnKey(job.id, talk.id, agent.id, number)) for agent in job.agents] for number in range(talk.rounds)
+    ]
+    if job.mode is Mode.FREE:
+        return max(map(sum, zip(*rows, strict=True)))
+    return sum(max(dependencies_of(job).tails(row)) for row in rows)
+
+
+def drawn(seed: int) -> Durations:
+    """Return durations that are lognormal around each agent's scale, the same for the same seed and turn."""
+    known: dict[TurnKey, float] = {}
+
+    def seconds(key: TurnKey) -> float:
+        if key not in known:
+            chance = Random(f"{seed}/{key}")  # noqa: S311
+            scale = SCALES[int(key.agent_id[1:]) % len(SCALES)]
+            known[key] = scale * math.exp(SIGMA * chance.gauss(0, 1))
+        return known[key]
+
+    return seconds
+
+
+WAITS: Mapping[str, Sequence[Sequence[int]]] = {
+    "moderator": ((), (), (0, 1)),
+    "chain": ((), (0,), (1,)),
+    "free": ((), (), ()),
+}
+
+
+def job_of(name: str, kind: str, rounds: Sequence[int], **fields: object) -> Job:
+    """Return a job of three agents, with one conversation for each entry of ``rounds``."""
+    return Job(
+        id=JobId(name),
+        name=name,
+        agents=tuple(
+            Agent(id=f"a{n}", role="", model="m", system="", waits_for=frozenset(f"a{other}" for other in waited))
+            for n, waited in enumerate(WAITS[kind])
+        ),
+        conversations=tuple(Conversation(id=f"c{n}", prompt="", rounds=many) for n, many in enumerate(rounds)),
+        mode=Mode.FREE if kind == "free" else Mode.ROUNDS,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def mixes(conversations: int = 24, rounds: int = 8) -> dict[str, list[Job]]:
+    """Return the workloads that orders are compared on."""
+    made: dict[str, list[Job]] = {}
+    for kind in WAITS:
+        for jobs in (1, 6, 24):
+            each = conversations // jobs
+            made[f"{kind}, {jobs} jobs"] = [job_of(f"j{n}", kind, [rounds] * each) for n in range(jobs)]
+    made["skewed, 1 job"] = [job_of("j0", "moderator", [2] * 40 + [12] * 2)]
+    kinds = list(WAITS)
+    made["mixed, 24 jobs"] = [
+        job_of(f"j{n}", kinds[n % 3], [(2, 4, 8)[n // 3 % 3]] * (1, 1, 2, 4)[n % 4]) for n in range(24)
+    ]
+    return made

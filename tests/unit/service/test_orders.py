@@ -1,0 +1,152 @@
+"""Orders of ready turns, on engines of a virtual clock: what each promises, and what none may break."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
+from service.scheduling.core import SchedulingCore
+from service.scheduling.events import JobAdmitted, StartTurn, TurnCompleted, TurnRejected, WorkerReady
+from service.scheduling.policies import POLICIES
+from service.scheduling.policies.critical_path import AGEING_TURNS
+from tests.simulation import drawn, job_of, mixes, simulate
+
+TIMELINE = {("A1", 0): 4, ("A2", 0): 8, ("A3", 0): 4, ("A1", 1): 3, ("A2", 1): 6, ("A3", 1): 2}
+
+
+def free(*names: str, rounds: int, conversations: int = 1, models: Sequence[str] = ()) -> Job:
+    return Job(
+        id=JobId("j"),
+        name="j",
+        agents=tuple(
+            Agent(id=name, role="", model=models[n] if models else "m", system="") for n, name in enumerate(names)
+        ),
+        conversations=tuple(Conversation(id=f"c{n}", prompt="", rounds=rounds) for n in range(conversations)),
+        mode=Mode.FREE,
+    )
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_timeline_of_seed_004(policy: str) -> None:
+    """Two slots, three agents: who starts when, under every policy; the queue is the conversation's own."""
+    told = simulate([free("A1", "A2", "A3", rounds=3)], 2, policy, lambda key: TIMELINE.get((key[2], key[3]), 100.0))
+    starts = [(at, key.agent_id, key.round) for at, key in told.starts]
+    assert starts[:8] == [
+        (0, "A1", 0),
+        (0, "A2", 0),
+        (4, "A3", 0),
+        (8, "A1", 1),
+        (8, "A2", 1),
+        (11, "A3", 1),
+        (13, "A1", 2),
+        (14, "A3", 2),
+    ]
+
+
+def test_free_mode_keeps_one_queue_for_each_model() -> None:
+    """A slot of another model is nobody's place in this one's queue."""
+    core = SchedulingCore(POLICIES["fifo"])
+    core.handle(JobAdmitted(job=free("a", "x", "b", rounds=2, models=("m", "n", "m"))))
+    starts = [action.key.agent_id for action in core.handle(WorkerReady(worker="n0", model="n", slots=1))
+              if isinstance(action, StartTurn)]  # fmt: skip
+    assert starts == ["x"]
+    assert [
+        a.key[2] for a in core.handle(WorkerReady(worker="m0", model="m", slots=1)) if isinstance(a, StartTurn)
+    ] == ["a"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.lists(
+        st.tuples(
+            st.sampled_from(["moderator", "chain", "free"]),
+            st.lists(st.integers(1, 6), min_size=1, max_size=4),
+            st.integers(-1, 1),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    slots=st.integers(1, 9),
+    policy=st.sampled_from(sorted(POLICIES)),
+    seed=st.integers(0, 10_000),
+)
+def test_no_schedule_is_longer_than_list_scheduling_allows(
+    kinds: list[tuple[str, list[int], int]], slots: int, policy: str, seed: int
+) -> None:
+    """Graham 1966: whatever the order, never above (2 - 1/m) times the bound; and every turn is run once."""
+    jobs = [job_of(f"j{n}", kind, rounds, priority=priority) for n, (kind, rounds, priority) in enumerate(kinds)]
+    schedule = simulate(jobs, slots, policy, drawn(seed))
+    assert schedule.ratio <= 2 - 1 / slots + 1e-9
+    keys = [key for _, key in schedule.starts]
+    assert len(keys) == len(set(keys)) == sum(job.total_turns for job in jobs)
+
+
+def test_the_longest_path_goes_first_within_a_job() -> None:
+    """One long conversation among short ones must not come last: that is what a semaphore does."""
+    jobs = mixes()["skewed, 1 job"]
+    ratios = {policy: simulate(jobs, 8, policy, drawn(1)).ratio for policy in POLICIES}
+    assert ratios["critical_path"] * 1.15 < min(ratios["fifo"], ratios["progress"])
+
+
+def test_short_jobs_end_soon_and_the_whole_hardly_later() -> None:
+    """24 mixed jobs on 8 slots: jobs end much sooner on average than first come, first served."""
+    jobs = mixes()["mixed, 24 jobs"]
+    told = [
+        (simulate(jobs, 8, "critical_path", drawn(seed)), simulate(jobs, 8, "fifo", drawn(seed))) for seed in range(4)
+    ]
+    assert sum(ours.mean_completion for ours, _ in told) < 0.7 * sum(fifo.mean_completion for _, fifo in told)
+    assert all(ours.ratio < 1.2 for ours, _ in told)
+
+
+def test_nothing_starves() -> None:
+    """A turn that loses every comparison starts in its bound, though better ones keep coming."""
+    core = SchedulingCore(POLICIES["critical_path"])
+    core.handle(WorkerReady(worker="w", model="m", slots=1))
+    core.handle(JobAdmitted(job=job_of("first", "free", [500])))
+    core.handle(JobAdmitted(job=job_of("poor", "free", [1], priority=-1)))
+    started: list[TurnKey] = []
+    flying = TurnKey(JobId("first"), "c0", "a0", 0)
+    for number in range(10 * AGEING_TURNS):
+        core.handle(JobAdmitted(job=job_of(f"rich{number}", "free", [500], priority=1)))
+        (start,) = [a for a in core.handle(TurnCompleted(key=flying, seconds=1.0)) if isinstance(a, StartTurn)]
+        flying = start.key
+        started.append(flying)
+    poor = [place for place, key in enumerate(started) if key.job_id == "poor"]
+    older = 2  # of the first job's, that were ready before
+    assert poor[0] <= AGEING_TURNS * (older + 1)
+    assert max(second - first for first, second in pairwise(poor)) <= AGEING_TURNS
+
+
+def test_a_rejected_answer_is_asked_for_again_ahead_of_everything() -> None:
+    """Contract, section 5.2: whatever the policy and the priorities."""
+    for policy in POLICIES.values():
+        core = SchedulingCore(policy)
+        core.handle(WorkerReady(worker="w", model="m", slots=1))
+        core.handle(JobAdmitted(job=job_of("low", "moderator", [1], priority=-5)))
+        core.handle(JobAdmitted(job=job_of("high", "moderator", [9], priority=5)))
+        key = TurnKey(JobId("low"), "c0", "a0", 0)
+        actions = core.handle(TurnRejected(key=key))
+        assert [action.key for action in actions if isinstance(action, StartTurn)] == [key]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_looking_changes_nothing(policy: str) -> None:
+    """The heads of a queue are what goes next, and stay there."""
+
+    def run(*, is_looked_at: bool) -> list[TurnKey]:
+        core = SchedulingCore(POLICIES[policy])
+        core.handle(WorkerReady(worker="w", model="m", slots=1))
+        core.handle(JobAdmitted(job=job_of("j", "free", [4, 7, 2])))
+        core.handle(JobAdmitted(job=job_of("k", "chain", [3, 1])))
+        started = [TurnKey(JobId("j"), "c0", "a0", 0)]
+        for _ in range(30):
+            if is_looked_at:
+                core.ready_heads(5)
+            starts = [a.key for a in core.handle(TurnCompleted(key=started[-1])) if isinstance(a, StartTurn)]
+            started += starts
+        return started
+
+    assert run(is_looked_at=True) == run(is_looked_at=False)
