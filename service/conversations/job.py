@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+from service.conversations.validation import Validation
 from workers.tools.definition import ToolDefinition
 
 JobId = NewType("JobId", str)
@@ -44,6 +45,8 @@ class Agent:
     params: Mapping[str, object] = field(default_factory=dict)
     visible_to: frozenset[str] | None = None
     waits_for: frozenset[str] = frozenset()
+    validation: Validation | None = None
+    markup: bool = False
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
 

@@ -4,18 +4,27 @@ An agent's own words are the assistant's, all others' are the user's, each with 
 others are one message, since many chat templates insist on strict alternation.
 """
 
-from service.conversations.job import Agent, Conversation, Job
-from service.conversations.visibility import Spoken, Utterance, visible_before
+from collections.abc import Iterable, Sequence
+
+from service.conversations.job import Agent, Conversation
+from service.conversations.visibility import Utterance
 from transport.request import Message
+
+Rejected = tuple[str, str]  # an answer that was not valid, and why
 
 
 def render_conversation(
-    job: Job, conversation: Conversation, agent: Agent, round_number: int, spoken: Spoken
+    conversation: Conversation, agent: Agent, round_number: int, heard: Iterable[Utterance]
 ) -> tuple[Message, ...]:
-    """Return what ``agent`` is shown before it speaks in ``round_number``; the last message is always the user's."""
+    """Return what ``agent`` is shown before it speaks in ``round_number``; the last message is always the user's.
+
+    ``heard`` is what it may read, in its order; a turn in which nothing was said leaves no trace.
+    """
     messages: list[Message] = []
     shown: list[str] = [conversation.prompt]
-    for utterance in visible_before(job, agent, round_number, spoken):
+    for utterance in heard:
+        if not utterance.text.strip():
+            continue
         if utterance.agent == agent.id:
             shown.append(_cue(agent, utterance.round, conversation.rounds))
             messages.append(Message(role="user", content="\n\n".join(shown)))
@@ -26,6 +35,18 @@ def render_conversation(
     shown.append(_cue(agent, round_number, conversation.rounds))
     messages.append(Message(role="user", content="\n\n".join(shown)))
     return tuple(messages)
+
+
+def render_rejections(rejected: Sequence[Rejected]) -> tuple[Message, ...]:
+    """Return what follows in the prompt of a turn whose answers were not valid, each with the reason."""
+    return tuple(
+        message
+        for answer, fault in rejected
+        for message in (
+            Message(role="assistant", content=answer),
+            Message(role="user", content=f"Your answer is not valid: {fault}. Answer again, with nothing else."),
+        )
+    )
 
 
 def _quote(utterance: Utterance) -> str:

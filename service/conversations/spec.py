@@ -2,16 +2,18 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, islice
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from service.conversations.job import Agent, Conversation, Job, JobId
+from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt
+from service.conversations.validation import Validation
 from service.errors import Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
 from workers.errors import InvalidTool
 from workers.request import parse_tools
 from workers.tools.definition import ToolDefinition
+from workers.tools.schemas import pattern_trouble, schema_trouble
 
 MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
@@ -29,6 +31,29 @@ class Limits(StrictModel):
     turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
 
 
+class ValidationSpec(StrictModel):
+    """What an answer has to be: one of three kinds."""
+
+    choices: list[Annotated[str, Field(min_length=1)]] | None = None
+    pattern: str | None = None
+    json_schema: dict[str, object] | None = None
+    retries: int = Field(default=3, ge=0, le=100, strict=True)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        given = [name for name in ("choices", "pattern", "json_schema") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("a validation has one of choices, pattern and json_schema")
+        if self.choices is not None and len({choice.casefold() for choice in self.choices}) < max(1, len(self.choices)):
+            raise ValueError("choices: must be given, and differ by more than letter case")
+        trouble = pattern_trouble(self.pattern) if self.pattern is not None else None
+        if trouble is None and self.json_schema is not None:
+            trouble = schema_trouble(self.json_schema)
+        if trouble is not None:
+            raise ValueError(f"{given[0]}: {trouble}")
+        return self
+
+
 class AgentSpec(StrictModel):
     """One speaker of a job."""
 
@@ -39,6 +64,8 @@ class AgentSpec(StrictModel):
     params: dict[str, object] = Field(default_factory=dict)
     visible_to: list[str] | None = None
     speak_after_within_round: list[str] = Field(default_factory=list)
+    validation: ValidationSpec | None = None
+    markup: bool = Field(default=False, strict=True)
     tools: list[object] = Field(default_factory=list)
     exit_tools: list[object] = Field(default_factory=list)
 
@@ -56,7 +83,8 @@ class JobSpec(StrictModel):
     """A job: agents, and the conversations that they are to hold."""
 
     name: str = Field(default="job", min_length=1, max_length=200)
-    mode: Literal["rounds"] = "rounds"
+    mode: Mode = Mode.ROUNDS
+    prompt_at: PromptAt = PromptAt.START
     rounds: int = Field(default=1, ge=1, strict=True)
     agents: list[AgentSpec] = Field(min_length=1)
     conversations: list[ConversationSpec] = Field(min_length=1)
@@ -85,6 +113,7 @@ def parse_job(document: object, job_id: JobId, models: Collection[str], limits: 
             _agent_faults(spec, models),
             _tool_faults(spec),
             _cycle_faults(spec),
+            _mode_faults(spec),
             _conversation_faults(conversations),
         )
     )
@@ -93,6 +122,8 @@ def parse_job(document: object, job_id: JobId, models: Collection[str], limits: 
         name=spec.name,
         agents=tuple(_agent(agent) for agent in spec.agents),
         conversations=conversations,
+        mode=spec.mode,
+        prompt_at=spec.prompt_at,
         priority=spec.priority,
         metadata=spec.metadata,
     )
@@ -138,8 +169,21 @@ def _agent(spec: AgentSpec) -> Agent:
         params=spec.params,
         visible_to=None if spec.visible_to is None else frozenset(spec.visible_to),
         waits_for=frozenset(spec.speak_after_within_round),
+        validation=_validation(spec.validation),
+        markup=spec.markup,
         tools=parse_tools(spec.tools),
         exit_tools=parse_tools(spec.exit_tools),
+    )
+
+
+def _validation(spec: ValidationSpec | None) -> Validation | None:
+    if spec is None:
+        return None
+    return Validation(
+        retries=spec.retries,
+        choices=tuple(spec.choices or ()),
+        pattern=spec.pattern,
+        json_schema=spec.json_schema,
     )
 
 
@@ -199,6 +243,15 @@ def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
             path=f"agents[{index}].speak_after_within_round",
             message=f"a cycle, in which nobody could ever speak: {' waits for '.join((*cycle, cycle[0]))}",
         )
+
+
+def _mode_faults(spec: JobSpec) -> Iterator[Fault]:
+    if spec.mode is Mode.ROUNDS and "prompt_at" in spec.model_fields_set:
+        yield Fault(path="prompt_at", message="only mode: free has it; in rounds a prompt is made when its turn starts")
+    for index, agent in enumerate(spec.agents if spec.mode is Mode.FREE else ()):
+        if agent.speak_after_within_round:
+            message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
+            yield Fault(path=f"agents[{index}].speak_after_within_round", message=message)
 
 
 def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fault]:

@@ -5,7 +5,8 @@ back before anything is written, and nothing here waits for the store.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import assert_never
@@ -14,8 +15,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from service.conversations.job import Job, JobId, TurnKey
-from service.conversations.rendering import render_conversation
+from service.conversations.discussion import Discussion
+from service.conversations.job import Agent, Job, JobId, Mode, PromptAt, TurnKey
+from service.conversations.rendering import render_conversation, render_rejections
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn
 from service.scheduling import events
@@ -44,7 +46,31 @@ class _Live:
         self.agents = {agent.id: agent for agent in job.agents}
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.conversations = {talk.id: talk for talk in job.conversations}
-        self.spoken: dict[str, dict[tuple[str, int], str]] = {talk.id: {} for talk in job.conversations}
+        self._discussions: dict[str, Discussion] = {}
+
+    def discussion(self, conversation_id: str) -> Discussion:
+        """Return the words of a conversation."""
+        if conversation_id not in self._discussions:
+            self._discussions[conversation_id] = Discussion(self.job)
+        return self._discussions[conversation_id]
+
+    def forget(self, conversation_id: str) -> None:
+        """Drop the words of a conversation that has ended."""
+        self._discussions.pop(conversation_id, None)
+
+    def hear_again(self, turns: Iterable[Turn]) -> None:
+        """Take the turns of an earlier life of the service, each with what was visible when its prompt was made."""
+        ends: dict[str, list[datetime]] = {}
+        for turn in turns:
+            conversation_id, agent_id, number = turn.key[1:]
+            discussion = self.discussion(conversation_id)
+            earlier = ends.setdefault(conversation_id, [])
+            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else turn.started_at
+            if self.job.mode is Mode.FREE and made_at is not None:
+                discussion.make_prompt(agent_id, number, bisect_right(earlier, made_at))
+            discussion.add(agent_id, number, turn.text)
+            if turn.finished_at is not None:
+                earlier.append(turn.finished_at)
 
 
 class Scheduler:
@@ -91,9 +117,7 @@ class Scheduler:
         if job.id in self._jobs:
             return
         live = self._jobs[job.id] = _Live(job)
-        for turn in ended:
-            if turn.state is TurnState.COMPLETED:
-                live.spoken[turn.key.conversation_id][turn.key.agent_id, turn.key.round] = turn.text
+        live.hear_again(turn for turn in ended if turn.state is TurnState.COMPLETED)
         known = {turn.key: (turn.state, turn.reason) for turn in ended}
         self._post(events.JobAdmitted(job=job, ended=known, is_cancelled=is_cancelled))
 
@@ -165,6 +189,7 @@ class Scheduler:
                 facts.append(_conversation(action, ConversationState.RUNNING, None, now))
             case events.ConversationEnded():
                 facts += [self._drop(key, now) for key in action.unspoken]
+                self._jobs[action.job_id].forget(action.conversation_id)
                 facts.append(_conversation(action, action.state, action.reason, now))
             case events.JobStarted():
                 facts.append(records.JobMoved(job_id=action.job_id, state=JobState.RUNNING, at=now))
@@ -183,6 +208,9 @@ class Scheduler:
         if key in self._runs:
             return []  # interrupted: the record of that says it
         self._ready_at[key] = now
+        live = self._jobs[key.job_id]
+        if live.job.prompt_at is PromptAt.QUEUE:
+            live.discussion(key.conversation_id).make_prompt(key.agent_id, key.round)
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now)]
 
     def _start(self, action: events.StartTurn, now: datetime) -> list[Record]:
@@ -256,8 +284,11 @@ class Scheduler:
             self._suspicion.leave(key)  # after a death it stays, for the neighbours that land after it
         match outcome:
             case Completed():
-                words = self._jobs[key.job_id].spoken[key.conversation_id]
-                words[key.agent_id, key.round] = run.answer.text if run.answer else ""
+                agent = self._jobs[key.job_id].agents[key.agent_id]
+                fault = run.take_answer(agent)
+                if fault is not None:
+                    return self._reject(run, agent, fault)
+                self._jobs[key.job_id].discussion(key.conversation_id).add(key.agent_id, key.round, run.words)
                 return self._finish(run, events.TurnCompleted(key=key, seconds=run.seconds), TurnState.COMPLETED)
             case Cancelled():
                 return self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
@@ -268,6 +299,16 @@ class Scheduler:
                 return self._interrupt(run, outcome)
             case _:
                 assert_never(outcome)
+
+    def _reject(self, run: TurnRun, agent: Agent, fault: str) -> "_End":
+        """Ask again for an answer that is not valid, unless that was done often enough."""
+        key, last = run.key, run.attempts[-1]
+        reason = FailureReason.VALIDATION_EXHAUSTED
+        if agent.validation is not None and run.rejections <= agent.validation.retries:
+            told = records.TurnRequeued(key=key, worker=last.worker, reason=reason, detail=fault, at=datetime.now(UTC))
+            return events.TurnRejected(key=key), told
+        failed = events.TurnFailed(key=key, reason=reason)
+        return self._finish(run, failed, TurnState.FAILED, reason, f"the last of {run.rejections} answers: {fault}")
 
     def _interrupt(self, run: TurnRun, failed: EngineFailed) -> "_End":
         """Run a turn again whose engine has failed, unless that was once too often."""
@@ -295,14 +336,19 @@ class Scheduler:
         live = self._jobs[key.job_id]
         agent = live.agents[key.agent_id]
         conversation = live.conversations[key.conversation_id]
-        spoken = live.spoken[key.conversation_id]
+        discussion = live.discussion(key.conversation_id)
+        if live.job.prompt_at is PromptAt.START:
+            discussion.make_prompt(key.agent_id, key.round)
+        heard = discussion.heard_by(agent, key.round)
+        asked = render_conversation(conversation, agent, key.round, heard)
         return Request(
             job_name=f"{live.job.name}/{key.conversation_id}/{key.agent_id}/{key.round}",
             system=agent.system,
-            conversation=render_conversation(live.job, conversation, agent, key.round, spoken),
+            conversation=asked + render_rejections(self._runs[key].rejected),
             params=agent.params,
             tools=agent.tools,
             exit_tools=agent.exit_tools,
+            markup=agent.markup,
         )
 
     def _tell_idle(self) -> None:

@@ -1,19 +1,21 @@
 """One turn from the moment it is ready to its end, over all its attempts."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
 
 import anyio
 
-from service.conversations.job import TurnKey
+from service.conversations.job import Agent, TurnKey
+from service.conversations.markup import Said, read_markup
+from service.conversations.rendering import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
 from service.scheduling.retry import Strikes
 from workers.answer import Answer
 from workers.flight import Flight
-from workers.outcome import Cancelled, Completed, EngineFailed, Outcome, RequestFailed
+from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
 
 QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
@@ -52,6 +54,8 @@ class TurnRun:
         self._incarnation: int | None = None
         self.answer: Answer | None = None
         self.flight: Flight | None = None
+        self.rejected: list[Rejected] = []
+        self._said: Said | None = None  # of the answer that stands
 
     def __repr__(self) -> str:
         """State how far the turn is."""
@@ -65,7 +69,7 @@ class TurnRun:
         self._scope = anyio.CancelScope()
         if self._is_cut_off:  # it was cut off before its task had its first turn
             self._scope.cancel()
-        self.answer, self.flight = Answer(time.monotonic), None
+        self.answer, self.flight, self._said = Answer(time.monotonic), None, None
         return self.answer, self._scope
 
     @property
@@ -78,6 +82,27 @@ class TurnRun:
         """End the attempt that is running, or is about to."""
         self._is_cut_off = True
         self._scope.cancel()
+
+    @property
+    def rejections(self) -> int:
+        """How many answers were not valid."""
+        return len(self.rejected)
+
+    @property
+    def words(self) -> str:
+        """What the answer says to others."""
+        return self._said.words if self._said else self.answer.text if self.answer else ""
+
+    def take_answer(self, agent: Agent) -> str | None:
+        """Read a complete answer as its agent's words; return why it is not valid, if so."""
+        text = self.answer.text if self.answer else ""
+        self._said = read_markup(text) if agent.markup else None
+        fault = agent.validation.fault_of(text) if agent.validation else None
+        if fault is not None:
+            self.rejected.append((text, fault))
+            reason = FailureReason.VALIDATION_EXHAUSTED
+            self.attempts[-1] = replace(self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=fault)
+        return fault
 
     def end_attempt(self, outcome: Outcome) -> None:
         """Keep what an attempt has brought, however it ended."""
@@ -107,8 +132,10 @@ class TurnRun:
             state=state,
             reason=reason,
             detail=detail,
-            text=answer.text if answer else "",
-            thinking=answer.reasoning if answer else "",
+            text=self.words,
+            thinking="\n\n".join(each for each in (answer.reasoning, self._said.thinking if self._said else "") if each)
+            if answer
+            else "",
             tool_calls=tuple(answer.tool_calls) if answer else (),
             signals=tuple(answer.signals) if answer else (),
             finish_reason=answer.finish_reason if answer else None,

@@ -1,18 +1,11 @@
 """Tools as a model is shown them: OpenAI tool definitions, checked once, before anything runs."""
 
-import functools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
-
-import jsonschema
-from jsonschema.protocols import Validator
-from jsonschema.validators import extend, validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
+from typing import Any, Self
 
 from workers.errors import InvalidTool
+from workers.tools.schemas import schema_fault, schema_trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,49 +40,13 @@ class ToolDefinition:
 
     def faults_of(self, arguments: dict[str, Any]) -> str | None:
         """Return what the schema finds wrong with ``arguments``, None where nothing is."""
-        try:
-            error = jsonschema.exceptions.best_match(_validator(self.parameters).iter_errors(arguments))
-        except Unresolvable as unresolvable:
-            return f"the tool's schema refers to {unresolvable}"
-        except Exception as trouble:  # noqa: BLE001 - a schema may refer to itself without end, or divide by nothing
-            return f"the tool's schema cannot be applied: {type(trouble).__name__}: {trouble}"
-        return None if error is None else f"{error.json_path}: {error.message}"
-
-
-def _validator(schema: dict[str, object]) -> Validator:
-    # An empty registry: a schema comes with a job, and must not make us fetch what it refers to.
-    known = validator_for(schema, default=jsonschema.Draft202012Validator)
-    return _without_patterns(known)(schema, registry=Registry())
-
-
-@functools.cache
-def _without_patterns(known: type[Validator]) -> type[Validator]:
-    """Return the validator of a dialect that leaves regular expressions to the tool.
-
-    A job's schema and a model's string can be chosen such that matching takes hours, which would hold the event loop.
-    """
-
-    def additional(
-        validator: Validator, allowed: object, instance: object, schema: Mapping[str, Any]
-    ) -> Iterator[jsonschema.ValidationError]:
-        if "patternProperties" not in schema:
-            yield from known.VALIDATORS["additionalProperties"](validator, allowed, instance, schema)
-
-    patterned = ("pattern", "patternProperties", "unevaluatedProperties")
-    checks = {**dict.fromkeys(patterned, lambda *_: ()), "additionalProperties": additional}
-    return cast("type[Validator]", extend(known, checks))  # type: ignore[no-untyped-call]
+        return schema_fault(self.parameters, arguments)
 
 
 def _check_schema(parameters: object) -> dict[str, object]:
-    if not isinstance(parameters, dict):
-        raise InvalidTool("function.parameters: is not a JSON schema")
-    try:
-        json.dumps(parameters)
-        validator_for(parameters, default=jsonschema.Draft202012Validator).check_schema(parameters)
-    except (TypeError, ValueError) as error:
-        raise InvalidTool(f"function.parameters: is no JSON: {error}") from error
-    except jsonschema.SchemaError as error:
-        raise InvalidTool(f"function.parameters: {error.message}") from error
+    trouble = schema_trouble(parameters)
+    if trouble is not None or not isinstance(parameters, dict):
+        raise InvalidTool(f"function.parameters: {trouble}")
     return parameters
 
 

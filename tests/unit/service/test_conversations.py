@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.conversations.job import Agent, JobId
+from service.conversations.job import Agent, Job, JobId
 from service.conversations.rendering import render_conversation
 from service.conversations.spec import Limits, find_cycle, parse_job
-from service.conversations.visibility import Utterance, visible_before
+from service.conversations.visibility import Spoken, Utterance, visible_before
 from service.errors import InvalidJob
 from tests.unit.service.jobs import DEBATE, agent, job
 from transport.request import Message
@@ -44,7 +44,7 @@ def test_a_prompt_is_the_story_so_far() -> None:
     """Own words are the assistant's, others' the user's with their names; the last word is a cue."""
     made = job(*DEBATE, rounds=2)
     spoken = {("a", 0): "Yes.", ("b", 0): "No.", ("m", 0): "So.", ("a", 1): "Still.", ("b", 1): "Never."}
-    assert render_conversation(made, made.conversations[0], DEBATE[2], 1, spoken) == (
+    assert render(made, DEBATE[2], 1, spoken) == (
         Message(
             role="user",
             content="Topic 0.\n\na said:\nYes.\n\nb said:\nNo.\n\nYou are m. It is your turn, in round 1 of 2.",
@@ -92,7 +92,7 @@ def test_messages_alternate_and_end_with_the_user(cast: tuple[Agent, ...], round
     made = job(*cast, rounds=rounds)
     listener = data.draw(st.sampled_from(cast))
     spoken = {(each.id, number): "x" for each in cast for number in range(rounds)}
-    messages = render_conversation(made, made.conversations[0], listener, rounds - 1, spoken)
+    messages = render(made, listener, rounds - 1, spoken)
     assert [message.role for message in messages] == ["user", "assistant"] * (rounds - 1) + ["user"]
 
 
@@ -103,10 +103,15 @@ def test_a_later_prompt_extends_an_earlier_one() -> None:
     before: dict[str, tuple[Message, ...]] = {}
     for number in range(4):
         for each in DEBATE:
-            now = render_conversation(made, made.conversations[0], each, number, spoken)
+            now = render(made, each, number, spoken)
             assert now[: len(before.get(each.id, ()))] == before.get(each.id, ())
             before[each.id] = now
             spoken[each.id, number] = f"{each.id}{number}"
+
+
+def render(made: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Message, ...]:
+    heard = visible_before(made, listener, round_number, spoken)
+    return render_conversation(made.conversations[0], listener, round_number, heard)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,18 @@ def test_a_cycle_is_found_where_there_is_one(waits: dict[str, list[str]], cycle:
 def test_a_long_chain_is_no_cycle() -> None:
     """Depth is no recursion."""
     assert find_cycle({str(number): [str(number + 1)] for number in range(50_000)}) == ()
+
+
+WRONG_VALIDATIONS: list[dict[str, object]] = [
+    {},
+    {"choices": []},
+    {"choices": ["yes", "Yes"]},
+    {"choices": ["yes"], "pattern": "y"},
+    {"pattern": "("},
+    {"json_schema": {"type": "nothing"}},
+    {"choices": ["yes"], "retries": -1},
+    {"choices": [""]},
+]
 
 
 def document(**changes: object) -> dict[str, object]:
@@ -168,7 +185,14 @@ def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], t
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mode": "free"},
+        {"mode": "freely"},
+        {"prompt_at": "queue"},
+        {"mode": "free", "prompt_at": "never"},
+        {
+            "mode": "free",
+            "agents": [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "speak_after_within_round": ["a"]}],
+        },
+        {"agents": [{"id": "a", "model": "m", "markup": "yes"}]},
         {"rounds": 0},
         {"rounds": True},
         {"agents": [{"id": "", "model": "m"}]},
@@ -177,7 +201,7 @@ def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], t
         {"conversations": [{"prompt": 5}]},
         {"priority": 1.5},
         {"agents": "a"},
-        {"agents": [{"id": "a", "model": "m", "validation": {}}]},
+        *({"agents": [{"id": "a", "model": "m", "validation": validation}]} for validation in WRONG_VALIDATIONS),
     ],
 )
 def test_what_is_not_understood_is_refused(changes: dict[str, object]) -> None:

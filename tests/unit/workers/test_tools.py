@@ -65,19 +65,16 @@ class TestDefinitions:
             check_names((tool("add"),), (tool("add"),))
 
     def test_a_schema_cannot_hold_us_up(self) -> None:
-        """Regular expressions are the tool's to check; a schema that refers to itself ends the call, and not us."""
-        slow = tool("t", q={"type": "string", "pattern": "^(a+)+$"})
-        assert slow.faults_of({"q": "a" * 60 + "!"}) is None
-        assert slow.faults_of({"q": 1}) is not None
-        named = ToolDefinition.parse(
-            {
-                "function": {
-                    "name": "t",
-                    "parameters": {"patternProperties": {"^(x+)+$": {}}, "additionalProperties": False},
-                }
-            }
-        )
-        assert named.faults_of({"x" * 60 + "!": 1}) is None
+        """A pattern that matches for ever, or a schema that refers to itself, ends the call, and not us."""
+        slow = tool("t", q={"type": "string", "pattern": r"(.*),(.*),(.*),(.*),(.*);"})
+        assert "TimeoutError" in (slow.faults_of({"q": "a," * 400}) or "")
+        assert slow.faults_of({"q": ",,,,;"}) is None
+        assert "does not match" in (slow.faults_of({"q": "?"}) or "")
+        schema = {"patternProperties": {"^x+$": {"type": "number"}}, "additionalProperties": False}
+        named = ToolDefinition.parse({"function": {"name": "t", "parameters": schema}})
+        assert named.faults_of({"xx": 1}) is None
+        assert named.faults_of({"xx": "1"}) is not None
+        assert named.faults_of({"y": 1}) is not None
         endless = ToolDefinition.parse({"function": {"name": "t", "parameters": {"$ref": "#"}}})
         assert "cannot be applied" in (endless.faults_of({}) or "")
 

@@ -1,0 +1,132 @@
+"""What is made of an answer: markup, validation, and what others hear of it in free mode."""
+
+import pytest
+
+from service.conversations.discussion import Discussion
+from service.conversations.job import Agent, Job, JobId, Mode
+from service.conversations.markup import Said, read_markup
+from service.conversations.rendering import render_rejections
+from service.conversations.validation import Validation
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "thinking"),
+    [
+        ("Plain words.", "Plain words.", ""),
+        ("  spaces stay ", "  spaces stay ", ""),
+        ("<thinking>hm</thinking>Yes.", "Yes.", "hm"),
+        ("<think>a</think><thinking>b</thinking> Yes. ", "Yes.", "a\n\nb"),
+        ("aside <answer>Yes.</answer> aside", "Yes.", ""),
+        ("<speak>One.</speak> and <answer>two.</answer>", "One.\n\ntwo.", ""),
+        ("<answer>Yes", "Yes", ""),
+        ("<thinking>cut off in the middle <answer>no</answer>", "", "cut off in the middle <answer>no</answer>"),
+        ("<wait/>", "", ""),
+        ("<thinking>nothing to say</thinking>\n<wait />", "", "nothing to say"),
+        ("<wait></wait>", "", ""),
+        ('Let me see. <tool_request name="t">{}</tool_request> So.', "Let me see.  So.", ""),
+        ("<observation>{}</observation>Done.", "Done.", ""),
+        ("<answer>I <thinking>secret</thinking>agree.</answer>", "I agree.", "secret"),
+    ],
+)
+def test_markup_tells_words_from_thoughts(text: str, words: str, thinking: str) -> None:
+    """Contract, section 5.4; seed 004, section 3."""
+    assert read_markup(text) == Said(words=words, thinking=thinking)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_valid"),
+    [
+        ("yes", True),
+        ("My answer is: YES.", True),
+        ("<thinking>yes or no?</thinking> No!", True),
+        ("yes and no", False),
+        ("yesterday", False),
+        ("perhaps", False),
+        ("", False),
+        ("I have no opinion", True),
+        ("Yes. Yes!", True),
+        ("<answer>yes</answer> but I thought no", True),
+    ],
+)
+def test_exactly_one_choice_as_a_whole_word(answer: str, is_valid: bool) -> None:
+    """Contract, section 5.2; the longest choice that fits is meant."""
+    validation = Validation(retries=1, choices=("yes", "no", "no opinion"))
+    assert (validation.fault_of(answer) is None) is is_valid
+
+
+def test_a_pattern_may_stand_anywhere_and_takes_no_time() -> None:
+    """A job's expression must not hold the service up."""
+    assert Validation(retries=0, pattern=r"\bscore: \d+").fault_of("My score: 7 of 10") is None
+    assert "does not match" in (Validation(retries=0, pattern="^x$").fault_of("y") or "")
+    slow = Validation(retries=0, pattern="(.*),(.*),(.*),(.*),(.*);")
+    assert "in time" in (slow.fault_of("a," * 400) or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ('{"score": 3}', None),
+        ('<think>hm</think>```json\n{"score": 3}\n```', None),
+        ('{"score": "3"}', "$.score"),
+        ("three", "no JSON"),
+        ('{"score": NaN}', "no JSON"),
+    ],
+)
+def test_json_by_its_schema(answer: str, told: str | None) -> None:
+    """Thoughts and fences around it are nobody's fault."""
+    schema: dict[str, object] = {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}
+    fault = Validation(retries=0, json_schema=schema).fault_of(answer)
+    assert (fault is None) if told is None else (told in (fault or ""))
+
+
+def test_a_model_is_told_what_was_wrong() -> None:
+    """Each answer, and why it did not hold."""
+    told = render_rejections([("maybe", "it must hold exactly one of: yes, no")])
+    assert [message.role for message in told] == ["assistant", "user"]
+    assert "exactly one of: yes, no" in told[1].content
+
+
+def heard(discussion: Discussion, agent: Agent, number: int) -> list[tuple[str, int]]:
+    return [(utterance.agent, utterance.round) for utterance in discussion.heard_by(agent, number)]
+
+
+AGENTS = tuple(Agent(id=name, role="", model="m", system="") for name in ("A1", "A2", "A3"))
+FREE = Job(id=JobId("j"), name="j", agents=AGENTS, conversations=(), mode=Mode.FREE)
+
+
+def test_whoever_speaks_for_long_lags_behind() -> None:
+    """Seed 004's timeline: what each prompt contains, made when its turn starts."""
+    a1, a2, a3 = AGENTS
+    talk = Discussion(FREE)
+    for agent in ("A1", "A2"):  # 0 s
+        talk.make_prompt(agent, 0)
+    talk.add("A1", 0, "hang")  # 4 s
+    talk.make_prompt("A3", 0)
+    assert heard(talk, a3, 0) == [("A1", 0)]
+    talk.add("A2", 0, "hold on")  # 8 s
+    talk.add("A3", 0, "seconded")
+    talk.make_prompt("A1", 1)
+    talk.make_prompt("A2", 1)
+    assert heard(talk, a1, 1) == [("A1", 0), ("A2", 0), ("A3", 0)]
+    assert heard(talk, a2, 1) == [("A2", 0), ("A1", 0), ("A3", 0)]  # A1 spoke while A2 did, so after it
+    talk.add("A1", 1, "any proof?")  # 11 s
+    talk.make_prompt("A3", 1)
+    assert heard(talk, a3, 1) == [("A1", 0), ("A3", 0), ("A2", 0), ("A1", 1)]
+    talk.add("A3", 1, "quiet")  # 13 s
+    talk.make_prompt("A1", 2)
+    assert heard(talk, a1, 2) == [("A1", 0), ("A2", 0), ("A3", 0), ("A1", 1), ("A3", 1)]
+    assert heard(talk, a2, 1) == [("A2", 0), ("A1", 0), ("A3", 0)]  # the information lag
+
+
+def test_a_later_prompt_extends_an_earlier_one() -> None:
+    """Engines' prefix caches keep what does not change: the agent's own view only grows."""
+    a2 = AGENTS[1]
+    talk = Discussion(FREE)
+    before: list[tuple[str, int]] = []
+    for number in range(4):
+        talk.make_prompt("A2", number)
+        now = heard(talk, a2, number)
+        assert now[: len(before)] == before
+        talk.add("A1", number, "meanwhile")
+        talk.add("A2", number, "mine")
+        before = [*now, ("A2", number)]
