@@ -55,7 +55,7 @@ async def run_jobs(
     specs: Sequence[WorkerSpec],
     files: Sequence[JobFile],
     output: Path,
-    show: Callable[[JobView], None],
+    show: Callable[[Sequence[JobView], Node], None],
 ) -> list[JobView]:
     """Run the jobs to their ends and return them; their transcripts are under ``output``.
 
@@ -84,12 +84,14 @@ async def _post(jobs: Jobs, file: JobFile) -> JobId:
     return stored.id
 
 
-async def _until_ended(node: Node, exports: Mapping[JobId, Export], show: Callable[[JobView], None]) -> list[JobView]:
+async def _until_ended(
+    node: Node, exports: Mapping[JobId, Export], show: Callable[[Sequence[JobView], Node], None]
+) -> list[JobView]:
     while True:
         views = [await node.jobs.get(job_id) for job_id in exports]
         for view in views:
             await _write_ended(node.jobs, view, exports[view.stored.id])
-            show(view)
+        show(views, node)
         if all(view.stored.state in ENDED_JOBS for view in views):
             return views
         node.fleet.check_models()

@@ -64,7 +64,7 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
             watching.start_soon(_watch_signals, signals, stop, hurry)
             async with open_node(config, specs, state_dir) as node, anyio.create_task_group() as tasks:
                 await node.jobs.recover()
-                server = _http_server(build_app(node.jobs, node.fleet, config.limits, config.server.api_keys))
+                server = _http_server(build_app(node, config.limits, config.server.api_keys))
                 tasks.start_soon(_run_http, server, listener)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
                 await stop.wait()

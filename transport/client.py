@@ -67,6 +67,14 @@ class EngineClient:
         """
         return llama_server.decode_slots(await self._get(llama_server.SLOTS_PATH))
 
+    async def read_capacity(self) -> int | None:
+        """Return how many requests the engine says it can hold at once (GET /props); None where it does not say.
+
+        Raises:
+            EngineError: it does not answer.
+        """
+        return llama_server.decode_props(await self._get(llama_server.PROPS_PATH))
+
     async def _get(self, path: str) -> bytes:
         # No proxy of the environment may come between us and the engine; and no TLS context is made, which would hold
         # the event loop for 20 ms a probe and never be used.

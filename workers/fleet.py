@@ -48,6 +48,15 @@ class Fleet:
         ready = {worker.spec.name for worker in self if worker.state is WorkerState.READY}
         return [model for model in dict.fromkeys(worker.spec.name for worker in self) if model not in ready]
 
+    def is_lost(self, model: str) -> bool:
+        """Whether no worker of a model will be ready again without an operator."""
+        return all(worker.has_given_up for worker in self if worker.spec.name == model)
+
+    def trouble_of(self, model: str) -> str:
+        """Return why no worker of a model is ready."""
+        told = [f"{worker.spec.id} is {worker.state}: {worker.because}" for worker in self if worker.spec.name == model]
+        return "; ".join(told) or f"no worker serves {model}"
+
     def check_models(self) -> None:
         """Return if every model has a worker that is or may yet be ready.
 

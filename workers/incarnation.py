@@ -1,5 +1,6 @@
 """One incarnation of a worker's engine: from its start to its empty tree."""
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Incarnation:
         self._client = client
         self._log = log
         self._ledger = ledger
+        self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
 
@@ -115,6 +117,8 @@ class Incarnation:
         while not await answers(self._client):
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, PROBE_LAST_S)
+        with contextlib.suppress(EngineError):  # it need not say
+            self.capacity = await self._client.read_capacity()
         on_ready()
 
 

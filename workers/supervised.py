@@ -53,6 +53,7 @@ class WorkerSnapshot:
     port: int
     incarnation: int
     slots_total: int
+    slots_configured: int
     slots_in_use: int
     last_exit: EngineExit | None
     verdict: Verdict | None
@@ -189,6 +190,26 @@ class SupervisedWorker:
         """What its engines have printed."""
         return self._supervisor.log
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it has failed for good: only an operator starts it again."""
+        return self.state is WorkerState.FAILED and self.spec.restart.retry_s is None
+
+    @property
+    def because(self) -> str:
+        """Why it is in its state."""
+        return self._supervisor.now.because
+
+    @property
+    def slots_in_use(self) -> int:
+        """How many requests are in flight."""
+        return self._slots.in_use
+
+    @property
+    def slots(self) -> int:
+        """How many requests may be in flight on the present engine."""
+        return self._slots.total
+
     def snapshot(self) -> WorkerSnapshot:
         """Return the worker as it is now."""
         running = self._supervisor.running
@@ -202,6 +223,7 @@ class SupervisedWorker:
             port=self.spec.port,
             incarnation=self.incarnation,
             slots_total=self._slots.total,
+            slots_configured=self.spec.slots,
             slots_in_use=self._slots.in_use,
             last_exit=self._supervisor.last_exit,
             verdict=self._watch.verdict(),
@@ -278,8 +300,19 @@ class SupervisedWorker:
     def _moved(self) -> None:
         if self.is_starting:
             self._watch.begin()
+        if self.state is WorkerState.READY:
+            self._slots.total = self._effective_slots()
         if self._on_change is not None:
             self._on_change(self)
+
+    def _effective_slots(self) -> int:
+        """Return how many requests may be in flight: what was configured, or less where the engine holds less."""
+        running = self._supervisor.running
+        told = running.capacity if running is not None else None
+        if told is None or told >= self.spec.slots:
+            return self.spec.slots
+        logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, self.spec.slots)
+        return max(1, told)
 
     def _root_pid(self) -> int | None:
         return self._supervisor.running.root_pid if self._supervisor.running else None

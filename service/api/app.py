@@ -8,13 +8,13 @@ from service import __version__
 from service.api import problems
 from service.api.auth import KeyGate
 from service.api.jobs import jobs_router
+from service.api.status import status_router
 from service.api.workers import health_router, workers_router
 from service.conversations.spec import JobSpec, Limits
-from service.jobs import Jobs
-from workers.fleet import Fleet
+from service.node import Node
 
 
-def build_app(jobs: Jobs, fleet: Fleet, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
+def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
     """Return the ASGI application over a running node."""
     app = FastAPI(
         title="Roundhouse",
@@ -24,9 +24,10 @@ def build_app(jobs: Jobs, fleet: Fleet, limits: Limits, api_keys: Sequence[str])
         redoc_url=None,
     )
     problems.install(app)
-    app.include_router(jobs_router(jobs, limits))
-    app.include_router(workers_router(fleet))
-    app.include_router(health_router(fleet))
+    app.include_router(jobs_router(node.jobs, limits))
+    app.include_router(workers_router(node.fleet))
+    app.include_router(status_router(node.scheduler, node.fleet))
+    app.include_router(health_router(node.fleet))
     app.add_middleware(KeyGate, keys=api_keys)
     description = app.openapi()
     # The body of POST /v1/jobs is read by ourselves, bounded, so FastAPI does not know its schema.

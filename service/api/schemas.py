@@ -222,6 +222,7 @@ class WorkerOut(Answer):
     incarnation: int
     restarts: int
     slots: SlotsOut
+    slots_configured: int
     last_exit: ExitOut | None
     verdict: str | None
     requests: list[RequestOut]
@@ -281,3 +282,49 @@ class Problem(Answer):
     detail: str
     code: str
     errors: list[ProblemFault]
+
+
+class HeadOut(Answer):
+    """A turn that waits, and for what."""
+
+    job: str
+    name: str
+    conversation: str
+    agent: str
+    round: int
+    model: str
+    waits_for: str
+
+
+class PoolsOut(Answer):
+    """How many turns are in each pool, and how many slots there are."""
+
+    pending: int
+    ready: int
+    in_flight: int
+    capacity: int
+
+
+class ConversationCountsOut(Answer):
+    """Conversations that were taken up since the start: ended, and durably so."""
+
+    total: int
+    finished: int
+    persisted: int
+
+
+class HeadsOut(Answer):
+    """The turns that wait at the heads of the pools."""
+
+    pending: list[HeadOut]
+    ready: list[HeadOut]
+
+
+class StatusOut(Answer):
+    """A moment of the whole service; ``jobs`` are those that have not ended."""
+
+    jobs: int
+    conversations: ConversationCountsOut
+    pools: PoolsOut
+    heads: HeadsOut
+    workers: list[WorkerOut]

@@ -31,11 +31,11 @@ def workers_router(fleet: Fleet) -> APIRouter:
 
     @router.get("", summary="List workers", responses=refused(401))
     async def list_workers() -> schemas.WorkerList:
-        return schemas.WorkerList(workers=[_worker(worker) for worker in fleet])
+        return schemas.WorkerList(workers=[worker_document(worker) for worker in fleet])
 
     @router.get("/{worker_id}", summary="Look at a worker", responses=refused(401, 404))
     async def get_worker(worker_id: str) -> schemas.WorkerOut:
-        return _worker(find(worker_id))
+        return worker_document(find(worker_id))
 
     @router.get("/{worker_id}/logs", summary="Read the engine's last output lines", responses=refused(400, 401, 404))
     async def get_logs(
@@ -57,13 +57,13 @@ def workers_router(fleet: Fleet) -> APIRouter:
     async def restart(worker_id: str) -> schemas.WorkerOut:
         worker = find(worker_id)
         worker.restart_nowait("an operator asked for a restart")
-        return _worker(worker)
+        return worker_document(worker)
 
     @router.post("/{worker_id}/drain", summary="Admit nothing new", status_code=202, responses=refused(401, 404))
     async def drain(worker_id: str) -> schemas.WorkerOut:
         worker = find(worker_id)
         worker.drain_nowait("drained by an operator")
-        return _worker(worker)
+        return worker_document(worker)
 
     @router.post(
         "/{worker_id}/resume",
@@ -74,7 +74,7 @@ def workers_router(fleet: Fleet) -> APIRouter:
     async def resume(worker_id: str) -> schemas.WorkerOut:
         worker = find(worker_id)
         worker.resume_nowait("an operator asked to resume")
-        return _worker(worker)
+        return worker_document(worker)
 
     return router
 
@@ -97,7 +97,8 @@ def health_router(fleet: Fleet) -> APIRouter:
     return router
 
 
-def _worker(worker: SupervisedWorker) -> schemas.WorkerOut:
+def worker_document(worker: SupervisedWorker) -> schemas.WorkerOut:
+    """Return a worker as it is shown."""
     now = worker.snapshot()
     return schemas.WorkerOut(
         id=now.id,
@@ -111,6 +112,7 @@ def _worker(worker: SupervisedWorker) -> schemas.WorkerOut:
         incarnation=now.incarnation,
         restarts=max(0, now.incarnation - 1),
         slots=schemas.SlotsOut(total=now.slots_total, in_use=now.slots_in_use),
+        slots_configured=now.slots_configured,
         last_exit=_exit(now.last_exit),
         verdict=now.verdict,
         requests=[schemas.RequestOut.model_validate(msgspec.to_builtins(view)) for view in now.requests],

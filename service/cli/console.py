@@ -6,37 +6,35 @@ from typing import Final, Protocol
 
 import anyio
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from service.conversations.job import JobId
+from service.api.status import status_document
+from service.cli.status_table import table
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_TURNS
 from service.jobs import JobView
+from service.node import Node
 
 PLAIN_INTERVAL_S: Final = 1.0  # where the output is no terminal: a line a second at most
+REFRESH_HZ: Final = 4
 
 
 class Display(Protocol):
     """Shows how far jobs are."""
 
-    def show(self, view: JobView) -> None:
-        """Show one job as it is now."""
+    def show(self, views: Sequence[JobView], node: Node) -> None:
+        """Show all jobs as they are now, and what runs and waits."""
 
 
-class _Bars:
-    """A bar a job, on a terminal."""
+class _Table:
+    """The live table, on a terminal."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[JobId, TaskID] = {}
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
-    def show(self, view: JobView) -> None:
-        name = view.stored.id
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(
-                escape(view.stored.name), total=view.stored.total_turns, detail=""
-            )
-        self._progress.update(self._tasks[name], completed=_done(view), detail=_detail(view))
+    def show(self, views: Sequence[JobView], node: Node) -> None:
+        told = "\n".join(escape(_line(view)) for view in views)
+        self._live.update(table(status_document(node.scheduler, node.fleet).model_dump(), told))
 
 
 class _Lines:
@@ -47,8 +45,12 @@ class _Lines:
         self._last: dict[str, str] = {}
         self._shown_at = 0.0
 
-    def show(self, view: JobView) -> None:
-        line = f"{view.stored.name}: {_done(view)}/{view.stored.total_turns} turns, {_detail(view)}"
+    def show(self, views: Sequence[JobView], _node: Node) -> None:
+        for view in views:
+            self._show(view)
+
+    def _show(self, view: JobView) -> None:
+        line = _line(view)
         now = anyio.current_time()
         is_over = view.stored.finished_at is not None
         if line == self._last.get(view.stored.id) or (now - self._shown_at < PLAIN_INTERVAL_S and not is_over):
@@ -60,19 +62,12 @@ class _Lines:
 
 @contextmanager
 def display(console: Console) -> Iterator[Display]:
-    """Show progress for a block; the terminal is as it was afterwards, whatever happens."""
+    """Show progress for a block; the terminal is as it was afterwards, its cursor too, whatever happens."""
     if not console.is_terminal:
         yield _Lines(console)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("turns, {task.fields[detail]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _Bars(progress)
+    with Live(console=console, refresh_per_second=REFRESH_HZ, transient=False) as live:
+        yield _Table(live)
 
 
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:
@@ -86,11 +81,10 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
         console.print(turn["text"], markup=False, highlight=False, soft_wrap=True)
 
 
-def _done(view: JobView) -> int:
-    return sum(view.tally.turns.get(state, 0) for state in ENDED_TURNS)
-
-
-def _detail(view: JobView) -> str:
-    talks = view.tally.conversations
-    done = sum(talks.get(state, 0) for state in ENDED_CONVERSATIONS)
-    return f"{done}/{view.stored.total_conversations} conversations, {view.in_flight} in flight, {view.ready} ready"
+def _line(view: JobView) -> str:
+    done = sum(view.tally.turns.get(state, 0) for state in ENDED_TURNS)
+    talks = sum(view.tally.conversations.get(state, 0) for state in ENDED_CONVERSATIONS)
+    return (
+        f"{view.stored.name}: {done}/{view.stored.total_turns} turns, {talks}/{view.stored.total_conversations} "
+        f"conversations, {view.in_flight} in flight, {view.ready} ready"
+    )

@@ -11,10 +11,12 @@ import httpx
 import typer
 from httpx_sse import ServerSentEvent, connect_sse
 from rich.console import Console
+from rich.live import Live
 from rich.table import Column, Table
 
 from service.cli.console import print_transcript
 from service.cli.exits import Exit
+from service.cli.status_table import plain_lines, table
 from service.config.load import read_text
 from service.documents import parse_document
 from service.errors import ConfigError
@@ -55,6 +57,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(cancel)
     app.command()(workers)
     app.command()(logs)
+    app.command()(top)
 
 
 def submit(
@@ -95,7 +98,7 @@ def status(
     with connect(url, api_key) as service:
         answer = ask(service, "GET", f"/v1/jobs/{job_id}" if job_id else "/v1/jobs")
     jobs = [answer] if job_id else answer["jobs"]
-    table = Table(
+    listing = Table(
         Column("id", no_wrap=True, min_width=20),
         "name",
         "state",
@@ -107,7 +110,7 @@ def status(
     )
     for job in jobs:
         talks, turns = job["progress"]["conversations"], job["progress"]["turns"]
-        table.add_row(
+        listing.add_row(
             job["id"],
             job["name"],
             job["state"],
@@ -116,7 +119,7 @@ def status(
             str(turns["in_flight"]),
             str(turns["ready"]),
         )
-    print_document(answer, table, as_json=as_json)
+    print_document(answer, listing, as_json=as_json)
 
 
 def result(
@@ -153,12 +156,12 @@ def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json:
     """List the workers."""
     with connect(url, api_key) as service:
         answer = ask(service, "GET", "/v1/workers")
-    table = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", box=None)
+    listing = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", box=None)
     for worker in answer["workers"]:
         slots = f"{worker['slots']['in_use']}/{worker['slots']['total']}"
         cells = [worker[name] for name in ("id", "model", "engine", "state", "pid", "port")]
-        table.add_row(*(str(cell) for cell in (*cells, slots, worker["restarts"], worker["tokens_per_s"])))
-    print_document(answer, table, as_json=as_json)
+        listing.add_row(*(str(cell) for cell in (*cells, slots, worker["restarts"], worker["tokens_per_s"])))
+    print_document(answer, listing, as_json=as_json)
 
 
 def logs(
@@ -182,6 +185,42 @@ def logs(
                 return
             tail = 10_000
             time.sleep(FOLLOW_INTERVAL_S)
+
+
+def top(
+    *,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show live what runs, what waits, and for what; plain lines where the output is no terminal."""
+    console = Console()
+    with connect(url, api_key) as service, _screen(console, is_live=not (once or as_json)) as live:
+        while True:
+            now = ask(service, "GET", "/v1/status")
+            if live is not None:
+                live.update(table(now))
+            elif as_json:
+                typer.echo(json.dumps(now))
+            elif console.is_terminal:
+                console.print(table(now))
+            else:
+                typer.echo("\n".join(plain_lines(now)))
+            if once:
+                return
+            time.sleep(interval)
+
+
+@contextmanager
+def _screen(console: Console, *, is_live: bool) -> Iterator[Live | None]:
+    """Give the live display of a terminal for a block; the cursor is back afterwards, whatever happens."""
+    if not (is_live and console.is_terminal):
+        yield None
+        return
+    with Live(console=console, screen=True) as live:
+        yield live
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from service.conversations.speaking import Place
 from service.conversations.states import ConversationState, TurnState, job_state_after
 from service.scheduling.backlog import Estimates
 from service.scheduling.events import (
+    AbandonTurn,
     Action,
     Closing,
     ConversationEnded,
@@ -23,6 +24,7 @@ from service.scheduling.events import (
     JobCancelled,
     JobEnded,
     JobStarted,
+    ModelLost,
     StartTurn,
     TurnCompleted,
     TurnCutOff,
@@ -39,6 +41,7 @@ from service.scheduling.policies import PolicyFactory
 from service.scheduling.policies.fifo import Policy as FifoQueue
 from service.scheduling.ready import ReadyQueue, ReadyTurn
 from service.scheduling.seats import Seats
+from workers.outcome import FailureReason
 
 
 class SchedulingCore:
@@ -53,6 +56,7 @@ class SchedulingCore:
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
         self._orders = 0
+        self._lost: set[str] = set()  # models that no turn need wait for
         self._is_closing = False
 
     def __repr__(self) -> str:
@@ -113,12 +117,15 @@ class SchedulingCore:
             case JobCancelled():
                 yield from self._cancel(event.job_id)
             case WorkerReady():
+                self._lost.discard(event.model)
                 self._seats.open(event.worker, event.model, event.slots)
                 self._queue(event.model).note_slots(self._seats.total(event.model))
             case WorkerNotReady():
                 model = self._seats.close(event.worker)
                 if model is not None:
                     self._queue(model).note_slots(self._seats.total(model))
+            case ModelLost():
+                self._lost.add(event.model)
             case Closing():
                 self._is_closing = True
             case TurnCompleted() | TurnInterrupted() | TurnRejected() | TurnFailed() | TurnCutOff():
@@ -281,6 +288,8 @@ class SchedulingCore:
     def _dispatch(self) -> Iterator[Action]:
         if self._is_closing:
             return
+        for model in self._lost:
+            yield from self._abandon(model)
         for model, suspects in self._suspects.items():
             while suspects and self._seats.best(model, for_suspect=True) is not None:
                 yield from self._start(model, suspects.pop(), is_suspect=True)
@@ -292,6 +301,18 @@ class SchedulingCore:
                     ready.discard(first.key)
                     ready.push(turn)
                 yield from self._start(model, first)
+
+    def _abandon(self, model: str) -> Iterator[Action]:
+        """Fail all that waits for a model, and with each turn its conversation: better an end than a hang."""
+        for pool in (self._suspects, self._ready):
+            while pool.get(model):
+                key = pool[model].pop().key
+                talk = self._jobs[key.job_id].talks[key.conversation_id]
+                self._count_ready(key.job_id, -1)
+                talk.open.discard(key)
+                talk.end(key)
+                yield AbandonTurn(key=key)
+                yield from self._end(talk, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
 
     def _start(self, model: str, turn: ReadyTurn, *, is_suspect: bool = False) -> Iterator[Action]:
         key = turn.key

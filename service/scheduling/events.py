@@ -42,6 +42,13 @@ class WorkerNotReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLost:
+    """No worker of a model will ever be ready again unless an operator helps: its turns wait for nothing."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCompleted:
     """A turn has spoken; ``seconds`` is how long it held its slot, over all its attempts that counted."""
 
@@ -89,7 +96,7 @@ class Closing:
 
 
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
-Event = JobAdmitted | JobCancelled | WorkerReady | WorkerNotReady | TurnEvent | Closing
+Event = JobAdmitted | JobCancelled | WorkerReady | WorkerNotReady | ModelLost | TurnEvent | Closing
 
 # Actions
 
@@ -108,6 +115,13 @@ class StartTurn:
     key: TurnKey
     worker: str
     is_suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonTurn:
+    """Fail a ready turn that no worker will ever take."""
+
+    key: TurnKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,4 +165,6 @@ class JobEnded:
     state: JobState
 
 
-Action = TurnIsReady | StartTurn | CutOffTurn | ConversationStarted | ConversationEnded | JobStarted | JobEnded
+Action = (
+    TurnIsReady | StartTurn | AbandonTurn | CutOffTurn | ConversationStarted | ConversationEnded | JobStarted | JobEnded
+)

@@ -5,8 +5,7 @@ back before anything is written, and nothing here waits for the store.
 """
 
 import logging
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import assert_never
@@ -15,62 +14,26 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from service.conversations.discussion import Discussion
-from service.conversations.job import Agent, Job, JobId, Mode, PromptAt, TurnKey
-from service.conversations.rendering import render_conversation, render_rejections
+from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
+from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
 from service.scheduling.policies import PolicyFactory
+from service.scheduling.prompts import JobPrompts
 from service.scheduling.retry import Suspicion, strike
 from service.scheduling.turn import Progress, TurnRun
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
-from workers.request import Request
 from workers.slots import Lease
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 _End = tuple[events.Event, Record]  # what the core is told of the end of an attempt, and the store
 logger = logging.getLogger(__name__)
-
-
-class _Live:
-    """A job that has not ended, with the words that its prompts are made of."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.agents = {agent.id: agent for agent in job.agents}
-        self.places = {agent.id: number for number, agent in enumerate(job.agents)}
-        self.conversations = {talk.id: talk for talk in job.conversations}
-        self._discussions: dict[str, Discussion] = {}
-
-    def discussion(self, conversation_id: str) -> Discussion:
-        """Return the words of a conversation."""
-        if conversation_id not in self._discussions:
-            self._discussions[conversation_id] = Discussion(self.job)
-        return self._discussions[conversation_id]
-
-    def forget(self, conversation_id: str) -> None:
-        """Drop the words of a conversation that has ended."""
-        self._discussions.pop(conversation_id, None)
-
-    def hear_again(self, turns: Iterable[Turn]) -> None:
-        """Take the turns of an earlier life of the service, each with what was visible when its prompt was made."""
-        ends: dict[str, list[datetime]] = {}
-        for turn in turns:
-            conversation_id, agent_id, number = turn.key[1:]
-            discussion = self.discussion(conversation_id)
-            earlier = ends.setdefault(conversation_id, [])
-            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else turn.started_at
-            if self.job.mode is Mode.FREE and made_at is not None:
-                discussion.make_prompt(agent_id, number, bisect_right(earlier, made_at))
-            discussion.add(agent_id, number, turn.text)
-            if turn.finished_at is not None:
-                earlier.append(turn.finished_at)
 
 
 class Scheduler:
@@ -90,12 +53,13 @@ class Scheduler:
         self._fleet = fleet
         self._append = append
         self._tasks: TaskGroup | None = None
-        self._jobs: dict[JobId, _Live] = {}
+        self._jobs: dict[JobId, JobPrompts] = {}
         self._runs: dict[TurnKey, TurnRun] = {}
         self._in_flight: set[TurnKey] = set()
         self._unstored: dict[TurnKey, Turn] = {}  # ended, and not yet durable
         self._ready_at: dict[TurnKey, datetime] = {}  # of turns that never were on a slot
         self._landed: list[tuple[TurnRun, Outcome]] = []
+        self._taken_up = self._finished = self._persisted = 0
         self._suspicion = Suspicion()
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
@@ -116,7 +80,8 @@ class Scheduler:
         """Take a job that is stored; the rest is what an earlier life of the service has recorded of it."""
         if job.id in self._jobs:
             return
-        live = self._jobs[job.id] = _Live(job)
+        live = self._jobs[job.id] = JobPrompts(job)
+        self._taken_up += len(job.conversations)
         live.hear_again(turn for turn in ended if turn.state is TurnState.COMPLETED)
         known = {turn.key: (turn.state, turn.reason) for turn in ended}
         self._post(events.JobAdmitted(job=job, ended=known, is_cancelled=is_cancelled))
@@ -130,6 +95,36 @@ class Scheduler:
         return self._core.free(model)
 
     # Looking
+
+    @property
+    def live_jobs(self) -> int:
+        """How many jobs have not ended."""
+        return len(self._jobs)
+
+    @property
+    def conversations(self) -> tuple[int, int, int]:
+        """How many conversations were taken up, have ended, and are durably so, in this life of the service."""
+        return self._taken_up, self._finished, self._persisted
+
+    def pools(self) -> Mapping[TurnState, int]:
+        """Count the turns that are pending, ready and in flight, of all jobs."""
+        return self._core.pools()
+
+    def ready_heads(self, count: int) -> list[TurnKey]:
+        """Return the ready turns that go next."""
+        return self._core.ready_heads(count)
+
+    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...]]]:
+        """Return turns that wait for others to speak, and for whom."""
+        return self._core.pending_heads(count)
+
+    def job_name(self, job_id: JobId) -> str:
+        """Return the caller's name of a job that has not ended."""
+        return self._jobs[job_id].job.name
+
+    def model_of(self, key: TurnKey) -> str:
+        """Return the model that a turn is asked of."""
+        return self._jobs[key.job_id].agents[key.agent_id].model
 
     def counts(self, job_id: JobId) -> Mapping[TurnState, int]:
         """Count the turns of a job that are ready and in flight."""
@@ -171,7 +166,9 @@ class Scheduler:
             facts += self._act(action)
         if facts:
             ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
-            self._append(facts, lambda: self._forget_stored(ended))
+            talks = sum(isinstance(fact, records.ConversationMoved) and fact.state in ENDED_TALKS for fact in facts)
+            self._finished += talks
+            self._append(facts, lambda: self._forget_stored(ended, talks))
 
     def _act(self, action: events.Action) -> list[Record]:
         """Carry out one action; return the facts that it makes."""
@@ -182,6 +179,8 @@ class Scheduler:
                 facts += self._note_ready(action.key, now)
             case events.StartTurn():
                 facts += self._start(action, now)
+            case events.AbandonTurn():
+                facts.append(self._abandon(action.key, now))
             case events.CutOffTurn():
                 if action.key in self._runs:  # else it has ended at the same moment, and its end comes next
                     self._runs[action.key].cut_off()
@@ -200,7 +199,8 @@ class Scheduler:
                 assert_never(action)
         return facts
 
-    def _forget_stored(self, keys: Sequence[TurnKey]) -> None:
+    def _forget_stored(self, keys: Sequence[TurnKey], talks: int) -> None:
+        self._persisted += talks
         for key in keys:
             self._unstored.pop(key, None)
 
@@ -226,6 +226,18 @@ class Scheduler:
         self._tasks.start_soon(self._run_turn, action.key, worker, lease)
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
 
+    def _abandon(self, key: TurnKey, now: datetime) -> Record:
+        """Fail a turn that waits for what cannot come, and say what that is."""
+        self._ready_at.pop(key, None)
+        run = self._runs.pop(key, None)
+        reason, detail = FailureReason.ENGINE_UNREACHABLE, self._fleet.trouble_of(self.model_of(key))
+        if run is not None:
+            turn = run.snapshot(TurnState.FAILED, reason, detail)
+        else:
+            turn = Turn(key=key, state=TurnState.FAILED, reason=reason, detail=detail, finished_at=now)
+        self._unstored[key] = turn
+        return records.TurnEnded(turn=turn, at=now)
+
     def _drop(self, key: TurnKey, now: datetime) -> Record:
         run = self._runs.pop(key, None)
         self._ready_at.pop(key, None)
@@ -237,9 +249,11 @@ class Scheduler:
     def _worker_changed(self, worker: SupervisedWorker) -> None:
         if worker.state is WorkerState.READY:
             spec = worker.spec
-            self._post(events.WorkerReady(worker=spec.id, model=spec.name, slots=spec.slots))
+            self._post(events.WorkerReady(worker=spec.id, model=spec.name, slots=worker.slots))
         else:
             self._post(events.WorkerNotReady(worker=worker.spec.id))
+            if self._fleet.is_lost(worker.spec.name):
+                self._post(events.ModelLost(model=worker.spec.name))
 
     # Turns
 
@@ -249,7 +263,7 @@ class Scheduler:
         outcome: Outcome
         try:
             with lease, scope:
-                request = self._request(key)
+                request = self._jobs[key.job_id].request(key, run.rejected)
                 run.flight = worker.prepare(request, answer)
                 outcome = await worker.perform(request, answer, run.flight)
             if scope.cancelled_caught:
@@ -331,25 +345,6 @@ class Scheduler:
         del self._runs[key]
         turn = self._unstored[key] = run.snapshot(state, reason, detail)
         return event, records.TurnEnded(turn=turn, at=datetime.now(UTC))
-
-    def _request(self, key: TurnKey) -> Request:
-        live = self._jobs[key.job_id]
-        agent = live.agents[key.agent_id]
-        conversation = live.conversations[key.conversation_id]
-        discussion = live.discussion(key.conversation_id)
-        if live.job.prompt_at is PromptAt.START:
-            discussion.make_prompt(key.agent_id, key.round)
-        heard = discussion.heard_by(agent, key.round)
-        asked = render_conversation(conversation, agent, key.round, heard)
-        return Request(
-            job_name=f"{live.job.name}/{key.conversation_id}/{key.agent_id}/{key.round}",
-            system=agent.system,
-            conversation=asked + render_rejections(self._runs[key].rejected),
-            params=agent.params,
-            tools=agent.tools,
-            exit_tools=agent.exit_tools,
-            markup=agent.markup,
-        )
 
     def _tell_idle(self) -> None:
         if not self._in_flight:

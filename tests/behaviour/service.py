@@ -109,10 +109,12 @@ class Service:
 
 
 @contextmanager
-def serving(folder: Path, port: int, models: Document, server: Document | None = None) -> Iterator[Service]:
+def serving(
+    folder: Path, port: int, models: Document, server: Document | None = None, *, ready: bool = True
+) -> Iterator[Service]:
     """Run a service for a block; nothing of it is left."""
     service = Service(folder, port, models, server)
-    service.start()
+    service.start(ready=ready)
     try:
         yield service
     finally:

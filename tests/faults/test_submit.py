@@ -100,6 +100,19 @@ async def test_no_slot_is_told_at_once(scripted_spec: SpecFactory) -> None:
         assert await submit(worker) == 3
 
 
+@pytest.mark.parametrize(("told", "effective"), [(1, 1), (3, 3), (8, 3), (None, 3)])
+async def test_slots_are_what_was_configured_or_less_where_the_engine_holds_less(
+    scripted_spec: SpecFactory, told: int | None, effective: int
+) -> None:
+    """Seed 000, "max_num_seqs_upper_bound": the smaller of both; never more in flight than that."""
+    flags = {} if told is None else {"props_slots": told}
+    async with working(scripted_spec(slots=3, prefill=600, **flags)) as worker:
+        for _ in range(effective):
+            await submit(worker)
+        assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
+        assert (worker.snapshot().slots_total, worker.snapshot().slots_configured) == (effective, 3)
+
+
 async def test_a_cancel_keeps_what_has_come(scripted_spec: SpecFactory) -> None:
     """Partial output for every cancel."""
     async with working(scripted_spec(tokens=1000, interval=0.01)) as worker:

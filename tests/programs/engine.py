@@ -47,6 +47,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--deaf-after", type=int, help="live on and listen no more after so many answers")
     parser.add_argument("--html", action="store_true", help="answer requests with a 200 of HTML")
     parser.add_argument("--parallel", type=int, default=4, help="slots; a request beyond them waits without a byte")
+    parser.add_argument("--props-slots", type=int, help="tell so many slots in GET /props; otherwise there is none")
     parser.add_argument("--no-slots", action="store_true", help="know no GET /slots")
     parser.add_argument("--script", type=Path, help="answer the n-th request with the n-th entry of this JSON list")
     parser.add_argument("--never-ready", action="store_true", help="load for ever")
@@ -117,6 +118,8 @@ class Engine:
             _send(writer, 200, b'{"object": "list", "data": []}')
         elif path == "/slots" and not options.no_slots:
             _send(writer, 200, json.dumps(self.slots).encode())
+        elif path == "/props" and options.props_slots:
+            _send(writer, 200, json.dumps({"total_slots": options.props_slots}).encode())
         elif path != "/v1/chat/completions":
             _send(writer, 404, b"{}")
         elif options.reject and self._may_reject():

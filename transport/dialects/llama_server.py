@@ -26,6 +26,7 @@ from transport.request import ChatRequest, Message
 CHAT_PATH: Final = "/v1/chat/completions"
 MODELS_PATH: Final = "/v1/models"
 SLOTS_PATH: Final = "/slots"
+PROPS_PATH: Final = "/props"
 DONE: Final = b"[DONE]"
 _TOO_MANY: Final = 429
 _UNAVAILABLE: Final = 503
@@ -103,6 +104,10 @@ class _NextToken(Struct, gc=False):
     n_decoded: int = 0
 
 
+class _Props(Struct, gc=False):
+    total_slots: int | None = None
+
+
 class _Slot(Struct, gc=False):
     is_processing: bool = False
     id_task: int = -1
@@ -119,6 +124,7 @@ class _Slot(Struct, gc=False):
 _NO_DELTA = _Delta()
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
+_decode_props = msgspec.json.Decoder(_Props).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
 
@@ -174,6 +180,18 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     except _UNDECODABLE:
         told = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
     return _rejection(told, status, retry_after_s)
+
+
+def decode_props(body: bytes) -> int | None:
+    """Return the number of slots that GET /props tells, None where it tells none.
+
+    Raises:
+        MalformedFrame: not the JSON of this dialect.
+    """
+    try:
+        return _decode_props(body).total_slots
+    except _UNDECODABLE as error:
+        raise MalformedFrame(f"GET /props: {error}: {body[:200]!r}") from error
 
 
 def decode_slots(body: bytes) -> EngineCounters:

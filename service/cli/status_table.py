@@ -1,0 +1,76 @@
+"""The live table of seed 000, "Live Status Display": pools, their heads and why they wait, and the workers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Column, Table
+from rich.text import Text
+
+STATE_STYLES: Final[Mapping[str, str]] = {
+    "ready": "green",
+    "starting": "yellow",
+    "draining": "yellow",
+    "stopping": "yellow",
+    "backoff": "red",
+    "failed": "bold red",
+}
+Document = Mapping[str, Any]  # of GET /v1/status
+
+
+def summary(status: Document) -> str:
+    """Return the head line, as plain text."""
+    talks, pools = status["conversations"], status["pools"]
+    return (
+        f"{talks['finished']}/{talks['total']} conversations ({talks['persisted']} persisted)"
+        f" | in flight {pools['in_flight']}/{pools['capacity']}"
+        f" | pre-departure {pools['ready']} | pending {pools['pending']}"
+    )
+
+
+def plain_lines(status: Document) -> list[str]:
+    """Return the whole table as lines for a pipe or a file."""
+    lines = [summary(status)]
+    lines += [f"  worker {_worker_line(worker)}" for worker in status["workers"]]
+    for pool, heads in status["heads"].items():
+        lines += [f"  {pool}: {_turn(head)} waits for {head['waits_for']}" for head in heads]
+    return lines
+
+
+def table(status: Document, title: str = "") -> RenderableType:
+    """Return the table for a terminal; ``title`` is markup that goes above it."""
+    heads = status["heads"]
+    pools = Table(
+        Column("PRE-DEPARTURE (ready to fly)", ratio=1), Column("PENDING (waits for others)", ratio=1),
+        box=None, expand=True, header_style="bold",
+    )  # fmt: skip
+    for place in range(max(len(heads["ready"]), len(heads["pending"]))):
+        pools.add_row(_cell(heads["ready"], place), _cell(heads["pending"], place))
+    workers = Table("worker", "state", "slots", "tokens/s", "verdict", "because", box=None, header_style="bold")
+    for worker in status["workers"]:
+        style = STATE_STYLES.get(worker["state"], "dim")
+        slots = f"{worker['slots']['in_use']}/{worker['slots']['total']}"
+        workers.add_row(
+            escape(worker["id"]), f"[{style}]{worker['state']}[/]", slots, f"{worker['tokens_per_s']:.0f}",
+            worker["verdict"] or "-", escape(worker["because"]),
+        )  # fmt: skip
+    head = [title] if title else []
+    return Group(*head, Rule(), Text(summary(status), style="bold"), Rule(), pools, Rule(), workers, Rule())
+
+
+def _cell(heads: Sequence[Document], place: int) -> str:
+    if place >= len(heads):
+        return ""
+    head = heads[place]
+    return f"{place + 1:3d}. {escape(_turn(head))} [dim]{escape(head['waits_for'])}[/]"
+
+
+def _turn(head: Document) -> str:
+    return f"[{head['name']}/{head['conversation']}] r{head['round']} {head['agent']} ({head['model']})"
+
+
+def _worker_line(worker: Document) -> str:
+    slots = f"{worker['slots']['in_use']}/{worker['slots']['total']} slots"
+    return f"{worker['id']}: {worker['state']}, {slots}, {worker['tokens_per_s']:.0f} tokens/s: {worker['because']}"

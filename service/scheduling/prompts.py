@@ -1,0 +1,63 @@
+"""What the turns of one job are asked: its agents, and what was said in its conversations so far."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from service.conversations.discussion import Discussion
+from service.conversations.job import Job, Mode, PromptAt, TurnKey
+from service.conversations.rendering import Rejected, render_conversation, render_rejections
+from service.conversations.transcript import Turn
+from workers.request import Request
+
+
+class JobPrompts:
+    """A job that has not ended, with the words that its prompts are made of; written by the scheduler alone."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.agents = {agent.id: agent for agent in job.agents}
+        self.places = {agent.id: number for number, agent in enumerate(job.agents)}
+        self.conversations = {talk.id: talk for talk in job.conversations}
+        self._discussions: dict[str, Discussion] = {}
+
+    def discussion(self, conversation_id: str) -> Discussion:
+        """Return the words of a conversation."""
+        if conversation_id not in self._discussions:
+            self._discussions[conversation_id] = Discussion(self.job)
+        return self._discussions[conversation_id]
+
+    def forget(self, conversation_id: str) -> None:
+        """Drop the words of a conversation that has ended."""
+        self._discussions.pop(conversation_id, None)
+
+    def hear_again(self, turns: Iterable[Turn]) -> None:
+        """Take the turns of an earlier life of the service, each with what was visible when its prompt was made."""
+        ends: dict[str, list[datetime]] = {}
+        for turn in turns:
+            conversation_id, agent_id, number = turn.key[1:]
+            discussion = self.discussion(conversation_id)
+            earlier = ends.setdefault(conversation_id, [])
+            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else turn.started_at
+            if self.job.mode is Mode.FREE and made_at is not None:
+                discussion.make_prompt(agent_id, number, bisect_right(earlier, made_at))
+            discussion.add(agent_id, number, turn.text)
+            if turn.finished_at is not None:
+                earlier.append(turn.finished_at)
+
+    def request(self, key: TurnKey, rejected: Sequence[Rejected]) -> Request:
+        """Return what a worker is asked for a turn that starts now."""
+        agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
+        discussion = self.discussion(key.conversation_id)
+        if self.job.prompt_at is PromptAt.START:
+            discussion.make_prompt(key.agent_id, key.round)
+        heard = discussion.heard_by(agent, key.round)
+        return Request(
+            job_name=f"{self.job.name}/{key.conversation_id}/{key.agent_id}/{key.round}",
+            system=agent.system,
+            conversation=render_conversation(conversation, agent, key.round, heard) + render_rejections(rejected),
+            params=agent.params,
+            tools=agent.tools,
+            exit_tools=agent.exit_tools,
+            markup=agent.markup,
+        )

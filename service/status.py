@@ -1,0 +1,106 @@
+"""One snapshot of everything that moves or waits, for live displays (contract, section 6: GET /v1/status).
+
+Nothing waits in silence: every head of a pool says what it waits for.
+"""
+
+from dataclasses import dataclass
+
+from service.conversations.job import TurnKey
+from service.conversations.states import TurnState
+from service.scheduling.scheduler import Scheduler
+from workers.fleet import Fleet
+from workers.states import WorkerState
+
+HEADS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """One turn that waits, and for what."""
+
+    job: str
+    name: str
+    conversation: str
+    agent: str
+    round: int
+    model: str
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """How many turns are in each pool of seed 000, and how many slots there are for them."""
+
+    pending: int
+    ready: int
+    in_flight: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationCounts:
+    """The conversations that this life of the service has taken up: ended, and durably so."""
+
+    total: int
+    finished: int
+    persisted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A moment of a whole Roundhouse."""
+
+    jobs: int
+    conversations: ConversationCounts
+    pools: Pools
+    pending: tuple[Head, ...]
+    ready: tuple[Head, ...]
+
+
+def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
+    """Return the present moment."""
+    pools = scheduler.pools()
+    total, finished, persisted = scheduler.conversations
+    serving = [worker for worker in fleet if worker.state is WorkerState.READY]
+    return Status(
+        jobs=scheduler.live_jobs,
+        conversations=ConversationCounts(total=total, finished=finished, persisted=persisted),
+        pools=Pools(
+            pending=pools[TurnState.PENDING],
+            ready=pools[TurnState.READY],
+            in_flight=pools[TurnState.IN_FLIGHT],
+            capacity=sum(worker.slots for worker in serving),
+        ),
+        pending=tuple(
+            _head(scheduler, key, f"{', '.join(others)} to speak in round {key.round}")
+            for key, others in scheduler.pending_heads(heads)
+        ),
+        ready=tuple(
+            _head(scheduler, key, waits_for_slot(scheduler.model_of(key), fleet))
+            for key in scheduler.ready_heads(heads)
+        ),
+    )
+
+
+def waits_for_slot(model: str, fleet: Fleet) -> str:
+    """Return what a ready turn of ``model`` waits for."""
+    of_model = [worker for worker in fleet if worker.spec.name == model]
+    serving = [worker for worker in of_model if worker.state is WorkerState.READY]
+    if serving:
+        taken, total = sum(worker.slots_in_use for worker in serving), sum(worker.slots for worker in serving)
+        return f"a slot of {model}: {taken} of {total} in use"
+    if not of_model:
+        return f"the model {model}, which is configured no more"
+    return f"a worker of {model}: {fleet.trouble_of(model)}"
+
+
+def _head(scheduler: Scheduler, key: TurnKey, waits_for: str) -> Head:
+    return Head(
+        job=key.job_id,
+        name=scheduler.job_name(key.job_id),
+        conversation=key.conversation_id,
+        agent=key.agent_id,
+        round=key.round,
+        model=scheduler.model_of(key),
+        waits_for=waits_for,
+    )

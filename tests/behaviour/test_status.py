@@ -1,0 +1,105 @@
+"""Nothing waits in silence: GET /v1/status and ``roundhouse top`` (contract, sections 3 and 6)."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.behaviour.service import ROUNDHOUSE, Document, Service, debate, scripted_model, serving
+from tests.waiting import LIMIT_S, wait_for
+
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    models = {
+        "m": scripted_model(free_ports(1), tokens=100_000, interval=0.01),
+        "broken": {**scripted_model(free_ports(1), exit_at_once=3), "restart": {"initial_s": 600}},
+    }
+    folder = tmp_path_factory.mktemp("status")
+    with serving(folder, free_ports(1), models, {"drain_s": 0.2}, ready=False) as running:
+        wait_for(lambda: running.get("/v1/workers/m-0")["state"] == "ready", "the sound model is ready")
+        wait_for(lambda: running.get("/v1/workers/broken-0")["state"] == "backoff", "the other one waits")
+        running.post_job(debate(conversations=2))
+        running.post_job(debate(model="broken"))
+        wait_for(lambda: running.get("/v1/status")["pools"]["in_flight"] == 2, "turns run")
+        yield running
+
+
+def test_the_status_says_what_waits_for_what(service: Service) -> None:
+    """Which agents, which model's slots, which worker's restart."""
+    now = service.get("/v1/status")
+    assert (now["jobs"], now["conversations"]) == (2, {"total": 3, "finished": 0, "persisted": 0})
+    assert now["pools"] == {"pending": 3, "ready": 4, "in_flight": 2, "capacity": 2}
+    assert {head["waits_for"] for head in now["heads"]["pending"]} == {"a, b to speak in round 0"}
+    waits = {head["waits_for"] for head in now["heads"]["ready"]}
+    assert "a slot of m: 2 of 2 in use" in waits
+    (other,) = (told for told in waits if "broken" in told)
+    assert "a worker of broken: broken-0 is backoff: the engine exited with status 3" in other
+    assert {worker["id"] for worker in now["workers"]} == {"m-0", "broken-0"}
+
+
+def test_top_prints_lines_into_a_pipe(service: Service) -> None:
+    """Plain lines when it is no terminal; JSON for machines."""
+    plain = _top(service, "--once").stdout
+    assert "0/3 conversations (0 persisted) | in flight 2/2 | pre-departure 4 | pending 3" in plain
+    assert "waits for a slot of m: 2 of 2 in use" in plain
+    assert "\x1b" not in plain
+    document: Document = json.loads(_top(service, "--once", "--json").stdout)
+    assert document["pools"]["in_flight"] == 2
+
+
+def test_top_gives_the_cursor_back(service: Service) -> None:
+    """On a terminal it is a live table, and whatever ends it leaves the terminal as it was."""
+    ours, theirs = pty.openpty()
+    command = [ROUNDHOUSE, "top", "--url", service.url, "--interval", "0.1"]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": "40"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        seen = bytearray()
+
+        def read() -> bytearray:
+            with contextlib.suppress(OSError):  # nothing yet, or the terminal's other end is gone
+                seen.extend(os.read(ours, 1 << 20))
+            return seen
+
+        try:
+            wait_for(lambda: b"PRE-DEPARTURE" in read() and b"pending 3" in seen, "the table is drawn")
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: read() is not None and process.poll() is not None, "it ends")
+        finally:
+            process.kill()
+        read()
+    os.close(ours)
+    assert HIDE_CURSOR in seen
+    assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
+
+
+def test_a_turn_that_waits_for_what_cannot_come_is_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Seed 003 tells of a job that waited for ever: where no engine will come, the turn says why and ends."""
+    restart = {"initial_s": 0.05, "failures": 1, "retry_s": None}
+    models = {
+        "m": scripted_model(free_ports(1)),
+        "gone": {**scripted_model(free_ports(1), exit_at_once=3), "restart": restart},
+    }
+    with serving(tmp_path, free_ports(1), models, ready=False) as service:
+        wait_for(lambda: service.get("/v1/workers/gone-0")["state"] == "failed", "it gives up")
+        job = service.post_job(debate(model="gone"))
+        assert service.wait_ended(job)["state"] == "failed"
+        (talk,) = service.get(f"/v1/jobs/{job}/result")["conversations"]
+        assert talk["reason"] == "engine_unreachable"
+        (failed,) = (turn for turn in talk["turns"] if turn["state"] == "failed")
+        assert "gone-0 is failed: gave up after 1 failures" in failed["detail"]
+
+
+def _top(service: Service, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [ROUNDHOUSE, "top", "--url", service.url, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
