@@ -63,8 +63,8 @@ class Dependencies:
 
     def __init__(self, waits_for: Sequence[Iterable[int]]) -> None:
         self.waits_for = tuple(tuple(sorted(waited)) for waited in waits_for)
-        self.all_agents = frozenset(range(len(self.waits_for)))
-        self.first = tuple(agent for agent in range(len(self.waits_for)) if not self.waits_for[agent])
+        self.masks = tuple(_mask(waited) for waited in self.waits_for)
+        self.everybody = _mask(range(len(self.waits_for)))
         followers: list[list[int]] = [[] for _ in self.waits_for]
         for agent, waited in enumerate(self.waits_for):
             for other in waited:
@@ -91,8 +91,19 @@ class Dependencies:
         return tuple(order)
 
 
+def _mask(agents: Iterable[int]) -> int:
+    return sum(1 << agent for agent in agents)
+
+
+def _agents(mask: int) -> list[int]:
+    return [agent for agent in range(mask.bit_length()) if mask >> agent & 1]
+
+
 class RoundsOrder:
-    """Rounds: an agent speaks after those it waits for, and a round begins when the last one has ended."""
+    """Rounds: an agent speaks after those it waits for, and a round begins when the last one has ended.
+
+    Sets of agents are bits of a number: a hundred thousand conversations may wait at once.
+    """
 
     __slots__ = ("_dependencies", "_pending", "_round", "_rounds", "_spoken")
 
@@ -100,12 +111,12 @@ class RoundsOrder:
         self._dependencies = dependencies
         self._rounds = rounds
         self._round = 0
-        self._spoken: set[int] = set()
-        self._pending: set[int] = set()
+        self._spoken = 0  # of this round
+        self._pending = 0  # who waits for others in it
 
     def __repr__(self) -> str:
         """State the round."""
-        return f"<RoundsOrder {self._round}/{self._rounds} spoken={sorted(self._spoken)}>"
+        return f"<RoundsOrder {self._round}/{self._rounds} spoken={_agents(self._spoken)}>"
 
     @property
     def is_over(self) -> bool:
@@ -119,39 +130,39 @@ class RoundsOrder:
 
     def resume(self, spoken: Sequence[Place]) -> list[Place]:
         """Begin, or go on in the first round that has not ended."""
-        heard = set(spoken)
-        agents = self._dependencies.all_agents
-        while not self.is_over and all(Place(agent, self._round) in heard for agent in agents):
+        heard: dict[int, int] = {}
+        for place in spoken:
+            heard[place.round] = heard.get(place.round, 0) | 1 << place.agent
+        while not self.is_over and heard.get(self._round) == self._dependencies.everybody:
             self._round += 1
-        self._spoken = {agent for agent in agents if Place(agent, self._round) in heard}
+        self._spoken = heard.get(self._round, 0)
         return self._open()
 
     def take(self, place: Place) -> list[Place]:
         """Take a turn's end: others may have waited for it, or the whole round has."""
-        self._spoken.add(place.agent)
-        if len(self._spoken) == len(self._dependencies.all_agents):
+        self._spoken |= 1 << place.agent
+        if self._spoken == self._dependencies.everybody:
             self._round += 1
-            self._spoken = set()
+            self._spoken = 0
             return self._open()
-        followers = self._dependencies.followers[place.agent]
-        return self._release(agent for agent in followers if agent in self._pending)
+        return self._release(self._dependencies.followers[place.agent])
 
     def waiting(self) -> Iterator[Waiting]:
         """Iterate over whoever waits in this round."""
-        for agent in sorted(self._pending):
-            absent = tuple(other for other in self._dependencies.waits_for[agent] if other not in self._spoken)
-            yield Waiting(Place(agent, self._round), absent)
+        for agent in _agents(self._pending):
+            absent = self._dependencies.masks[agent] & ~self._spoken
+            yield Waiting(Place(agent, self._round), tuple(_agents(absent)))
 
     def _open(self) -> list[Place]:
         if self.is_over:
             return []
-        self._pending = set(self._dependencies.all_agents - self._spoken)
-        return self._release(sorted(self._pending))
+        self._pending = self._dependencies.everybody & ~self._spoken
+        return self._release(_agents(self._pending))
 
     def _release(self, agents: Iterable[int]) -> list[Place]:
-        waits_for = self._dependencies.waits_for
-        free = [agent for agent in agents if all(other in self._spoken for other in waits_for[agent])]
-        self._pending.difference_update(free)
+        masks = self._dependencies.masks
+        free = [agent for agent in agents if self._pending >> agent & 1 and not masks[agent] & ~self._spoken]
+        self._pending &= ~_mask(free)
         return [Place(agent, self._round) for agent in free]
 
 

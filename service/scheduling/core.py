@@ -270,7 +270,7 @@ class SchedulingCore:
         if not isinstance(event, TurnInterrupted | TurnRejected):
             talk.end(key)
         if isinstance(event, TurnCompleted):
-            talk.warm[place.agent] = worker
+            talk.keep_warm(place.agent, worker)
             if event.seconds is not None:
                 self._estimates.learn(talk.model(key), key.agent_id, event.seconds)
                 live.backlog.refresh(self._estimates)
@@ -318,7 +318,7 @@ class SchedulingCore:
         key = turn.key
         live = self._jobs[key.job_id]
         talk = live.talks[key.conversation_id]
-        worker = self._seats.best(model, talk.warm.get(turn.agent_order), for_suspect=is_suspect)
+        worker = self._seats.best(model, talk.warm_worker(turn.agent_order), for_suspect=is_suspect)
         assert worker is not None  # noqa: S101 - whoever dispatches has looked
         self._seats.seat(key, worker, is_suspect=is_suspect)
         self._count_ready(key.job_id, -1)

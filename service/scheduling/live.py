@@ -37,7 +37,7 @@ class LiveJob:
 class Talk:
     """One conversation that has not ended; ``open`` are its turns that are ready or in flight."""
 
-    __slots__ = ("_ended", "_lines", "conversation", "ending", "is_started", "live", "number", "open", "order", "warm")
+    __slots__ = ("_ended", "_lines", "_warm", "conversation", "ending", "is_started", "live", "number", "open", "order")
 
     def __init__(self, live: LiveJob, conversation: Conversation, number: int) -> None:
         self.live = live
@@ -45,11 +45,12 @@ class Talk:
         self.number = number
         self.order = speaking_order(live.job, live.backlog.dependencies, conversation.rounds)
         self.open: set[TurnKey] = set()
-        self.warm: dict[int, str] = {}  # agent -> the worker that knows its prompt
         self.is_started = False
         self.ending: tuple[ConversationState, str | None] | None = None
-        self._ended: set[TurnKey] = set()
-        self._lines: dict[str, deque[ReadyTurn]] = {}  # in free mode: model -> who waits, in order
+        # None until there is anything: a hundred thousand conversations may wait at once.
+        self._ended: set[TurnKey] | None = None
+        self._warm: dict[int, str] | None = None  # agent -> the worker that knows its prompt
+        self._lines: dict[str, deque[ReadyTurn]] | None = None  # in free mode: model -> who waits, in order
 
     def __repr__(self) -> str:
         """State how far it is."""
@@ -58,7 +59,7 @@ class Talk:
     @property
     def has_ended_all(self) -> bool:
         """Whether every turn has ended."""
-        return len(self._ended) == len(self.live.job.agents) * self.conversation.rounds
+        return len(self._ended or ()) == len(self.live.job.agents) * self.conversation.rounds
 
     def key(self, place: Place) -> TurnKey:
         """Return the key of a turn."""
@@ -75,6 +76,8 @@ class Talk:
 
     def end(self, key: TurnKey) -> None:
         """Take the end of a turn, however it ended."""
+        if self._ended is None:
+            self._ended = set()
         self._ended.add(key)
         self.live.backlog.end_turns([self.live.places[key.agent_id]])
 
@@ -88,7 +91,8 @@ class Talk:
             return ()
         agents = range(len(self.live.job.agents))
         turns = (self.key(Place(agent, number)) for number in range(self.conversation.rounds) for agent in agents)
-        return tuple(key for key in turns if key not in self._ended)
+        ended = self._ended or ()
+        return tuple(key for key in turns if key not in ended)
 
     def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...]]]:
         """Iterate over the turns that wait for others, and for whom."""
@@ -96,14 +100,26 @@ class Talk:
         for place, others in self.order.waiting():
             yield self.key(place), tuple(agents[other].id for other in others)
 
+    def warm_worker(self, agent: int) -> str | None:
+        """Return the worker that knows an agent's prompt."""
+        return self._warm.get(agent) if self._warm is not None else None
+
+    def keep_warm(self, agent: int, worker: str) -> None:
+        """Take the fact that a worker knows an agent's prompt."""
+        if self._warm is None:
+            self._warm = {}
+        self._warm[agent] = worker
+
     def queue(self, turn: ReadyTurn, model: str) -> None:
         """Take the fact that a turn waits for a slot of a model."""
         if self.live.job.mode is Mode.FREE:
+            if self._lines is None:
+                self._lines = {}
             self._lines.setdefault(model, deque()).append(turn)
 
     def first_in_line(self, turn: ReadyTurn, model: str) -> ReadyTurn:
         """Return who starts where ``turn`` was to: itself, or in free mode whoever has waited longer."""
-        line = self._lines.get(model)
+        line = self._lines.get(model) if self._lines is not None else None
         if turn.is_front or not line:
             return turn
         return line.popleft()
