@@ -1,8 +1,16 @@
-"""Transcripts as files: one a conversation, a manifest and an index, each replaced whole so that none is ever half."""
+"""Transcripts as files: one a conversation, a manifest and an index (seed 000, "File Write Atomicity").
 
+Each file is replaced whole, so that none is ever half. Manifest and index change together: both are links into a folder
+of the newest lists, and what is replaced is the one link to that folder. Writers exclude each other by a lock.
+"""
+
+import fcntl
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +20,9 @@ import msgspec
 from service.errors import ConfigError, StoreError
 
 MAX_NAME_BYTES: Final = 255  # of one file, on every file system in use
+LISTS: Final = ".lists"  # the folder behind manifest.json and index.jsonl
+LOCK_LIMIT_S: Final = 30.0
+LOCK_POLL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +54,18 @@ class Export:
         return conversation_id in self._done
 
     def write(self, job: Mapping[str, object], transcripts: Sequence[Mapping[str, object]]) -> None:
-        """Write the transcripts of conversations that have ended since, then the two lists, the manifest last.
+        """Write the transcripts of conversations that have ended since, then the two lists, both at once.
 
-        ``job`` is what the manifest says of the job itself. A kill in between leaves lists that name only files that
-        are there.
+        ``job`` is what the manifest says of the job itself. A kill at any moment leaves lists that agree with each
+        other and name only files that are there. Blocks: to be called beside the event loop.
 
         Raises:
             StoreError: a file cannot be written.
         """
         try:
-            self._begin(str(job["id"]))
-            self._write(job, transcripts)
+            with self._locked():
+                self._begin(str(job["id"]))
+                self._write(job, transcripts)
         except OSError as error:
             raise StoreError(f"{self._folder}: cannot write transcripts: {error}") from error
 
@@ -82,11 +94,46 @@ class Export:
                 file=file,
             )
         lines = [msgspec.json.encode(entry) + b"\n" for entry in self._done.values()]
-        _replace(self._folder / "index.jsonl", b"".join(lines))
         states = {entry.id: {"state": entry.state, "reason": entry.reason} for entry in self._done.values()}
         manifest = msgspec.json.encode({**job, "conversations": states})
-        _replace(self._folder / "manifest.json", msgspec.json.format(manifest, indent=2) + b"\n")
+        self._replace_lists(
+            {"index.jsonl": b"".join(lines), "manifest.json": msgspec.json.format(manifest, indent=2) + b"\n"}
+        )
         self.job_state = job["state"]
+
+    def _replace_lists(self, contents: Mapping[str, bytes]) -> None:
+        lists = self._folder / LISTS
+        fresh = Path(tempfile.mkdtemp(dir=lists, prefix="v"))
+        fresh.chmod(0o755)
+        for name, content in contents.items():
+            _replace(fresh / name, content)
+        _link(lists / "current", fresh.name)
+        for name in contents:
+            if not (self._folder / name).is_symlink():
+                _link(self._folder / name, f"{LISTS}/current/{name}")
+        for stale in lists.glob("v*"):
+            if stale != fresh:
+                shutil.rmtree(stale, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the folder against other processes for a block.
+
+        Raises:
+            TimeoutError: another one holds it on (an OSError).
+        """
+        (self._folder / LISTS).mkdir(parents=True, exist_ok=True)
+        with (self._folder / LISTS / "lock").open("ab") as file:
+            deadline = time.monotonic() + LOCK_LIMIT_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"another process has been writing for {LOCK_LIMIT_S:g} s") from None
+                    time.sleep(LOCK_POLL_S)
+            yield
 
 
 def folder_for(output: Path, job_name: str) -> Path:
@@ -108,6 +155,13 @@ def _job_of(manifest: Path) -> object:
     except msgspec.MsgspecError:
         return None
     return document.get("id") if isinstance(document, dict) else None
+
+
+def _link(path: Path, target: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
 
 
 def _replace(path: Path, content: bytes) -> None:

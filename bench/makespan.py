@@ -1,0 +1,196 @@
+"""Makespan / lower bound in real processes over HTTP, beside what a user would write instead.
+
+The rival is a gather over conversations, a semaphore of the slots, and the openai package, against the same engine with
+the same durations. Both are timed by the engine's own log, from the first request to the last end.
+
+python -m bench.makespan [--kinds K,..] [--jobs N,..] [--slots N,..] [--policies P,..] [--scale SECONDS] [--skewed]
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import httpx
+
+from bench.as_a_user_would import AsAUserWould
+from bench.drawn_engine import duration
+from service.conversations.job import Job, Mode, TurnKey
+from service.scheduling.policies import POLICIES
+from tests.simulation import WAITS, job_of, lower_bound, mixes
+
+PORT = 9880
+ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
+CONVERSATIONS = 24
+
+
+def main() -> None:
+    """Print a line for each mix and number of slots."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", default=",".join(WAITS))
+    parser.add_argument("--jobs", default="1,6,24")
+    parser.add_argument("--slots", default="4,8,32")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--scale", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--skewed", action="store_true", help="only one job of 40 short conversations and 2 long ones")
+    parser.add_argument("--mixed", action="store_true", help="only 24 jobs of all kinds and sizes")
+    options = parser.parse_args()
+    policies = options.policies.split(",")
+    ratios: dict[str, list[float]] = {name: [] for name in (*policies, "openai")}
+    gaps: list[float] = []
+    print(f"{'mix':22s} slots  " + "  ".join(f"{name:>13s}" for name in ratios), flush=True)
+    for name, jobs in _mixes(options).items():
+        for slots in map(int, options.slots.split(",")):
+            runs = {who: _run(jobs, slots, None if who == "openai" else who, options) for who in ratios}
+            for who, run in runs.items():
+                ratios[who].append(run.ratio)
+                gaps += run.gaps if who != "openai" else []
+            print(f"{name:22s} {slots:5d}  " + "  ".join(f"{run.ratio:13.3f}" for run in runs.values()), flush=True)
+            if "fifo" in runs:
+                told = (f"{run.completion / runs['fifo'].completion:13.2f}" for run in runs.values())
+                print(f"{'  mean completion / fifo':29s} " + "  ".join(told), flush=True)
+    for who, values in ratios.items():
+        print(f"{who}: makespan / bound: mean {mean(values):.3f}, worst {max(values):.3f}")
+    if gaps:
+        gaps.sort()
+        p50, p99 = (1000 * gaps[int(share * (len(gaps) - 1))] for share in (0.5, 0.99))
+        print(f"end of a turn to the next request on the slot, work ready: p50 {p50:.2f} ms, p99 {p99:.2f} ms, "
+              f"of {len(gaps)} (bounds 2 and 10 ms)")  # fmt: skip
+
+
+def _mixes(options: argparse.Namespace) -> dict[str, list[Job]]:
+    if options.mixed:
+        return {"mixed, 24 jobs": mixes()["mixed, 24 jobs"]}
+    if options.skewed:
+        return {"skewed": [job_of("j0", "moderator", [2] * 40 + [12] * 2)]}
+    return {
+        f"{kind}, {jobs} jobs": [
+            job_of(f"j{number}", kind, [options.rounds] * (CONVERSATIONS // jobs)) for number in range(jobs)
+        ]
+        for kind in options.kinds.split(",")
+        for jobs in map(int, options.jobs.split(","))
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A workload once: makespan / bound, mean seconds to a job's end, and the gaps while work was ready."""
+
+    ratio: float
+    completion: float
+    gaps: list[float]
+
+
+def _run(jobs: Sequence[Job], slots: int, policy: str | None, options: argparse.Namespace) -> Run:
+    """Run a workload once."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log = folder / "log"
+        if policy is None:
+            with _engine(folder, slots, options):
+                asyncio.run(AsAUserWould(f"http://127.0.0.1:{PORT + 1}/v1", slots).run(jobs))
+        else:
+            with _service(folder, slots, policy, options) as http:
+                _post_all(http, jobs)
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+    began_at = min(entry["came"] for entry in entries)
+    makespan = max(entry["end"] for entry in entries) - began_at
+    ends = {entry["turn"][0]: entry["end"] - began_at for entry in sorted(entries, key=lambda each: each["end"])}
+
+    def seconds(key: TurnKey) -> float:
+        return duration(options.seed, options.scale, key.job_id, key.conversation_id, key.agent_id, key.round)
+
+    assert len(entries) == sum(job.total_turns for job in jobs)
+    return Run(
+        ratio=makespan / lower_bound(jobs, slots, seconds), completion=mean(ends.values()), gaps=_gaps(entries, slots)
+    )
+
+
+def _gaps(entries: Sequence[Mapping[str, Any]], slots: int) -> list[float]:
+    """Return how long slots were empty while all others were taken: each end with the start that follows on it."""
+    ends = sorted(entry["end"] for entry in entries)
+    starts = sorted(entry["came"] for entry in entries)[slots:]
+    gaps = [start - end for end, start in zip(ends, starts, strict=False)]
+    # The last starts wait for other turns, and not for us: what counts is while more is ready than slots are there.
+    return [gap for gap in gaps[: len(gaps) // 2] if gap < 0.05]
+
+
+@contextmanager
+def _engine(folder: Path, slots: int, options: argparse.Namespace) -> Iterator[None]:
+    flags = ["--parallel", str(slots), "--log", str(folder / "log")]
+    flags += ["--seed", str(options.seed), "--scale", str(options.scale)]
+    with subprocess.Popen([sys.executable, "-m", "bench.drawn_engine", "--port", str(PORT + 1), *flags]) as engine:
+        try:
+            _until(f"http://127.0.0.1:{PORT + 1}/v1/models")
+            yield
+        finally:
+            engine.kill()
+
+
+@contextmanager
+def _service(folder: Path, slots: int, policy: str, options: argparse.Namespace) -> Iterator[httpx.Client]:
+    args = {"log": str(folder / "log"), "seed": options.seed, "scale": options.scale}
+    model = {
+        "engine": "llama-server", "command": [sys.executable, "-m", "bench.drawn_engine"], "args": args,
+        "port": PORT + 1, "slots": slots,
+    }  # fmt: skip
+    config = {
+        "server": {"port": PORT, "state_dir": str(folder / "state")},
+        "scheduling": {"policy": policy},
+        "models": {"m": model},
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    serve = [ROUNDHOUSE, "serve", "--config", str(folder / "config.yaml")]
+    with subprocess.Popen(serve, stderr=(folder / "serve.log").open("w")) as service:
+        try:
+            _until(f"http://127.0.0.1:{PORT}/readyz")
+            with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=60, trust_env=False) as http:
+                yield http
+        finally:
+            service.terminate()
+            service.wait()
+
+
+def _post_all(http: httpx.Client, jobs: Sequence[Job]) -> None:
+    ids = [http.post("/v1/jobs", json=_document(job)).raise_for_status().json()["id"] for job in jobs]
+    for job_id in ids:
+        while http.get(f"/v1/jobs/{job_id}").json()["state"] in ("queued", "running"):
+            time.sleep(0.2)
+
+
+def _document(job: Job) -> dict[str, object]:
+    agents = [
+        {"id": agent.id, "model": "m"}
+        | ({} if job.mode is Mode.FREE else {"speak_after_within_round": sorted(agent.waits_for)})
+        for agent in job.agents
+    ]
+    talks = [
+        {"id": talk.id, "prompt": f"TOPIC-{job.id}-{talk.id}", "rounds": talk.rounds} for talk in job.conversations
+    ]
+    return {"name": job.id, "mode": job.mode.value, "agents": agents, "conversations": talks}
+
+
+def _until(url: str) -> None:
+    for _ in range(300):
+        try:
+            if httpx.get(url, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise TimeoutError(url)
+
+
+if __name__ == "__main__":
+    main()
