@@ -91,6 +91,25 @@ def test_replicas_share_the_load() -> None:
     assert [action.worker for action in actions if isinstance(action, StartTurn)] == ["w", "v", "w", "v"]
 
 
+def test_an_agent_goes_back_to_the_worker_that_knows_its_words() -> None:
+    """Its prompt's prefix is in that one's cache; another takes it when that one is full."""
+    scheduler = core(slots=2)
+    scheduler.handle(WorkerReady(worker="v", model="m", slots=2))
+
+    def where(actions: list[Action]) -> dict[str, str]:
+        return {a.key.conversation_id: a.worker for a in actions if isinstance(a, StartTurn)}
+
+    first = where(scheduler.handle(JobAdmitted(job=job(agent("a"), rounds=3, conversations=4))))
+    assert sorted(first.values()) == ["v", "v", "w", "w"]
+    ends = [TurnCompleted(key=key("a", 0, number)) for number in (3, 2, 1, 0)]
+    assert where(scheduler.handle(*ends)) == first
+    scheduler.handle(WorkerNotReady(worker="w"))
+    on_w = next(number for number in range(4) if first[f"c{number}"] == "w")
+    on_v = next(number for number in range(4) if first[f"c{number}"] == "v")
+    assert where(scheduler.handle(TurnCompleted(key=key("a", 1, on_w)))) == {}
+    assert where(scheduler.handle(TurnCompleted(key=key("a", 1, on_v)))) != {}
+
+
 def test_an_interrupted_turn_goes_first_and_elsewhere() -> None:
     """A failure of an engine is not a failure of the turn."""
     scheduler = core(slots=1)
