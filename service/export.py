@@ -107,6 +107,9 @@ class Export:
         fresh.chmod(0o755)
         for name, content in contents.items():
             _replace(fresh / name, content)
+        manifest = self._folder / "manifest.json"
+        if not manifest.is_symlink():  # an older version's: without it nobody takes the other list for its companion
+            manifest.unlink(missing_ok=True)
         _link(lists / "current", fresh.name)
         for name in contents:
             if not (self._folder / name).is_symlink():

@@ -72,8 +72,8 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
             capacity=sum(worker.slots for worker in serving),
         ),
         pending=tuple(
-            _head(scheduler, key, f"{', '.join(others)} to speak in round {key.round}")
-            for key, others in scheduler.pending_heads(heads)
+            _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")
+            for key, others, number in scheduler.pending_heads(heads)
         ),
         ready=tuple(
             _head(scheduler, key, waits_for_slot(scheduler.model_of(key), fleet))

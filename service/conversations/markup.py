@@ -4,11 +4,15 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-# An end that is missing is the end of the text: a model that was cut off in its thoughts has said nothing aloud.
-_THINKING: Final = re.compile(r"<(?P<tag>thinking|think)>(?P<words>.*?)(?:</(?P=tag)>|\Z)", re.DOTALL)
-_ALOUD: Final = re.compile(r"<(?P<tag>answer|speak)>(?P<words>.*?)(?:</(?P=tag)>|\Z)", re.DOTALL)
-_UNSAID: Final = re.compile(r"<(?P<tag>tool_request|observation)\b[^>]*>.*?(?:</(?P=tag)>|\Z)", re.DOTALL)
-_WAIT: Final = re.compile(r"<wait\s*/?>(?:\s*</wait>)?")
+_THINKING: Final = re.compile(r"<(?P<end>/?)think(?:ing)?\b[^<>]*>", re.IGNORECASE)
+# An end that is missing is the end of the text.
+_ALOUD: Final = re.compile(
+    r"<(?P<tag>answer|speak)\b[^<>]*>(?P<words>.*?)(?:</(?P=tag)>|\Z)", re.DOTALL | re.IGNORECASE
+)
+_UNSAID: Final = re.compile(
+    r"<(?P<tag>tool_request|observation)\b[^<>]*>.*?(?:</(?P=tag)>|\Z)", re.DOTALL | re.IGNORECASE
+)
+_WAIT: Final = re.compile(r"<wait\b[^<>]*>", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +25,40 @@ class Said:
 
 def read_markup(text: str) -> Said:
     """Return the two parts of an answer; who waits says nothing aloud."""
-    thinking = "\n\n".join(found["words"].strip() for found in _THINKING.finditer(text))
-    rest = _UNSAID.sub("", _THINKING.sub("", text))
+    public, thinking = _without_thinking(text)
+    rest = _UNSAID.sub("", public)
     aloud = [found["words"].strip() for found in _ALOUD.finditer(rest)]
     if aloud:
         return Said(words="\n\n".join(aloud), thinking=thinking)
     if _WAIT.search(rest):
         return Said(words="", thinking=thinking)
-    return Said(words=rest.strip() if thinking or rest != text else rest, thinking=thinking)
+    return Said(words=rest if rest == text else rest.strip(), thinking=thinking)
 
 
 def without_markup(text: str) -> str:
     """Return an answer as its validation reads it, whether its agent uses markup or not."""
     return read_markup(text).words
+
+
+def _without_thinking(text: str) -> tuple[str, str]:
+    """Return what was said aloud, and what was thought.
+
+    A thought may hold another one. An end without a beginning ends a thought that the chat template had begun: all
+    before it was thought. A beginning without an end is a model that was cut off: the rest is thought.
+    """
+    public: list[str] = []
+    private: list[str] = []
+    depth = at = 0
+    for tag in _THINKING.finditer(text):
+        piece, at = text[at : tag.start()], tag.end()
+        if not tag["end"]:
+            (private if depth else public).append(piece)
+            depth += 1
+        elif depth:
+            private.append(piece)
+            depth -= 1
+        else:
+            private += ["".join((*public, piece))]
+            public = []
+    (private if depth else public).append(text[at:])
+    return "".join(public), "\n\n".join(thought.strip() for thought in private if thought.strip())

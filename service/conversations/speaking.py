@@ -18,10 +18,11 @@ class Place(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """One turn that waits for others to speak, and for whom."""
+    """One turn that waits for others to speak, for whom, and in which round they are to."""
 
     place: Place
     waits_for: tuple[int, ...]
+    in_round: int
 
 
 class SpeakingOrder(Protocol):
@@ -42,7 +43,7 @@ class SpeakingOrder(Protocol):
         """Take the fact that a turn has spoken; return the turns that are ready by that."""
 
     def waiting(self) -> Iterator[Waiting]:
-        """Iterate over the turns of the present round that wait for others."""
+        """Iterate over the turns that wait for others: those of the present round, and the next one's first."""
 
 
 def speaking_order(job: Job, dependencies: "Dependencies", rounds: int) -> SpeakingOrder:
@@ -148,10 +149,13 @@ class RoundsOrder:
         return self._release(self._dependencies.followers[place.agent])
 
     def waiting(self) -> Iterator[Waiting]:
-        """Iterate over whoever waits in this round."""
+        """Iterate over whoever waits in this round, and for its end."""
         for agent in _agents(self._pending):
             absent = self._dependencies.masks[agent] & ~self._spoken
-            yield Waiting(Place(agent, self._round), tuple(_agents(absent)))
+            yield Waiting(Place(agent, self._round), tuple(_agents(absent)), self._round)
+        if self._round + 1 < self._rounds:
+            silent = self._dependencies.everybody & ~self._spoken
+            yield Waiting(Place(0, self._round + 1), tuple(_agents(silent)), self._round)
 
     def _open(self) -> list[Place]:
         if self.is_over:
@@ -203,5 +207,7 @@ class FreeOrder:
         return [Place(place.agent, place.round + 1)] if place.round + 1 < self._rounds else []
 
     def waiting(self) -> Iterator[Waiting]:
-        """Iterate over nobody: in free mode no turn waits for another."""
-        return iter(())
+        """Iterate over the agents' next turns: each waits for its own present one."""
+        for agent, spoken in enumerate(self._spoken):
+            if spoken + 1 < self._rounds:
+                yield Waiting(Place(agent, spoken + 1), (agent,), spoken)

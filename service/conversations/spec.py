@@ -7,7 +7,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, ValidationError, model_validator
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt
-from service.conversations.validation import Validation
+from service.conversations.validation import Validation, folded
 from service.errors import Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
 from workers.errors import InvalidTool
@@ -44,8 +44,9 @@ class ValidationSpec(StrictModel):
         given = [name for name in ("choices", "pattern", "json_schema") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError("a validation has one of choices, pattern and json_schema")
-        if self.choices is not None and len({choice.casefold() for choice in self.choices}) < max(1, len(self.choices)):
-            raise ValueError("choices: must be given, and differ by more than letter case")
+        told = {folded(choice) for choice in self.choices or ()}
+        if self.choices is not None and (len(told) < max(1, len(self.choices)) or "" in told):
+            raise ValueError("choices: must be given, hold words, and differ by more than letter case and spaces")
         trouble = pattern_trouble(self.pattern) if self.pattern is not None else None
         if trouble is None and self.json_schema is not None:
             trouble = schema_trouble(self.json_schema)

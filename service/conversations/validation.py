@@ -1,13 +1,19 @@
 """Whether an answer is what its agent was asked for (contract, section 5.2). Pure."""
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from service.conversations.markup import without_markup
 from workers.tools.reading import read_json
 from workers.tools.schemas import is_found, schema_fault
 
-_FENCED = re.compile(r"\A```[a-z]*\s*\n(?P<body>.*)\n```\Z", re.DOTALL)
+_FENCED = re.compile(r"\A```[a-z]*[^\S\n]*\n(?P<body>.*)\n```\Z", re.DOTALL)
+
+
+def folded(words: str) -> str:
+    """Return words without regard to letter case, composition, and how much space stands between them."""
+    return " ".join(unicodedata.normalize("NFC", words).casefold().split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +35,10 @@ class Validation:
         return _json_fault(self.json_schema or {}, text)
 
     def _choice_fault(self, text: str) -> str | None:
-        # The longest first: where "no opinion" stands, "no" does not.
-        longest_first = sorted(self.choices, key=len, reverse=True)
+        # The longest first: where "no opinion" stands, "no" does not. Emphasis (_yes_) is no part of a word.
+        longest_first = sorted({folded(choice) for choice in self.choices}, key=len, reverse=True)
         words = "|".join(re.escape(choice) for choice in longest_first)
-        found = {match.casefold() for match in re.findall(rf"(?<!\w)(?:{words})(?!\w)", text, re.IGNORECASE)}
+        found = set(re.findall(rf"(?<![^\W_])(?:{words})(?![^\W_])", folded(text)))
         if len(found) == 1:
             return None
         told = ", ".join(self.choices)

@@ -25,6 +25,7 @@ from service.scheduling.events import (
     JobEnded,
     JobStarted,
     ModelLost,
+    ModelRegained,
     StartTurn,
     TurnCompleted,
     TurnCutOff,
@@ -97,9 +98,9 @@ class SchedulingCore:
         merged = [turn.key for place in range(count) for turns in heads for turn in turns[place : place + 1]]
         return merged[:count]
 
-    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...]]]:
-        """Return the first turns that wait for others to speak, and for whom."""
-        found: list[tuple[TurnKey, tuple[str, ...]]] = []
+    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
+        """Return the first turns that wait for others to speak, for whom, and in which round."""
+        found: list[tuple[TurnKey, tuple[str, ...], int]] = []
         for live in self._jobs.values():
             for talk in live.talks.values():
                 if len(found) >= count:
@@ -116,6 +117,17 @@ class SchedulingCore:
                 yield from self._admit(event)
             case JobCancelled():
                 yield from self._cancel(event.job_id)
+            case Closing():
+                self._is_closing = True
+            case WorkerReady() | WorkerNotReady() | ModelLost() | ModelRegained():
+                self._take_capacity(event)
+            case TurnCompleted() | TurnInterrupted() | TurnRejected() | TurnFailed() | TurnCutOff():
+                worker = self._seats.rise(event.key)
+                if worker is not None:
+                    yield from self._land(event, worker)
+
+    def _take_capacity(self, event: WorkerReady | WorkerNotReady | ModelLost | ModelRegained) -> None:
+        match event:
             case WorkerReady():
                 self._lost.discard(event.model)
                 self._seats.open(event.worker, event.model, event.slots)
@@ -126,12 +138,8 @@ class SchedulingCore:
                     self._queue(model).note_slots(self._seats.total(model))
             case ModelLost():
                 self._lost.add(event.model)
-            case Closing():
-                self._is_closing = True
-            case TurnCompleted() | TurnInterrupted() | TurnRejected() | TurnFailed() | TurnCutOff():
-                worker = self._seats.rise(event.key)
-                if worker is not None:
-                    yield from self._land(event, worker)
+            case ModelRegained():
+                self._lost.discard(event.model)
 
     # Jobs
 
@@ -149,6 +157,8 @@ class SchedulingCore:
         for talk in list(live.talks.values()):
             keys = ended.get(talk.conversation.id, [])
             yield from self._resume(talk, {key: event.ended[key] for key in keys})
+        if live.talks:
+            self._tell_load(live)
 
     def _resume(self, talk: Talk, ended: Mapping[TurnKey, tuple[TurnState, str | None]]) -> Iterator[Action]:
         live = talk.live
@@ -248,6 +258,7 @@ class SchedulingCore:
             job_id=job_id, conversation_id=talk.conversation.id, state=state, reason=reason, unspoken=unspoken
         )
         if live.talks:
+            self._tell_load(live)
             return
         del self._jobs[job_id]
         for model in live.backlog.models:
@@ -263,8 +274,7 @@ class SchedulingCore:
         talk = live.talks[key.conversation_id]
         place = talk.place(key)
         if isinstance(event, TurnInterrupted | TurnRejected) and talk.ending is None:
-            is_suspect = isinstance(event, TurnInterrupted) and event.is_suspect
-            yield self._make_ready(talk, place, is_front=True, is_suspect=is_suspect)
+            yield self._make_ready(talk, place, is_front=True, is_suspect=event.is_suspect)
             return
         talk.open.discard(key)
         if not isinstance(event, TurnInterrupted | TurnRejected):
@@ -280,7 +290,7 @@ class SchedulingCore:
             yield from self._end(talk, ConversationState.FAILED, event.reason)
         else:
             yield from self._go_on(talk, talk.order.take(place))
-        if live.talks:
+        if key.conversation_id in live.talks:
             self._tell_load(live)
 
     # Starting

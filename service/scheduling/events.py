@@ -49,8 +49,15 @@ class ModelLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRegained:
+    """An operator has helped: a worker of the model may get ready."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCompleted:
-    """A turn has spoken; ``seconds`` is how long it held its slot, over all its attempts that counted."""
+    """A turn has spoken; ``seconds`` is how long its last attempt held its slot."""
 
     key: TurnKey
     seconds: float | None = None
@@ -73,6 +80,7 @@ class TurnRejected:
     """A turn's answer is not valid; it is to be asked again, ahead of all that waits."""
 
     key: TurnKey
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +104,7 @@ class Closing:
 
 
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
-Event = JobAdmitted | JobCancelled | WorkerReady | WorkerNotReady | ModelLost | TurnEvent | Closing
+Event = JobAdmitted | JobCancelled | WorkerReady | WorkerNotReady | ModelLost | ModelRegained | TurnEvent | Closing
 
 # Actions
 

@@ -94,11 +94,11 @@ class Talk:
         ended = self._ended or ()
         return tuple(key for key in turns if key not in ended)
 
-    def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...]]]:
-        """Iterate over the turns that wait for others, and for whom."""
+    def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...], int]]:
+        """Iterate over the turns that wait for others, for whom, and in which round."""
         agents = self.live.job.agents
-        for place, others in self.order.waiting():
-            yield self.key(place), tuple(agents[other].id for other in others)
+        for place, others, number in self.order.waiting():
+            yield self.key(place), tuple(agents[other].id for other in others), number
 
     def warm_worker(self, agent: int) -> str | None:
         """Return the worker that knows an agent's prompt."""

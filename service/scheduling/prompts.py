@@ -38,7 +38,7 @@ class JobPrompts:
             conversation_id, agent_id, number = turn.key[1:]
             discussion = self.discussion(conversation_id)
             earlier = ends.setdefault(conversation_id, [])
-            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else turn.started_at
+            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _last_start(turn)
             if self.job.mode is Mode.FREE and made_at is not None:
                 discussion.make_prompt(agent_id, number, bisect_right(earlier, made_at))
             discussion.add(agent_id, number, turn.text)
@@ -61,3 +61,8 @@ class JobPrompts:
             exit_tools=agent.exit_tools,
             markup=agent.markup,
         )
+
+
+def _last_start(turn: Turn) -> datetime | None:
+    """Return when the attempt began whose answer stands: its prompt was made then."""
+    return turn.attempts[-1].started_at if turn.attempts else turn.started_at

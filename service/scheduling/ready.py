@@ -8,10 +8,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from service.conversations.job import JobId, TurnKey
 
 Rank = tuple[float, ...]
+SLACK: Final = 4  # entries of a heap for each turn, before those that are out of date are thrown out
+LEAST: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,6 +138,9 @@ class RankedQueue(ReadyQueue):
 
     def _insert(self, turn: ReadyTurn) -> None:
         heapq.heappush(self._heap, (self.rank(turn), turn.ready_order, turn))
+        if len(self._heap) > SLACK * len(self) + LEAST:
+            self._heap = [entry for entry in self._heap if self._is_waiting(entry[2])]
+            heapq.heapify(self._heap)
 
     def _take(self) -> ReadyTurn:
         while True:

@@ -114,8 +114,8 @@ class Scheduler:
         """Return the ready turns that go next."""
         return self._core.ready_heads(count)
 
-    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...]]]:
-        """Return turns that wait for others to speak, and for whom."""
+    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
+        """Return turns that wait for others to speak, for whom, and in which round."""
         return self._core.pending_heads(count)
 
     def job_name(self, job_id: JobId) -> str:
@@ -221,7 +221,8 @@ class Scheduler:
             self._suspicion.board(worker.spec.id, worker.incarnation, action.key)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
         if action.key not in self._runs:
-            self._runs[action.key] = TurnRun(action.key, queued_at=self._ready_at.pop(action.key))
+            agent = self._jobs[action.key.job_id].agents[action.key.agent_id]
+            self._runs[action.key] = TurnRun(action.key, agent, self._ready_at.pop(action.key))
         self._in_flight.add(action.key)
         self._tasks.start_soon(self._run_turn, action.key, worker, lease)
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
@@ -252,8 +253,9 @@ class Scheduler:
             self._post(events.WorkerReady(worker=spec.id, model=spec.name, slots=worker.slots))
         else:
             self._post(events.WorkerNotReady(worker=worker.spec.id))
-            if self._fleet.is_lost(worker.spec.name):
-                self._post(events.ModelLost(model=worker.spec.name))
+            model = worker.spec.name
+            is_lost = self._fleet.is_lost(model)
+            self._post(events.ModelLost(model=model) if is_lost else events.ModelRegained(model=model))
 
     # Turns
 
@@ -299,10 +301,10 @@ class Scheduler:
         match outcome:
             case Completed():
                 agent = self._jobs[key.job_id].agents[key.agent_id]
-                fault = run.take_answer(agent)
+                fault = run.take_answer()
                 if fault is not None:
                     return self._reject(run, agent, fault)
-                self._jobs[key.job_id].discussion(key.conversation_id).add(key.agent_id, key.round, run.words)
+                self._jobs[key.job_id].discussion(key.conversation_id).add(key.agent_id, key.round, run.said.words)
                 return self._finish(run, events.TurnCompleted(key=key, seconds=run.seconds), TurnState.COMPLETED)
             case Cancelled():
                 return self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
@@ -320,7 +322,7 @@ class Scheduler:
         reason = FailureReason.VALIDATION_EXHAUSTED
         if agent.validation is not None and run.rejections <= agent.validation.retries:
             told = records.TurnRequeued(key=key, worker=last.worker, reason=reason, detail=fault, at=datetime.now(UTC))
-            return events.TurnRejected(key=key), told
+            return events.TurnRejected(key=key, is_suspect=run.strikes.deaths > 0), told
         failed = events.TurnFailed(key=key, reason=reason)
         return self._finish(run, failed, TurnState.FAILED, reason, f"the last of {run.rejections} answers: {fault}")
 

@@ -41,8 +41,9 @@ class Progress:
 class TurnRun:
     """What is known of a turn that has not ended; written by the scheduler alone."""
 
-    def __init__(self, key: TurnKey, queued_at: datetime) -> None:
+    def __init__(self, key: TurnKey, agent: Agent, queued_at: datetime) -> None:
         self.key = key
+        self._agent = agent
         self.strikes = Strikes()
         self.attempts: list[Attempt] = []
         self._is_cut_off = False
@@ -55,7 +56,8 @@ class TurnRun:
         self.answer: Answer | None = None
         self.flight: Flight | None = None
         self.rejected: list[Rejected] = []
-        self._said: Said | None = None  # of the answer that stands
+        self.seconds = 0.0  # for which the last attempt held its slot
+        self._began_at = 0.0
 
     def __repr__(self) -> str:
         """State how far the turn is."""
@@ -69,14 +71,9 @@ class TurnRun:
         self._scope = anyio.CancelScope()
         if self._is_cut_off:  # it was cut off before its task had its first turn
             self._scope.cancel()
-        self.answer, self.flight, self._said = Answer(time.monotonic), None, None
+        self.answer, self.flight = Answer(time.monotonic), None
+        self._began_at = time.monotonic()
         return self.answer, self._scope
-
-    @property
-    def seconds(self) -> float:
-        """How long the last attempt has held its slot."""
-        last = self.attempts[-1]
-        return (last.finished_at - last.started_at).total_seconds()
 
     def cut_off(self) -> None:
         """End the attempt that is running, or is about to."""
@@ -89,15 +86,15 @@ class TurnRun:
         return len(self.rejected)
 
     @property
-    def words(self) -> str:
-        """What the answer says to others."""
-        return self._said.words if self._said else self.answer.text if self.answer else ""
-
-    def take_answer(self, agent: Agent) -> str | None:
-        """Read a complete answer as its agent's words; return why it is not valid, if so."""
+    def said(self) -> Said:
+        """What the answer says to others so far, and what it keeps to itself."""
         text = self.answer.text if self.answer else ""
-        self._said = read_markup(text) if agent.markup else None
-        fault = agent.validation.fault_of(text) if agent.validation else None
+        return read_markup(text) if self._agent.markup else Said(words=text)
+
+    def take_answer(self) -> str | None:
+        """Judge a complete answer; return why it is not valid, if so."""
+        text = self.answer.text if self.answer else ""
+        fault = self._agent.validation.fault_of(text) if self._agent.validation else None
         if fault is not None:
             self.rejected.append((text, fault))
             reason = FailureReason.VALIDATION_EXHAUSTED
@@ -109,6 +106,7 @@ class TurnRun:
         state, reason, detail = _ending(outcome)
         if self.answer is None or self._attempt_at is None or self._worker is None or self._incarnation is None:
             raise RuntimeError(f"{self!r} has no attempt to end")
+        self.seconds = time.monotonic() - self._began_at
         self.attempts.append(
             Attempt(
                 outcome=state,
@@ -126,16 +124,15 @@ class TurnRun:
         """Return the turn as it stands in a transcript, in ``state``."""
         answer = self.answer
         usage = answer.usage if answer else None
+        said = self.said
         is_over = state in ENDED_TURNS
         return Turn(
             key=self.key,
             state=state,
             reason=reason,
             detail=detail,
-            text=self.words,
-            thinking="\n\n".join(each for each in (answer.reasoning, self._said.thinking if self._said else "") if each)
-            if answer
-            else "",
+            text=said.words,
+            thinking="\n\n".join(thought for thought in (answer.reasoning if answer else "", said.thinking) if thought),
             tool_calls=tuple(answer.tool_calls) if answer else (),
             signals=tuple(answer.signals) if answer else (),
             finish_reason=answer.finish_reason if answer else None,

@@ -1,8 +1,14 @@
-"""JSON schemas that come with jobs: checked before anything runs, applied without trusting them."""
+"""JSON schemas that come with jobs: checked before anything runs, applied without trusting them.
+
+A schema and a model's answer can be such that applying the one to the other takes for ever: by a regular expression, by
+references that double at each step, by sheer size. So every keyword looks at a clock.
+"""
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Final, cast
 
 import jsonschema
@@ -12,7 +18,10 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-PATTERN_LIMIT_S: Final = 0.05  # a job's expression and a model's text can be such that matching takes for ever
+PATTERN_LIMIT_S: Final = 0.05  # of one match
+SCHEMA_LIMIT_S: Final = 0.2  # of one answer or one call, all together
+Keyword = Callable[[Any, Any, Any, Any], Iterator[jsonschema.ValidationError] | None]
+_deadline: ContextVar[float] = ContextVar("deadline")
 
 
 def schema_trouble(schema: object) -> str | None:
@@ -26,6 +35,8 @@ def schema_trouble(schema: object) -> str | None:
         return f"is no JSON: {error}"
     except jsonschema.SchemaError as error:
         return error.message
+    if _mentions(schema, "unevaluatedProperties"):
+        return "unevaluatedProperties cannot be applied here; use additionalProperties"
     return None
 
 
@@ -49,24 +60,46 @@ def is_found(pattern: str, text: str) -> bool:
 
 def schema_fault(schema: dict[str, object], instance: Any) -> str | None:  # noqa: ANN401 - any JSON
     """Return what a schema finds wrong with ``instance``, None where nothing is."""
+    token = _deadline.set(time.monotonic() + SCHEMA_LIMIT_S)
     try:
         error = jsonschema.exceptions.best_match(_validator(schema).iter_errors(instance))
     except Unresolvable as unresolvable:
         return f"the schema refers to {unresolvable}"
     except Exception as trouble:  # noqa: BLE001 - a schema may refer to itself without end, or divide by nothing
         return f"the schema cannot be applied: {type(trouble).__name__}: {trouble}"
+    finally:
+        _deadline.reset(token)
     return None if error is None else f"{error.json_path}: {error.message}"
 
 
 def _validator(schema: dict[str, object]) -> Validator:
-    # An empty registry: a schema comes with a job, and must not make us fetch what it refers to.
+    # An empty registry: a schema comes with a job, and must not make us fetch what it refers to. The root alone says
+    # which dialect it is: at a name of a dialect further down the library would go back to a validator of its own.
     known = validator_for(schema, default=jsonschema.Draft202012Validator)
-    return _with_bounded_patterns(known)(schema, registry=Registry())
+    return _bounded(known)(cast("Any", _without_dialects(schema)), registry=Registry())
+
+
+def _without_dialects(schema: object) -> object:
+    if isinstance(schema, list):
+        return [_without_dialects(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_dialects(value)
+        for key, value in schema.items()
+        if not (key == "$schema" and isinstance(value, str))
+    }
+
+
+def _mentions(schema: object, keyword: str) -> bool:
+    if isinstance(schema, list):
+        return any(_mentions(each, keyword) for each in schema)
+    return isinstance(schema, dict) and (keyword in schema or any(_mentions(each, keyword) for each in schema.values()))
 
 
 @functools.cache
-def _with_bounded_patterns(known: type[Validator]) -> type[Validator]:
-    """Return the validator of a dialect in which no regular expression takes for ever."""
+def _bounded(known: type[Validator]) -> type[Validator]:
+    """Return the validator of a dialect in which nothing takes for ever."""
 
     def properties_of(
         validator: Validator, patterns: Mapping[str, object], instance: object, _schema: object
@@ -95,10 +128,18 @@ def _with_bounded_patterns(known: type[Validator]) -> type[Validator]:
         if isinstance(instance, str) and not is_found(pattern, instance):
             yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
-    checks = {
-        "pattern": pattern_of,
-        "patternProperties": properties_of,
-        "additionalProperties": additional,
-        "unevaluatedProperties": lambda *_: (),  # it looks for patterns by itself, without a limit
-    }
+    ours = {"pattern": pattern_of, "patternProperties": properties_of, "additionalProperties": additional}
+    keywords = {**known.VALIDATORS, **ours}
+    checks = {name: _timed(keyword) for name, keyword in keywords.items()}
     return cast("type[Validator]", extend(known, checks))  # type: ignore[no-untyped-call]
+
+
+def _timed(keyword: Keyword) -> Keyword:
+    def check(
+        validator: object, value: object, instance: object, schema: object
+    ) -> Iterator[jsonschema.ValidationError]:
+        if time.monotonic() > _deadline.get():
+            raise TimeoutError(f"not done within {SCHEMA_LIMIT_S:g} s")
+        yield from keyword(validator, value, instance, schema) or ()
+
+    return check

@@ -10,7 +10,7 @@ import heapq
 from typing import Final
 
 from service.conversations.job import JobId
-from service.scheduling.ready import JobLoad, Rank, ReadyQueue, ReadyTurn
+from service.scheduling.ready import LEAST, SLACK, JobLoad, Rank, ReadyQueue, ReadyTurn
 
 URGENT_SHARE: Final = 0.5  # of the time that all work left takes: a chain as long as that is urgent (bench/orders.py)
 CHAIN_BOUND: Final = 1.25  # work for the slots, in longest chains: below that the chains decide, and all are urgent
@@ -52,6 +52,9 @@ class Policy(ReadyQueue):
         if load is not None:
             self._loads[job_id] = load
             heapq.heappush(self._longest, (-load.path, job_id))
+            if len(self._longest) > SLACK * len(self._loads) + LEAST:
+                self._longest = [(-each.path, name) for name, each in self._loads.items()]
+                heapq.heapify(self._longest)
             if job_id in self._lanes:
                 self._rank_lane(job_id)
 
@@ -68,6 +71,8 @@ class Policy(ReadyQueue):
         entry = ((-turn.path,), turn.ready_order, turn)
         heapq.heappush(lane.heap, entry)
         heapq.heappush(self._oldest, (turn.ready_order, turn))
+        if len(self._oldest) > SLACK * len(self) + LEAST:
+            self._oldest = sorted((each.ready_order, each) for each in self._turns.values() if not each.is_front)
         if lane.heap[0] is entry:
             self._rank_lane(turn.key.job_id)
 
@@ -127,6 +132,13 @@ class Policy(ReadyQueue):
             return
         self._versions += 1
         lane.version = self._versions
+        self._push_lane(job_id, lane)
+        if max(len(self._by_path), len(self._by_work)) > SLACK * len(self._lanes) + LEAST:
+            self._by_path, self._by_work = [], []
+            for name, each in self._lanes.items():
+                self._push_lane(name, each)
+
+    def _push_lane(self, job_id: JobId, lane: _Lane) -> None:
         first = lane.heap[0][2]
         load = self._loads.get(job_id)
         work = load.work if load else first.path

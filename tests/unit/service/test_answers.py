@@ -1,5 +1,7 @@
 """What is made of an answer: markup, validation, and what others hear of it in free mode."""
 
+import json
+
 import pytest
 
 from service.conversations.discussion import Discussion
@@ -25,6 +27,10 @@ from service.conversations.validation import Validation
         ("<wait></wait>", "", ""),
         ('Let me see. <tool_request name="t">{}</tool_request> So.', "Let me see.  So.", ""),
         ("<observation>{}</observation>Done.", "Done.", ""),
+        ("SECRET</think>hello", "hello", "SECRET"),
+        ('<Thinking level="1">SECRET</Thinking>hello', "hello", "SECRET"),
+        ("<thinking>a <thinking>b</thinking> c</thinking>hello", "hello", "a\n\nb\n\nc"),
+        ("<ANSWER>yes</ANSWER> no", "yes", ""),
         ("<answer>I <thinking>secret</thinking>agree.</answer>", "I agree.", "secret"),
     ],
 )
@@ -46,6 +52,10 @@ def test_markup_tells_words_from_thoughts(text: str, words: str, thinking: str) 
         ("I have no opinion", True),
         ("Yes. Yes!", True),
         ("<answer>yes</answer> but I thought no", True),
+        ("thoughts yes or no</think>no", True),
+        ("__yes__", True),
+        ("I have no\nopinion", True),
+        ("no  opinion, or no", False),
     ],
 )
 def test_exactly_one_choice_as_a_whole_word(answer: str, is_valid: bool) -> None:
@@ -77,6 +87,23 @@ def test_json_by_its_schema(answer: str, told: str | None) -> None:
     schema: dict[str, object] = {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}
     fault = Validation(retries=0, json_schema=schema).fault_of(answer)
     assert (fault is None) if told is None else (told in (fault or ""))
+
+
+def test_no_schema_takes_for_ever() -> None:
+    """References that double, dialects that are named again below the root, thousands of slow matches."""
+    doubling: dict[str, object] = {"$defs": {"a0": {"type": "string"}}, "$ref": "#/$defs/a30"}
+    definitions = doubling["$defs"]
+    assert isinstance(definitions, dict)
+    for level in range(1, 31):
+        definitions[f"a{level}"] = {"allOf": [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
+    assert "not done within" in (Validation(retries=0, json_schema=doubling).fault_of('"x"') or "")
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    again: dict[str, object] = {
+        "$schema": dialect,
+        "properties": {"child": {"$ref": "#"}, "name": {"$schema": dialect, "pattern": "(.*),(.*),(.*),(.*),(.*);"}},
+    }
+    told = Validation(retries=0, json_schema=again).fault_of(json.dumps({"child": {"name": "a," * 400}}))
+    assert "TimeoutError" in (told or "")
 
 
 def test_a_model_is_told_what_was_wrong() -> None:

@@ -9,9 +9,22 @@ from hypothesis import strategies as st
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
 from service.scheduling.core import SchedulingCore
-from service.scheduling.events import JobAdmitted, StartTurn, TurnCompleted, TurnRejected, WorkerReady
+from service.scheduling.events import (
+    AbandonTurn,
+    ConversationEnded,
+    JobAdmitted,
+    JobEnded,
+    ModelLost,
+    ModelRegained,
+    StartTurn,
+    TurnCompleted,
+    TurnIsReady,
+    TurnRejected,
+    WorkerReady,
+)
 from service.scheduling.policies import POLICIES
 from service.scheduling.policies.critical_path import AGEING_TURNS
+from service.scheduling.ready import JobLoad, ReadyTurn
 from tests.simulation import drawn, job_of, mixes, simulate
 
 TIMELINE = {("A1", 0): 4, ("A2", 0): 8, ("A3", 0): 4, ("A1", 1): 3, ("A2", 1): 6, ("A3", 1): 2}
@@ -150,3 +163,41 @@ def test_looking_changes_nothing(policy: str) -> None:
         return started
 
     assert run(is_looked_at=True) == run(is_looked_at=False)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_nothing_out_of_date_piles_up(policy: str) -> None:
+    """A display looks four times a second, and a queue may never be empty: memory stays that of what waits."""
+    queue = POLICIES[policy]()
+    queue.note_slots(1)
+    for number in range(40):
+        queue.push(_ready(f"big{number}", number, path=100.0))
+    for number in range(2000):
+        queue.note_load(JobId("j"), JobLoad(priority=0, work=100.0 - number / 30, model_work=9.0, path=50.0))
+        queue.push(_ready(f"short{number}", 1000 + number, path=1.0))
+        queue.heads(10)
+        queue.pop()
+    entries = [len(held) for held in vars(queue).values() if isinstance(held, list)]
+    assert max(entries) < 600
+
+
+def _ready(agent: str, order: int, path: float) -> ReadyTurn:
+    key = TurnKey(JobId("j"), "c0", agent, 0)
+    return ReadyTurn(
+        key=key, job_priority=0, rounds_completed=0, conversation_order=0, agent_order=0, ready_order=order, path=path
+    )
+
+
+def test_a_lost_model_is_one_until_somebody_helps() -> None:
+    """Turns of a model that no worker will serve end; those that come while it is started again wait."""
+    core = SchedulingCore(POLICIES["fifo"])
+    core.handle(ModelLost(model="m"))
+    told = core.handle(JobAdmitted(job=job_of("first", "chain", [1])))
+    assert [type(action) for action in told] == [TurnIsReady, AbandonTurn, ConversationEnded, JobEnded]
+    core.handle(ModelRegained(model="m"))
+    core.handle(JobAdmitted(job=job_of("second", "chain", [1])))
+    starts = [
+        a.key.job_id for a in core.handle(WorkerReady(worker="w", model="m", slots=1)) if isinstance(a, StartTurn)
+    ]
+    assert starts == ["second"]
+    assert set(core.pools().values()) == {0, 1, 2}
