@@ -30,9 +30,17 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/house_rules.py
 
+# Each prints what it measures beside its rival or its bound; the makespans over HTTP take half an hour.
 bench: $(READY)
 	$(BIN)/python bench/token_path.py
 	$(BIN)/python bench/worker.py
+	$(BIN)/python -m bench.decisions
+	$(BIN)/python -m bench.orders
+	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.queued
+	$(BIN)/python -m bench.makespan --mixed --slots 8
+	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
+	$(BIN)/python -m bench.makespan --policies critical_path
 
 clean:
 	rm -rf $(VENV) $(ENGINES)

@@ -43,11 +43,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--scale", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--alone", action="store_true", help="leave the rival out")
     parser.add_argument("--skewed", action="store_true", help="only one job of 40 short conversations and 2 long ones")
     parser.add_argument("--mixed", action="store_true", help="only 24 jobs of all kinds and sizes")
     options = parser.parse_args()
     policies = options.policies.split(",")
-    ratios: dict[str, list[float]] = {name: [] for name in (*policies, "openai")}
+    ratios: dict[str, list[float]] = {name: [] for name in (*policies, *([] if options.alone else ["openai"]))}
     gaps: list[float] = []
     print(f"{'mix':22s} slots  " + "  ".join(f"{name:>13s}" for name in ratios), flush=True)
     for name, jobs in _mixes(options).items():

@@ -56,7 +56,7 @@ def _measure(service: psutil.Process, conversations: int, agents: int) -> tuple[
     with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=120, trust_env=False) as http:
         _until_ready(http)
         job = {
-            "rounds": 50,
+            "rounds": 48 // agents,
             "agents": [{"id": f"a{number}", "model": "m"} for number in range(agents)],
             "conversations": [{"prompt": "Go."}] * min(conversations, A_JOB),
         }

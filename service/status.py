@@ -76,10 +76,17 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
             for key, others, number in scheduler.pending_heads(heads)
         ),
         ready=tuple(
-            _head(scheduler, key, waits_for_slot(scheduler.model_of(key), fleet))
-            for key in scheduler.ready_heads(heads)
+            _head(scheduler, key, _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect))
+            for key, is_suspect in scheduler.ready_heads(heads)
         ),
     )
+
+
+def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bool) -> str:
+    if scheduler.is_closing:
+        return "the next start of Roundhouse, which is stopping"
+    told = waits_for_slot(scheduler.model_of(key), fleet)
+    return f"{told}; it may have brought an engine down, and shares none with another such turn" if is_suspect else told
 
 
 def waits_for_slot(model: str, fleet: Fleet) -> str:

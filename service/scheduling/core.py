@@ -91,11 +91,16 @@ class SchedulingCore:
         left = sum(live.backlog.turns_left for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
-    def ready_heads(self, count: int) -> list[TurnKey]:
-        """Return the ready turns that go next, of all models in turn."""
-        queues = [*self._suspects.values(), *self._ready.values()]
-        heads = [queue.heads(count) for queue in queues if queue]
-        merged = [turn.key for place in range(count) for turns in heads for turn in turns[place : place + 1]]
+    def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
+        """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
+        pools = ((self._suspects, True), (self._ready, False))
+        heads = [(queue.heads(count), suspect) for pool, suspect in pools for queue in pool.values() if queue]
+        merged = [
+            (turn.key, suspect)
+            for place in range(count)
+            for turns, suspect in heads
+            for turn in turns[place : place + 1]
+        ]
         return merged[:count]
 
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:

@@ -59,6 +59,7 @@ class Scheduler:
         self._unstored: dict[TurnKey, Turn] = {}  # ended, and not yet durable
         self._ready_at: dict[TurnKey, datetime] = {}  # of turns that never were on a slot
         self._landed: list[tuple[TurnRun, Outcome]] = []
+        self._is_closing = False
         self._taken_up = self._finished = self._persisted = 0
         self._suspicion = Suspicion()
         self._idle = anyio.Event()
@@ -110,8 +111,13 @@ class Scheduler:
         """Count the turns that are pending, ready and in flight, of all jobs."""
         return self._core.pools()
 
-    def ready_heads(self, count: int) -> list[TurnKey]:
-        """Return the ready turns that go next."""
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more is started."""
+        return self._is_closing
+
+    def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
+        """Return the ready turns that go next, and whether each is a suspect of an engine's death."""
         return self._core.ready_heads(count)
 
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
@@ -150,6 +156,7 @@ class Scheduler:
 
     def close_nowait(self) -> None:
         """Start nothing more; turns in flight go on."""
+        self._is_closing = True
         self._post(events.Closing())
 
     async def wait_idle(self) -> None:
