@@ -80,7 +80,8 @@ class Jobs:
             logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
         turns = await self._store.read(reading.turns(job.id))
         logger.info("job %s goes on with %d of %d turns done", job.id, len(turns), job.total_turns)
-        self._scheduler.admit(job, turns, is_cancelled=stored.is_cancel_requested)
+        unfinished = await self._store.read(reading.unfinished_turns(job.id))
+        self._scheduler.admit(job, turns, unfinished, is_cancelled=stored.is_cancel_requested)
 
     async def post(self, document: object, key: str | None = None, *, queue: bool = True) -> tuple[StoredJob, bool]:
         """Take a job; when this returns it is durable. Return it, and whether it is new.

@@ -55,6 +55,23 @@ class Turn:
     finished_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedTurn:
+    """What a turn has behind it that will run again: its attempts, and what it is charged with.
+
+    ``rejected`` are its answers that were not valid, each with the reason; ``deaths`` the incarnations that it may have
+    brought down; ``failures`` what its engines failed at otherwise.
+    """
+
+    key: TurnKey
+    attempts: tuple[Attempt, ...]
+    rejected: tuple[tuple[str, str], ...]
+    deaths: int
+    failures: int
+    queued_at: datetime
+    started_at: datetime | None
+
+
 def rfc3339(at: datetime | None) -> str | None:
     """Return a UTC time in RFC 3339, to the microsecond."""
     return None if at is None else at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

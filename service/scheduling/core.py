@@ -149,7 +149,7 @@ class SchedulingCore:
     # Jobs
 
     def _admit(self, event: JobAdmitted) -> Iterator[Action]:
-        live = LiveJob(event.job, is_cancelled=event.is_cancelled)
+        live = LiveJob(event.job, event.suspects, is_cancelled=event.is_cancelled)
         self._jobs[event.job.id] = live
         for conversation in event.job.conversations:
             self._orders += 1
@@ -213,9 +213,11 @@ class SchedulingCore:
 
     def _make_ready(self, talk: Talk, place: Place, *, is_front: bool = False, is_suspect: bool = False) -> Action:
         self._orders += 1
-        job = talk.live.job
+        job, key = talk.live.job, talk.key(place)
+        if key in talk.live.suspects:
+            is_front = is_suspect = True
         turn = ReadyTurn(
-            key=talk.key(place),
+            key=key,
             job_priority=job.priority,
             rounds_completed=talk.order.rounds_completed,
             conversation_order=talk.number,

@@ -11,10 +11,14 @@ from service.conversations.states import ConversationState, JobState, TurnState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdmitted:
-    """A job is to be run; ``ended`` holds the turns that ended before, in an earlier life of the service."""
+    """A job is to be run; ``ended`` holds the turns that ended before, in an earlier life of the service.
+
+    ``suspects`` are turns that have not ended, each of which may have brought down an engine in that life.
+    """
 
     job: Job
     ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
+    suspects: frozenset[TurnKey] = frozenset()
     is_cancelled: bool = False  # somebody asked for its end in that earlier life
 
 

@@ -13,8 +13,9 @@ from service.scheduling.ready import ReadyTurn
 class LiveJob:
     """One job that has not ended."""
 
-    def __init__(self, job: Job, *, is_cancelled: bool) -> None:
+    def __init__(self, job: Job, suspects: frozenset[TurnKey], *, is_cancelled: bool) -> None:
         self.job = job
+        self.suspects = suspects  # of an earlier life of the service
         self.backlog = JobBacklog(job)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.talks: dict[str, Talk] = {}

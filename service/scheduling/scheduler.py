@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
 from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Turn
+from service.conversations.transcript import Turn, UnfinishedTurn
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
 from service.scheduling.policies import PolicyFactory
@@ -58,6 +58,7 @@ class Scheduler:
         self._in_flight: set[TurnKey] = set()
         self._unstored: dict[TurnKey, Turn] = {}  # ended, and not yet durable
         self._ready_at: dict[TurnKey, datetime] = {}  # of turns that never were on a slot
+        self._resumed: dict[TurnKey, UnfinishedTurn] = {}  # of an earlier life, and not yet on a slot in this one
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._is_closing = False
         self._taken_up = self._finished = self._persisted = 0
@@ -77,7 +78,14 @@ class Scheduler:
 
     # Jobs
 
-    def admit(self, job: Job, ended: Sequence[Turn] = (), *, is_cancelled: bool = False) -> None:
+    def admit(
+        self,
+        job: Job,
+        ended: Sequence[Turn] = (),
+        unfinished: Sequence[UnfinishedTurn] = (),
+        *,
+        is_cancelled: bool = False,
+    ) -> None:
         """Take a job that is stored; the rest is what an earlier life of the service has recorded of it."""
         if job.id in self._jobs:
             return
@@ -85,7 +93,10 @@ class Scheduler:
         self._taken_up += len(job.conversations)
         live.hear_again(turn for turn in ended if turn.state is TurnState.COMPLETED)
         known = {turn.key: (turn.state, turn.reason) for turn in ended}
-        self._post(events.JobAdmitted(job=job, ended=known, is_cancelled=is_cancelled))
+        left = {turn.key: turn for turn in unfinished if turn.key not in known}
+        self._resumed |= left
+        suspects = frozenset(key for key, turn in left.items() if turn.deaths)
+        self._post(events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=is_cancelled))
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: what waits is dropped, what runs is cut off."""
@@ -229,30 +240,30 @@ class Scheduler:
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
         if action.key not in self._runs:
             agent = self._jobs[action.key.job_id].agents[action.key.agent_id]
-            self._runs[action.key] = TurnRun(action.key, agent, self._ready_at.pop(action.key))
+            queued_at, so_far = self._ready_at.pop(action.key), self._resumed.pop(action.key, None)
+            self._runs[action.key] = TurnRun(action.key, agent, queued_at, so_far)
         self._in_flight.add(action.key)
         self._tasks.start_soon(self._run_turn, action.key, worker, lease)
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
 
     def _abandon(self, key: TurnKey, now: datetime) -> Record:
         """Fail a turn that waits for what cannot come, and say what that is."""
-        self._ready_at.pop(key, None)
-        run = self._runs.pop(key, None)
         reason, detail = FailureReason.ENGINE_UNREACHABLE, self._fleet.trouble_of(self.model_of(key))
-        if run is not None:
-            turn = run.snapshot(TurnState.FAILED, reason, detail)
-        else:
-            turn = Turn(key=key, state=TurnState.FAILED, reason=reason, detail=detail, finished_at=now)
-        self._unstored[key] = turn
+        turn = self._unstored[key] = self._end_waiting(key, TurnState.FAILED, reason, detail)
         return records.TurnEnded(turn=turn, at=now)
 
     def _drop(self, key: TurnKey, now: datetime) -> Record:
-        run = self._runs.pop(key, None)
+        turn = self._end_waiting(key, TurnState.CANCELLED, FailureReason.CANCELLED)
+        return records.TurnEnded(turn=turn, at=now)
+
+    def _end_waiting(self, key: TurnKey, state: TurnState, reason: str, detail: str | None = None) -> Turn:
+        """End a turn that is on no slot, with what it has behind it."""
         self._ready_at.pop(key, None)
-        reason = FailureReason.CANCELLED
+        run, so_far = self._runs.pop(key, None), self._resumed.pop(key, None)
         if run is not None:
-            return records.TurnEnded(turn=run.snapshot(TurnState.CANCELLED, reason), at=now)
-        return records.TurnEnded(turn=Turn(key=key, state=TurnState.CANCELLED, reason=reason), at=now)
+            return run.snapshot(state, reason, detail)
+        attempts = so_far.attempts if so_far else ()
+        return Turn(key=key, state=state, reason=reason, detail=detail, attempts=attempts)
 
     def _worker_changed(self, worker: SupervisedWorker) -> None:
         if worker.state is WorkerState.READY:
@@ -328,7 +339,9 @@ class Scheduler:
         key, last = run.key, run.attempts[-1]
         reason = FailureReason.VALIDATION_EXHAUSTED
         if agent.validation is not None and run.rejections <= agent.validation.retries:
-            told = records.TurnRequeued(key=key, worker=last.worker, reason=reason, detail=fault, at=datetime.now(UTC))
+            told = records.TurnRequeued(
+                key=key, so_far=run.so_far, worker=last.worker, reason=reason, detail=fault, at=datetime.now(UTC)
+            )
             return events.TurnRejected(key=key, is_suspect=run.strikes.deaths > 0), told
         failed = events.TurnFailed(key=key, reason=reason)
         return self._finish(run, failed, TurnState.FAILED, reason, f"the last of {run.rejections} answers: {fault}")
@@ -343,7 +356,12 @@ class Scheduler:
             return self._finish(run, ended, TurnState.FAILED, reason, failed.detail)
         logger.warning("turn %s: %s: %s; it runs again", key, failed.reason, failed.detail)
         told = records.TurnRequeued(
-            key=key, worker=last.worker, reason=failed.reason, detail=failed.detail, at=datetime.now(UTC)
+            key=key,
+            so_far=run.so_far,
+            worker=last.worker,
+            reason=failed.reason,
+            detail=failed.detail,
+            at=datetime.now(UTC),
         )
         return events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), told
 

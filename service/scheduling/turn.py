@@ -11,7 +11,7 @@ from service.conversations.job import Agent, TurnKey
 from service.conversations.markup import Said, read_markup
 from service.conversations.rendering import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
-from service.conversations.transcript import Attempt, TokenUsage, Turn
+from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.scheduling.retry import Strikes
 from workers.answer import Answer
 from workers.flight import Flight
@@ -41,7 +41,7 @@ class Progress:
 class TurnRun:
     """What is known of a turn that has not ended; written by the scheduler alone."""
 
-    def __init__(self, key: TurnKey, agent: Agent, queued_at: datetime) -> None:
+    def __init__(self, key: TurnKey, agent: Agent, queued_at: datetime, so_far: UnfinishedTurn | None = None) -> None:
         self.key = key
         self._agent = agent
         self.strikes = Strikes()
@@ -58,6 +58,10 @@ class TurnRun:
         self.rejected: list[Rejected] = []
         self.seconds = 0.0  # for which the last attempt held its slot
         self._began_at = 0.0
+        if so_far is not None:  # in an earlier life of the service
+            self.strikes = Strikes(deaths=so_far.deaths, failures=so_far.failures)
+            self.attempts, self.rejected = list(so_far.attempts), list(so_far.rejected)
+            self._queued_at, self._started_at = so_far.queued_at, so_far.started_at
 
     def __repr__(self) -> str:
         """State how far the turn is."""
@@ -74,6 +78,19 @@ class TurnRun:
         self.answer, self.flight = Answer(time.monotonic), None
         self._began_at = time.monotonic()
         return self.answer, self._scope
+
+    @property
+    def so_far(self) -> UnfinishedTurn:
+        """What the turn has behind it, as the next life of the service would need it."""
+        return UnfinishedTurn(
+            key=self.key,
+            attempts=tuple(self.attempts),
+            rejected=tuple(self.rejected),
+            deaths=self.strikes.deaths,
+            failures=self.strikes.failures,
+            queued_at=self._queued_at,
+            started_at=self._started_at,
+        )
 
     def cut_off(self) -> None:
         """End the attempt that is running, or is about to."""

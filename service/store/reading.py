@@ -9,10 +9,10 @@ import msgspec
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
-from service.conversations.transcript import Turn
+from service.conversations.transcript import Turn, UnfinishedTurn
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
 from service.store.records import StoredConversation, StoredEvent, StoredJob, Tally
-from service.store.turns import decode_turn
+from service.store.turns import decode_turn, decode_unfinished
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
@@ -133,6 +133,16 @@ def turns(job_id: JobId) -> Query[list[Turn]]:
     def query(connection: sqlite3.Connection) -> list[Turn]:
         rows = connection.execute("SELECT record FROM turns WHERE job_id = ? ORDER BY number", (job_id,))
         return [decode_turn(row[0]) for row in rows]
+
+    return query
+
+
+def unfinished_turns(job_id: JobId) -> Query[list[UnfinishedTurn]]:
+    """List the turns of a job that were on a slot and are to run again."""
+
+    def query(connection: sqlite3.Connection) -> list[UnfinishedTurn]:
+        rows = connection.execute("SELECT record FROM unfinished_turns WHERE job_id = ?", (job_id,))
+        return [decode_unfinished(row[0]) for row in rows]
 
     return query
 

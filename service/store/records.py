@@ -6,7 +6,7 @@ from datetime import datetime
 
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Turn
+from service.conversations.transcript import Turn, UnfinishedTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,10 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequeued:
-    """An attempt of a turn ended with its engine; the turn will run again."""
+    """An attempt of a turn has failed, and the turn will run again."""
 
     key: TurnKey
+    so_far: UnfinishedTurn
     worker: str
     reason: str
     detail: str

@@ -7,7 +7,7 @@ from typing import assert_never
 import msgspec
 
 from service.conversations.job import JobId
-from service.conversations.states import ENDED_JOBS, ConversationState, JobState
+from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
 from service.conversations.transcript import rfc3339
 from service.errors import NotEnded
 from service.store import reading
@@ -78,6 +78,11 @@ def apply(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
             case TurnMoved():
                 _tell_turn(connection, record, state=record.state, worker=record.worker)
             case TurnRequeued():
+                connection.execute(
+                    "INSERT OR REPLACE INTO unfinished_turns (job_id, conversation_id, agent, round, record)"
+                    " VALUES (?, ?, ?, ?, ?)",
+                    (*record.key, encode_turn(record.so_far)),
+                )
                 _tell_turn(
                     connection, record, state="ready", worker=record.worker, reason=record.reason, detail=record.detail
                 )
@@ -125,6 +130,11 @@ def _end_turn(connection: sqlite3.Connection, record: TurnEnded) -> None:
         "INSERT INTO turns (job_id, conversation_id, agent, round, state, reason, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (*turn.key, turn.state, turn.reason, encode_turn(turn)),
     )
+    if len(turn.attempts) > 1 or (turn.attempts and turn.state is not TurnState.COMPLETED):
+        connection.execute(
+            "DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ?",
+            tuple(turn.key),
+        )
     fields = {"conversation": turn.key.conversation_id, "agent": turn.key.agent_id, "round": turn.key.round}
     ending = {"state": turn.state, "reason": turn.reason, "worker": turn.worker, "at": rfc3339(record.at)}
     _tell(connection, turn.key.job_id, "turn", {**fields, **ending})

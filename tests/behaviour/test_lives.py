@@ -238,3 +238,20 @@ def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int
         before, started_at = process.num_ctx_switches().voluntary, time.monotonic()
         wait_for(lambda: time.monotonic() - started_at > 2.0, "two seconds")
         assert process.num_ctx_switches().voluntary - before < 100
+
+
+def test_a_restart_forgets_no_attempt(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Retries are counted over lives of the service, and every failed attempt stays in the transcript."""
+    record = tmp_path / "record"
+    model = scripted_model(free_ports(1), slots=1, prefill=0.5, record=str(record))
+    agent = {"id": "a", "model": "m", "validation": {"choices": ["yes"], "retries": 1}}
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        job = service.post_job({"agents": [agent], "conversations": [{"prompt": "Agree?"}]})
+        wait_for(lambda: record.exists() and len(recorded(record)) == 2, "it is asked again")
+        service.kill()
+        service.start()
+        assert service.wait_ended(job)["state"] == "failed"
+        ((turn,),) = (talk["turns"] for talk in service.get(f"/v1/jobs/{job}/result")["conversations"])
+    assert turn["reason"] == "validation_exhausted"
+    assert [attempt["text"] for attempt in turn["attempts"]] == ["word0 word1 word2 "] * 2
+    assert len(recorded(record)) == 3

@@ -10,10 +10,10 @@ import pytest
 
 from service.conversations.job import Job, JobId
 from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Attempt, TokenUsage, Turn
+from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
 from service.store import reading
-from service.store.records import ConversationMoved, JobMoved, NewJob, TurnEnded, TurnMoved
+from service.store.records import ConversationMoved, JobMoved, NewJob, TurnEnded, TurnMoved, TurnRequeued
 from service.store.sqlite import FILE_NAME, SqliteStore, open_store
 from tests.unit.service.jobs import DEBATE, job, key
 from tests.waiting import LIMIT_S
@@ -198,3 +198,22 @@ async def test_a_store_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be used"), open_store(tmp_path / "file" / "state", lambda _jobs: None):
         pass
+
+
+async def test_what_a_turn_has_behind_it_outlives_us(store: SqliteStore) -> None:
+    """The newest stands, and goes with the turn's end."""
+    await store.post(new(job(*DEBATE)))
+    attempt = turn("a", TurnState.FAILED).attempts[0]
+
+    def requeued(*attempts: Attempt) -> TurnRequeued:
+        so_far = UnfinishedTurn(
+            key=key("a"), attempts=attempts, rejected=(("maybe", "why"),), deaths=1, failures=0,
+            queued_at=NOW, started_at=NOW,
+        )  # fmt: skip
+        return TurnRequeued(key=key("a"), so_far=so_far, worker="w", reason="engine_died", detail="d", at=NOW)
+
+    first, second = requeued(attempt), requeued(attempt, attempt)
+    await append(store, first, second)
+    assert await store.read(reading.unfinished_turns(JobId("j"))) == [second.so_far]
+    await append(store, TurnEnded(turn=turn("a", TurnState.FAILED), at=NOW))
+    assert await store.read(reading.unfinished_turns(JobId("j"))) == []
