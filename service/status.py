@@ -61,7 +61,6 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
     """Return the present moment."""
     pools = scheduler.pools()
     total, finished, persisted = scheduler.conversations
-    serving = [worker for worker in fleet if worker.state is WorkerState.READY]
     return Status(
         jobs=scheduler.live_jobs,
         conversations=ConversationCounts(total=total, finished=finished, persisted=persisted),
@@ -69,7 +68,10 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
             pending=pools[TurnState.PENDING],
             ready=pools[TurnState.READY],
             in_flight=pools[TurnState.IN_FLIGHT],
-            capacity=sum(worker.slots for worker in serving),
+            # What a draining worker still runs has its slots, and they are nobody else's any more.
+            capacity=sum(
+                worker.slots if worker.state is WorkerState.READY else worker.slots_in_use for worker in fleet
+            ),
         ),
         pending=tuple(
             _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")

@@ -73,6 +73,7 @@ class AttemptOut(Answer):
     incarnation: int
     started_at: datetime
     finished_at: datetime
+    tool_calls: list[dict[str, object]]
 
 
 class UsageOut(Answer):

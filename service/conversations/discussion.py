@@ -26,6 +26,11 @@ class Discussion:
         """Fix what a turn hears (free mode): all that is visible now, or so many turns of it."""
         self._heard[agent_id, round_number] = len(self._spoken) if heard is None else heard
 
+    def make_prompt_once(self, agent_id: str, round_number: int, heard: int | None = None) -> None:
+        """Fix what a turn hears, unless that was done."""
+        if (agent_id, round_number) not in self._heard:
+            self.make_prompt(agent_id, round_number, heard)
+
     def heard_by(self, agent: Agent, round_number: int) -> tuple[Utterance, ...]:
         """Return what an agent may read in its turn, so that a later turn's words extend an earlier one's."""
         if self._job.mode is Mode.FREE:

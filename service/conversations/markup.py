@@ -13,6 +13,7 @@ _UNSAID: Final = re.compile(
     r"<(?P<tag>tool_request|observation)\b[^<>]*>.*?(?:</(?P=tag)>|\Z)", re.DOTALL | re.IGNORECASE
 )
 _WAIT: Final = re.compile(r"<wait\b[^<>]*>", re.IGNORECASE)
+_TAGS: Final = re.compile(r"</?(?:answer|speak|wait)\b[^<>]*>", re.IGNORECASE)  # one in the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ def read_markup(text: str) -> Said:
     """Return the two parts of an answer; who waits says nothing aloud."""
     public, thinking = _without_thinking(text)
     rest = _UNSAID.sub("", public)
-    aloud = [found["words"].strip() for found in _ALOUD.finditer(rest)]
+    aloud = [_TAGS.sub("", found["words"]).strip() for found in _ALOUD.finditer(rest)]
     if aloud:
         return Said(words="\n\n".join(aloud), thinking=thinking)
     if _WAIT.search(rest):
@@ -50,6 +51,8 @@ def _without_thinking(text: str) -> tuple[str, str]:
     private: list[str] = []
     depth = at = 0
     for tag in _THINKING.finditer(text):
+        if tag[0].endswith("/>"):
+            continue  # begins and ends in itself: an empty thought, which goes with the last line
         piece, at = text[at : tag.start()], tag.end()
         if not tag["end"]:
             (private if depth else public).append(piece)
@@ -61,4 +64,4 @@ def _without_thinking(text: str) -> tuple[str, str]:
             private += ["".join((*public, piece))]
             public = []
     (private if depth else public).append(text[at:])
-    return "".join(public), "\n\n".join(thought.strip() for thought in private if thought.strip())
+    return _THINKING.sub("", "".join(public)), "\n\n".join(thought.strip() for thought in private if thought.strip())

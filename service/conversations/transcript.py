@@ -30,6 +30,7 @@ class Attempt:
     incarnation: int
     started_at: datetime
     finished_at: datetime
+    tool_calls: tuple[ToolRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ def attempt_document(attempt: Attempt) -> dict[str, object]:
         "incarnation": attempt.incarnation,
         "started_at": rfc3339(attempt.started_at),
         "finished_at": rfc3339(attempt.finished_at),
+        "tool_calls": [_tool_call_document(record) for record in attempt.tool_calls],
     }
 
 

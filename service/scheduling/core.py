@@ -96,12 +96,17 @@ class SchedulingCore:
         pools = ((self._suspects, True), (self._ready, False))
         heads = [(queue.heads(count), suspect) for pool, suspect in pools for queue in pool.values() if queue]
         merged = [
-            (turn.key, suspect)
-            for place in range(count)
-            for turns, suspect in heads
-            for turn in turns[place : place + 1]
+            (turn, suspect) for place in range(count) for turns, suspect in heads for turn in turns[place : place + 1]
         ]
-        return merged[:count]
+        seen: Counter[tuple[JobId, str, str]] = Counter()
+        told: list[tuple[TurnKey, bool]] = []
+        for turn, suspect in merged[:count]:
+            talk = self._jobs[turn.key.job_id].talks[turn.key.conversation_id]
+            model = talk.model(turn.key)
+            line = (*turn.key[:2], model)
+            told.append((talk.in_line(turn, model, seen[line]).key, suspect))
+            seen[line] += not turn.is_front
+        return told
 
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
         """Return the first turns that wait for others to speak, for whom, and in which round."""

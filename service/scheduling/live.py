@@ -118,6 +118,11 @@ class Talk:
                 self._lines = {}
             self._lines.setdefault(model, deque()).append(turn)
 
+    def in_line(self, turn: ReadyTurn, model: str, place: int) -> ReadyTurn:
+        """Return who would start with the n-th place of this conversation among the ready turns of a model."""
+        line = self._lines.get(model) if self._lines is not None else None
+        return turn if turn.is_front or not line or place >= len(line) else line[place]
+
     def first_in_line(self, turn: ReadyTurn, model: str) -> ReadyTurn:
         """Return who starts where ``turn`` was to: itself, or in free mode whoever has waited longer."""
         line = self._lines.get(model) if self._lines is not None else None

@@ -8,6 +8,7 @@ from service.conversations.discussion import Discussion
 from service.conversations.job import Job, Mode, PromptAt, TurnKey
 from service.conversations.rendering import Rejected, render_conversation, render_rejections
 from service.conversations.transcript import Turn
+from workers.outcome import FailureReason
 from workers.request import Request
 
 
@@ -44,12 +45,18 @@ class JobPrompts:
             discussion.add(agent_id, number, turn.text)
             if turn.finished_at is not None:
                 earlier.append(turn.finished_at)
+            if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
+                discussion.make_prompt(agent_id, number + 1, len(earlier))
+        if self.job.prompt_at is PromptAt.QUEUE:  # whoever has not spoken was queued at the very start
+            for conversation_id in ends:
+                for agent in self.job.agents:
+                    self.discussion(conversation_id).make_prompt_once(agent.id, 0, 0)
 
     def request(self, key: TurnKey, rejected: Sequence[Rejected]) -> Request:
         """Return what a worker is asked for a turn that starts now."""
         agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
-        if self.job.prompt_at is PromptAt.START:
+        if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
             discussion.make_prompt(key.agent_id, key.round)
         heard = discussion.heard_by(agent, key.round)
         return Request(
@@ -64,5 +71,8 @@ class JobPrompts:
 
 
 def _last_start(turn: Turn) -> datetime | None:
-    """Return when the attempt began whose answer stands: its prompt was made then."""
-    return turn.attempts[-1].started_at if turn.attempts else turn.started_at
+    """Return when the prompt was made of the answer that stands: with the first attempt that was not a re-prompt."""
+    first = len(turn.attempts) - 1
+    while first > 0 and turn.attempts[first - 1].reason == FailureReason.VALIDATION_EXHAUSTED:
+        first -= 1
+    return turn.attempts[first].started_at if turn.attempts else turn.started_at

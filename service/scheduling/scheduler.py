@@ -157,7 +157,14 @@ class Scheduler:
             return key.job_id == job_id and key.conversation_id == conversation_id
 
         ended = [replace(turn, state=TurnState.IN_FLIGHT) for key, turn in self._unstored.items() if is_of_it(key)]
-        return [*ended, *(self._runs[key].snapshot(TurnState.IN_FLIGHT) for key in self._in_flight if is_of_it(key))]
+        runs = [self._runs[key].snapshot(TurnState.IN_FLIGHT) for key in self._in_flight if is_of_it(key)]
+        # Between two attempts a turn is on no slot, and what it has behind it stays to be seen.
+        waiting = [
+            run.snapshot(TurnState.READY)
+            for key, run in self._runs.items()
+            if is_of_it(key) and key not in self._in_flight and run.attempts
+        ]
+        return [*ended, *runs, *waiting]
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
@@ -228,7 +235,7 @@ class Scheduler:
         self._ready_at[key] = now
         live = self._jobs[key.job_id]
         if live.job.prompt_at is PromptAt.QUEUE:
-            live.discussion(key.conversation_id).make_prompt(key.agent_id, key.round)
+            live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now)]
 
     def _start(self, action: events.StartTurn, now: datetime) -> list[Record]:
@@ -258,12 +265,14 @@ class Scheduler:
 
     def _end_waiting(self, key: TurnKey, state: TurnState, reason: str, detail: str | None = None) -> Turn:
         """End a turn that is on no slot, with what it has behind it."""
-        self._ready_at.pop(key, None)
+        queued_at, now = self._ready_at.pop(key, None), datetime.now(UTC)
         run, so_far = self._runs.pop(key, None), self._resumed.pop(key, None)
         if run is not None:
             return run.snapshot(state, reason, detail)
         attempts = so_far.attempts if so_far else ()
-        return Turn(key=key, state=state, reason=reason, detail=detail, attempts=attempts)
+        return Turn(
+            key=key, state=state, reason=reason, detail=detail, attempts=attempts, queued_at=queued_at, finished_at=now
+        )
 
     def _worker_changed(self, worker: SupervisedWorker) -> None:
         if worker.state is WorkerState.READY:

@@ -106,7 +106,13 @@ class TurnRun:
     def said(self) -> Said:
         """What the answer says to others so far, and what it keeps to itself."""
         text = self.answer.text if self.answer else ""
-        return read_markup(text) if self._agent.markup else Said(words=text)
+        if not self._agent.markup:
+            return Said(words=text)
+        said = read_markup(text)
+        # The words beside a tool's call are a message of their own, and one for all calls of that message.
+        calls = self.answer.tool_calls if self.answer else []
+        earlier = dict.fromkeys(read_markup(call.said).thinking for call in calls)
+        return replace(said, thinking="\n\n".join(thought for thought in (*earlier, said.thinking) if thought))
 
     def take_answer(self) -> str | None:
         """Judge a complete answer; return why it is not valid, if so."""
@@ -115,7 +121,10 @@ class TurnRun:
         if fault is not None:
             self.rejected.append((text, fault))
             reason = FailureReason.VALIDATION_EXHAUSTED
-            self.attempts[-1] = replace(self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=fault)
+            calls = tuple(self.answer.tool_calls) if self.answer else ()
+            self.attempts[-1] = replace(
+                self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=fault, tool_calls=calls
+            )
         return fault
 
     def end_attempt(self, outcome: Outcome) -> None:
@@ -134,6 +143,8 @@ class TurnRun:
                 incarnation=self._incarnation,
                 started_at=self._attempt_at,
                 finished_at=datetime.now(UTC),
+                # Those of the answer that stands are the turn's.
+                tool_calls=() if isinstance(outcome, Completed) else tuple(self.answer.tool_calls),
             )
         )
 

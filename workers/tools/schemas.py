@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
 import jsonschema
 import regex
@@ -37,7 +38,8 @@ def schema_trouble(schema: object) -> str | None:
         return error.message
     if _mentions(schema, "unevaluatedProperties"):
         return "unevaluatedProperties cannot be applied here; use additionalProperties"
-    return None
+    lost = next((target for target in _references(schema) if not _is_there(schema, target)), None)
+    return None if lost is None else f"refers to {lost!r}, which is not in it"
 
 
 def pattern_trouble(pattern: str) -> str | None:
@@ -89,6 +91,38 @@ def _without_dialects(schema: object) -> object:
         for key, value in schema.items()
         if not (key == "$schema" and isinstance(value, str))
     }
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
+    elif isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            else:
+                yield from _references(value)
+
+
+def _is_there(schema: object, target: str) -> bool:
+    """Whether a reference leads to another place of the same schema; names of anchors are left to the library."""
+    if target == "#" or not target.startswith("#/"):
+        return target.startswith("#") and (target != "#" or not _is_bare_loop(schema))
+    place: object = schema
+    for step in map(unquote, target[2:].split("/")):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, dict) and name in place:
+            place = place[name]
+        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        else:
+            return False
+    return True
+
+
+def _is_bare_loop(schema: object) -> bool:
+    return isinstance(schema, dict) and schema.get("$ref") == "#"
 
 
 def _mentions(schema: object, keyword: str) -> bool:

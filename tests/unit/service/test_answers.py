@@ -31,6 +31,9 @@ from service.conversations.validation import Validation
         ('<Thinking level="1">SECRET</Thinking>hello', "hello", "SECRET"),
         ("<thinking>a <thinking>b</thinking> c</thinking>hello", "hello", "a\n\nb\n\nc"),
         ("<ANSWER>yes</ANSWER> no", "yes", ""),
+        ("<answer><speak>X</speak></answer>", "X", ""),
+        ("<speak>X<wait/></speak>", "X", ""),
+        ("<thinking/>X <thinking/>Y", "X Y", ""),
         ("<answer>I <thinking>secret</thinking>agree.</answer>", "I agree.", "secret"),
     ],
 )

@@ -143,6 +143,10 @@ WRONG_VALIDATIONS: list[dict[str, object]] = [
     {"choices": ["yes"], "pattern": "y"},
     {"pattern": "("},
     {"json_schema": {"type": "nothing"}},
+    {"json_schema": {"$ref": "#/x"}},
+    {"json_schema": {"$ref": "#"}},
+    {"json_schema": {"$ref": "http://example.com/schema"}},
+    {"json_schema": {"unevaluatedProperties": False}},
     {"choices": ["yes"], "retries": -1},
     {"choices": [""]},
 ]

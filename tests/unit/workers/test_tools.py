@@ -75,15 +75,16 @@ class TestDefinitions:
         assert named.faults_of({"xx": 1}) is None
         assert named.faults_of({"xx": "1"}) is not None
         assert named.faults_of({"y": 1}) is not None
-        endless = ToolDefinition.parse({"function": {"name": "t", "parameters": {"$ref": "#"}}})
+        nested = {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
+        endless = ToolDefinition.parse({"function": {"name": "t", "parameters": nested}})
         assert "cannot be applied" in (endless.faults_of({}) or "")
 
     def test_a_schema_cannot_make_us_fetch_anything(self) -> None:
-        """Definitions come with jobs; a reference in one is a fault of the call, and no request of ours."""
+        """Definitions come with jobs; a reference that leads out of one is refused, and no request of ours."""
         document = {"function": {"name": "x", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}}
-        with respx.mock(assert_all_called=False) as network:
-            assert "refers to" in (ToolDefinition.parse(document).faults_of({}) or "")
-            assert not network.calls
+        with respx.mock(assert_all_called=False) as network, pytest.raises(InvalidTool, match="refers to"):
+            ToolDefinition.parse(document)
+        assert not network.calls
 
 
 class TestReading:
