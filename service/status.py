@@ -47,12 +47,21 @@ class ConversationCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixTokens:
+    """What engines could have reused of agents' last prompts, and what they report to have: is affinity worth it?"""
+
+    reusable: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A moment of a whole Roundhouse."""
 
     jobs: int
     conversations: ConversationCounts
     pools: Pools
+    prefix_tokens: PrefixTokens
     pending: tuple[Head, ...]
     ready: tuple[Head, ...]
 
@@ -60,10 +69,10 @@ class Status:
 def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
     """Return the present moment."""
     pools = scheduler.pools()
-    total, finished, persisted = scheduler.conversations
+    life = scheduler.life
     return Status(
         jobs=scheduler.live_jobs,
-        conversations=ConversationCounts(total=total, finished=finished, persisted=persisted),
+        conversations=ConversationCounts(total=life.conversations, finished=life.finished, persisted=life.persisted),
         pools=Pools(
             pending=pools[TurnState.PENDING],
             ready=pools[TurnState.READY],
@@ -73,6 +82,7 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
                 worker.slots if worker.state is WorkerState.READY else worker.slots_in_use for worker in fleet
             ),
         ),
+        prefix_tokens=PrefixTokens(reusable=life.reusable_tokens, reused=life.reused_tokens),
         pending=tuple(
             _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")
             for key, others, number in scheduler.pending_heads(heads)

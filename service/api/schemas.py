@@ -314,6 +314,13 @@ class ConversationCountsOut(Answer):
     persisted: int
 
 
+class PrefixTokensOut(Answer):
+    """Tokens that engines could have taken from their caches since the start, and those that they report to have."""
+
+    reusable: int
+    reused: int
+
+
 class HeadsOut(Answer):
     """The turns that wait at the heads of the pools."""
 
@@ -327,5 +334,6 @@ class StatusOut(Answer):
     jobs: int
     conversations: ConversationCountsOut
     pools: PoolsOut
+    prefix_tokens: PrefixTokensOut
     heads: HeadsOut
     workers: list[WorkerOut]

@@ -30,6 +30,7 @@ def status_document(scheduler: Scheduler, fleet: Fleet) -> schemas.StatusOut:
         jobs=now.jobs,
         conversations=schemas.ConversationCountsOut.model_validate(told["conversations"]),
         pools=schemas.PoolsOut.model_validate(told["pools"]),
+        prefix_tokens=schemas.PrefixTokensOut.model_validate(told["prefix_tokens"]),
         heads=schemas.HeadsOut(pending=told["pending"], ready=told["ready"]),
         workers=[worker_document(worker) for worker in fleet],
     )

@@ -21,6 +21,7 @@ class JobPrompts:
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.conversations = {talk.id: talk for talk in job.conversations}
         self._discussions: dict[str, Discussion] = {}
+        self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
 
     def discussion(self, conversation_id: str) -> Discussion:
         """Return the words of a conversation."""
@@ -31,6 +32,21 @@ class JobPrompts:
     def forget(self, conversation_id: str) -> None:
         """Drop the words of a conversation that has ended."""
         self._discussions.pop(conversation_id, None)
+        for agent_id in self.agents:
+            self._known_tokens.pop((conversation_id, agent_id), None)
+
+    def compare_cache(self, turn: Turn) -> tuple[int, int]:
+        """Return how many tokens the engine could take from its cache for a turn, and how many it took.
+
+        What an agent's last turn held, prompt and answer, stands at the head of its next prompt.
+        """
+        usage, place = turn.usage, (turn.key.conversation_id, turn.key.agent_id)
+        known = self._known_tokens.get(place)
+        if usage.prompt_tokens is not None:
+            self._known_tokens[place] = usage.prompt_tokens + (usage.completion_tokens or 0)
+        if known is None or usage.cached_tokens is None:
+            return 0, 0
+        return known, min(known, usage.cached_tokens)
 
     def hear_again(self, turns: Iterable[Turn]) -> None:
         """Take the turns of an earlier life of the service, each with what was visible when its prompt was made."""

@@ -20,6 +20,7 @@ from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
+from service.scheduling.life import LifeCounts
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.retry import Suspicion, strike
@@ -61,7 +62,7 @@ class Scheduler:
         self._resumed: dict[TurnKey, UnfinishedTurn] = {}  # of an earlier life, and not yet on a slot in this one
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._is_closing = False
-        self._taken_up = self._finished = self._persisted = 0
+        self.life = LifeCounts()
         self._suspicion = Suspicion()
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
@@ -90,7 +91,7 @@ class Scheduler:
         if job.id in self._jobs:
             return
         live = self._jobs[job.id] = JobPrompts(job)
-        self._taken_up += len(job.conversations)
+        self.life.conversations += len(job.conversations)
         live.hear_again(turn for turn in ended if turn.state is TurnState.COMPLETED)
         known = {turn.key: (turn.state, turn.reason) for turn in ended}
         left = {turn.key: turn for turn in unfinished if turn.key not in known}
@@ -112,11 +113,6 @@ class Scheduler:
     def live_jobs(self) -> int:
         """How many jobs have not ended."""
         return len(self._jobs)
-
-    @property
-    def conversations(self) -> tuple[int, int, int]:
-        """How many conversations were taken up, have ended, and are durably so, in this life of the service."""
-        return self._taken_up, self._finished, self._persisted
 
     def pools(self) -> Mapping[TurnState, int]:
         """Count the turns that are pending, ready and in flight, of all jobs."""
@@ -192,7 +188,7 @@ class Scheduler:
         if facts:
             ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
             talks = sum(isinstance(fact, records.ConversationMoved) and fact.state in ENDED_TALKS for fact in facts)
-            self._finished += talks
+            self.life.finished += talks
             self._append(facts, lambda: self._forget_stored(ended, talks))
 
     def _act(self, action: events.Action) -> list[Record]:
@@ -225,7 +221,7 @@ class Scheduler:
         return facts
 
     def _forget_stored(self, keys: Sequence[TurnKey], talks: int) -> None:
-        self._persisted += talks
+        self.life.persisted += talks
         for key in keys:
             self._unstored.pop(key, None)
 
@@ -380,6 +376,10 @@ class Scheduler:
         key = run.key
         del self._runs[key]
         turn = self._unstored[key] = run.snapshot(state, reason, detail)
+        if state is TurnState.COMPLETED:
+            reusable, reused = self._jobs[key.job_id].compare_cache(turn)
+            self.life.reusable_tokens += reusable
+            self.life.reused_tokens += reused
         return event, records.TurnEnded(turn=turn, at=datetime.now(UTC))
 
     def _tell_idle(self) -> None:

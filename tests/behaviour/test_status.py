@@ -83,6 +83,13 @@ def test_top_gives_the_cursor_back(service: Service) -> None:
     assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
 
 
+def test_what_caches_were_worth_is_counted(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Affinity is verified by what engines report: here an engine that reuses nothing of 10 tokens a turn."""
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
+        service.wait_ended(service.post_job(debate(rounds=3)))
+        assert service.get("/v1/status")["prefix_tokens"] == {"reusable": 3 * 2 * 10, "reused": 0}
+
+
 def test_a_turn_that_waits_for_what_cannot_come_is_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Seed 003 tells of a job that waited for ever: where no engine will come, the turn says why and ends."""
     restart = {"initial_s": 0.05, "failures": 1, "retry_s": None}

@@ -1,0 +1,20 @@
+"""What one life of the service has done so far, for whoever looks at it."""
+
+
+class LifeCounts:
+    """Written by the scheduler alone; counts since the start.
+
+    Conversations that were taken up, have ended, and are durably so; tokens that engines could have taken from their
+    caches, and those that they report to have.
+    """
+
+    def __init__(self) -> None:
+        self.conversations = 0
+        self.finished = 0
+        self.persisted = 0
+        self.reusable_tokens = 0
+        self.reused_tokens = 0
+
+    def __repr__(self) -> str:
+        """State how many conversations have ended."""
+        return f"<LifeCounts conversations={self.finished}/{self.conversations}>"
