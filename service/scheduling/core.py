@@ -160,7 +160,6 @@ class SchedulingCore:
             self._orders += 1
             live.talks[conversation.id] = Talk(live, conversation, self._orders)
         live.backlog.refresh(self._estimates)
-        self._tell_load(live)
         ended: dict[str, list[TurnKey]] = {}
         for key in event.ended:
             ended.setdefault(key.conversation_id, []).append(key)
