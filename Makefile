@@ -37,6 +37,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.orders
 	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.replicas
 	$(BIN)/python -m bench.queued
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16

@@ -97,6 +97,9 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
 def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bool) -> str:
     if scheduler.is_closing:
         return "the next start of Roundhouse, which is stopping"
+    held_for = scheduler.held_for(key)
+    if held_for is not None:
+        return f"a slot of {held_for}, which has its prompt in its cache: elsewhere it would take longer"
     told = waits_for_slot(scheduler.model_of(key), fleet)
     return f"{told}; it may have brought an engine down, and shares none with another such turn" if is_suspect else told
 

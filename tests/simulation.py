@@ -15,10 +15,32 @@ from service.conversations.speaking import dependencies_of
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
 from service.scheduling.policies import POLICIES
+from service.scheduling.warmth import Reading
 
 SIGMA = 0.8  # of the logarithm of an answer's length
 SCALES = (0.5, 1.0, 2.0)  # of the agents of a conversation
 Durations = Callable[[TurnKey], float]
+
+
+class Cache:
+    """What workers' engines have in their caches: of each agent of a conversation the newest prompt, at one worker.
+
+    ``tokens`` is how long a prompt is, ``token_s`` what reading costs; ``is_told`` whether the core learns of it.
+    """
+
+    def __init__(self, tokens: Callable[[TurnKey], int], token_s: float, *, is_told: bool) -> None:
+        self._tokens = tokens
+        self._token_s = token_s
+        self.is_told = is_told
+        self._known: dict[tuple[JobId, str, str], tuple[str, int]] = {}
+
+    def read(self, key: TurnKey, worker: str) -> Reading:
+        """Return what a turn has to read there, and let it be known there."""
+        place, total = key[:3], self._tokens(key)
+        where, known = self._known.get(place, (worker, 0))
+        fresh = total - (known if where == worker else 0)
+        self._known[place] = worker, total
+        return Reading(fresh_tokens=fresh, seconds=fresh * self._token_s, context_tokens=total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,39 +58,59 @@ class Schedule:
         return self.makespan / self.bound
 
 
-def simulate(jobs: Sequence[Job], slots: int, policy: str, seconds: Durations) -> Schedule:
-    """Run jobs that are all there at the start on one worker of model ``m``."""
+def simulate(
+    jobs: Sequence[Job],
+    slots: int,
+    policy: str,
+    seconds: Durations,
+    *,
+    workers: int = 1,
+    cache: Cache | None = None,
+) -> Schedule:
+    """Run jobs that are all there at the start on workers of model ``m``; ``cache`` says what reading costs there."""
     core = SchedulingCore(POLICIES[policy])
     now, numbers = 0.0, count()
-    flying: list[tuple[float, int, TurnKey]] = []
+    due: list[tuple[float, int, events.TurnCompleted | events.HoldOver]] = []
     starts: list[tuple[float, TurnKey]] = []
     ended: dict[JobId, float] = {}
 
     def act(actions: Sequence[events.Action]) -> None:
         for action in actions:
-            if isinstance(action, events.StartTurn):
-                starts.append((now, action.key))
-                heapq.heappush(flying, (now + seconds(action.key), next(numbers), action.key))
-            elif isinstance(action, events.JobEnded):
-                ended[action.job_id] = now
+            match action:
+                case events.StartTurn():
+                    starts.append((now, action.key))
+                    reading = cache.read(action.key, action.worker) if cache else None
+                    takes = seconds(action.key) + (reading.seconds if reading else 0.0)
+                    told = reading if cache and cache.is_told else None
+                    heapq.heappush(due, (now + takes, next(numbers), _completed(action.key, takes, told)))
+                case events.HoldTurn():
+                    heapq.heappush(due, (now + action.seconds, next(numbers), events.HoldOver(key=action.key)))
+                case events.JobEnded():
+                    ended[action.job_id] = now
+                case _:
+                    pass
 
     for job in jobs:
         act(core.handle(events.JobAdmitted(job=job)))
-    act(core.handle(events.WorkerReady(worker="w", model="m", slots=slots)))
-    while flying:
-        now, _, key = heapq.heappop(flying)
-        landed = [events.TurnCompleted(key=key, seconds=seconds(key))]
-        while flying and flying[0][0] == now:
-            key = heapq.heappop(flying)[2]
-            landed.append(events.TurnCompleted(key=key, seconds=seconds(key)))
-        act(core.handle(*landed))
+    for number in range(workers):
+        act(core.handle(events.WorkerReady(worker=f"w{number}", model="m", slots=slots)))
+    while due:
+        now, _, event = heapq.heappop(due)
+        happened = [event]
+        while due and due[0][0] == now:
+            happened.append(heapq.heappop(due)[2])
+        act(core.handle(*happened))
     assert set(ended) == {job.id for job in jobs}
     return Schedule(
-        makespan=now,
+        makespan=max(ended.values()),
         bound=lower_bound(jobs, slots, seconds),
         mean_completion=sum(ended.values()) / len(ended),
         starts=tuple(starts),
     )
+
+
+def _completed(key: TurnKey, seconds: float, reading: Reading | None) -> events.TurnCompleted:
+    return events.TurnCompleted(key=key, seconds=seconds, reading=reading)
 
 
 def lower_bound(jobs: Sequence[Job], slots: int, seconds: Durations) -> float:

@@ -10,32 +10,18 @@ from typing import Final
 
 from service.conversations.job import Job, Mode
 from service.conversations.speaking import Place, dependencies_of
+from service.scheduling.means import Mean
 from service.scheduling.ready import JobLoad
 
-FORGETTING: Final = 1 / 50  # of the oldest knowledge with each turn: agents' answers grow with their conversations
 SMALLEST: Final = 0.001  # of a turn: what costs nothing is still a turn
-
-
-class _Mean:
-    """A mean that is exact at first, and then forgets."""
-
-    __slots__ = ("count", "value")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.value = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.value += (seconds - self.value) * max(1 / self.count, FORGETTING)
 
 
 class Estimates:
     """What a turn costs, by model and agent id: jobs of one kind name their agents alike."""
 
     def __init__(self) -> None:
-        self._all = _Mean()
-        self._by_agent: dict[tuple[str, str], _Mean] = {}
+        self._all = Mean()
+        self._by_agent: dict[tuple[str, str], Mean] = {}
 
     def __repr__(self) -> str:
         """State how much is known."""
@@ -44,7 +30,7 @@ class Estimates:
     def learn(self, model: str, agent_id: str, seconds: float) -> None:
         """Take how long one turn has held its slot."""
         self._all.add(seconds)
-        self._by_agent.setdefault((model, agent_id), _Mean()).add(seconds)
+        self._by_agent.setdefault((model, agent_id), Mean()).add(seconds)
 
     def weight(self, model: str, agent_id: str) -> float:
         """Return the cost of one turn of that agent, in turns of average length."""

@@ -20,6 +20,8 @@ from service.scheduling.events import (
     ConversationStarted,
     CutOffTurn,
     Event,
+    HoldOver,
+    HoldTurn,
     JobAdmitted,
     JobCancelled,
     JobEnded,
@@ -34,14 +36,16 @@ from service.scheduling.events import (
     TurnInterrupted,
     TurnIsReady,
     TurnRejected,
+    WorkerEvent,
     WorkerNotReady,
     WorkerReady,
 )
 from service.scheduling.live import LiveJob, Talk
 from service.scheduling.policies import PolicyFactory
-from service.scheduling.policies.fifo import Policy as FifoQueue
-from service.scheduling.ready import ReadyQueue, ReadyTurn
+from service.scheduling.pool import ReadyPool
+from service.scheduling.ready import ReadyTurn
 from service.scheduling.seats import Seats
+from service.scheduling.warmth import Paces, Warm
 from workers.outcome import FailureReason
 
 
@@ -49,21 +53,18 @@ class SchedulingCore:
     """Which turn runs where, of all jobs that have not ended."""
 
     def __init__(self, policy: PolicyFactory) -> None:
-        self._policy = policy
-        self._ready: dict[str, ReadyQueue] = {}  # by model, so that a full one's turns are never scanned
-        self._suspects: dict[str, ReadyQueue] = {}  # ready turns, each of which may have brought down an engine
-        self._ready_by_job: Counter[JobId] = Counter()
+        self._ready = ReadyPool(policy)
         self._seats = Seats()
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
+        self._paces = Paces()
         self._orders = 0
         self._lost: set[str] = set()  # models that no turn need wait for
         self._is_closing = False
 
     def __repr__(self) -> str:
         """State the pools."""
-        ready = self._ready_by_job.total()
-        return f"<SchedulingCore jobs={len(self._jobs)} ready={ready} in_flight={len(self._seats)}>"
+        return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._seats)}>"
 
     def handle(self, *events: Event) -> list[Action]:
         """Return what follows from ``events``; ends at the same moment are all applied before the next start."""
@@ -76,37 +77,35 @@ class SchedulingCore:
     def counts(self, job_id: JobId) -> dict[TurnState, int]:
         """Count the turns of one job that are ready and in flight."""
         return {
-            TurnState.READY: self._ready_by_job[job_id],
+            TurnState.READY: self._ready.by_job[job_id],
             TurnState.IN_FLIGHT: self._seats.by_job[job_id],
         }
 
     def free(self, model: str) -> int:
         """Count the slots of a model that nobody has and nobody waits for."""
-        waiting = sum(len(pool[model]) for pool in (self._ready, self._suspects) if model in pool)
-        return 0 if self._is_closing else max(0, self._seats.free(model) - waiting)
+        return 0 if self._is_closing else max(0, self._seats.free(model) - self._ready.waiting(model))
 
     def pools(self) -> Mapping[TurnState, int]:
         """Count the turns of all jobs in each pool."""
-        ready, in_flight = self._ready_by_job.total(), len(self._seats)
+        ready, in_flight = len(self._ready), len(self._seats)
         left = sum(live.backlog.turns_left for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
     def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
         """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
-        pools = ((self._suspects, True), (self._ready, False))
-        heads = [(queue.heads(count), suspect) for pool, suspect in pools for queue in pool.values() if queue]
-        merged = [
-            (turn, suspect) for place in range(count) for turns, suspect in heads for turn in turns[place : place + 1]
-        ]
         seen: Counter[tuple[JobId, str, str]] = Counter()
         told: list[tuple[TurnKey, bool]] = []
-        for turn, suspect in merged[:count]:
+        for turn, suspect in self._ready.heads(count):
             talk = self._jobs[turn.key.job_id].talks[turn.key.conversation_id]
             model = talk.model(turn.key)
             line = (*turn.key[:2], model)
             told.append((talk.in_line(turn, model, seen[line]).key, suspect))
             seen[line] += not turn.is_front
         return told
+
+    def held_for(self, key: TurnKey) -> str | None:
+        """Return the worker that a ready turn waits for though another has a free slot."""
+        return self._ready.held.worker_of(key)
 
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
         """Return the first turns that wait for others to speak, for whom, and in which round."""
@@ -135,17 +134,22 @@ class SchedulingCore:
                 worker = self._seats.rise(event.key)
                 if worker is not None:
                     yield from self._land(event, worker)
+            case HoldOver():
+                if self._ready.held.worker_of(event.key) is not None:
+                    self._unhold(event.key)
 
-    def _take_capacity(self, event: WorkerReady | WorkerNotReady | ModelLost | ModelRegained) -> None:
+    def _take_capacity(self, event: WorkerEvent) -> None:
         match event:
             case WorkerReady():
                 self._lost.discard(event.model)
                 self._seats.open(event.worker, event.model, event.slots)
-                self._queue(event.model).note_slots(self._seats.total(event.model))
+                self._ready.note_slots(event.model, self._seats.total(event.model))
             case WorkerNotReady():
                 model = self._seats.close(event.worker)
                 if model is not None:
-                    self._queue(model).note_slots(self._seats.total(model))
+                    self._ready.note_slots(model, self._seats.total(model))
+                for turn in self._ready.held.all_for(event.worker):
+                    self._unhold(turn.key)
             case ModelLost():
                 self._lost.add(event.model)
             case ModelRegained():
@@ -199,8 +203,7 @@ class SchedulingCore:
 
     def _tell_load(self, live: LiveJob) -> None:
         """Tell the queues what is left of a job."""
-        for model in live.backlog.models:
-            self._queue(model).note_load(live.job.id, live.backlog.load(model))
+        self._ready.note_load(live.job.id, live.backlog)
 
     # Conversations
 
@@ -234,8 +237,7 @@ class SchedulingCore:
         talk.open.add(turn.key)
         if not is_front:
             talk.queue(turn, model)
-        (self._suspect_queue(model) if is_suspect else self._queue(model)).push(turn)
-        self._ready_by_job[job.id] += 1
+        self._ready.add(turn, model, is_suspect=is_suspect)
         return TurnIsReady(key=turn.key)
 
     def _end(self, talk: Talk, state: ConversationState, reason: str | None) -> Iterator[Action]:
@@ -251,11 +253,8 @@ class SchedulingCore:
         yield from self._settle(talk)
 
     def _drop(self, talk: Talk, key: TurnKey) -> None:
-        model = talk.model(key)
         talk.open.discard(key)
-        for pool in (self._ready, self._suspects):
-            if model in pool and pool[model].discard(key) is not None:
-                self._count_ready(key.job_id, -1)
+        self._ready.discard(key, talk.model(key))
 
     def _settle(self, talk: Talk) -> Iterator[Action]:
         """Finish a conversation that is to end, once nothing of it is in flight."""
@@ -272,8 +271,7 @@ class SchedulingCore:
             self._tell_load(live)
             return
         del self._jobs[job_id]
-        for model in live.backlog.models:
-            self._queue(model).note_load(job_id, None)
+        self._ready.note_load(job_id, live.backlog, has_ended=True)
         state_of_job = job_state_after(frozenset(live.endings), was_cancelled=live.is_cancelled)
         yield JobEnded(job_id=job_id, state=state_of_job)
 
@@ -291,8 +289,10 @@ class SchedulingCore:
         if not isinstance(event, TurnInterrupted | TurnRejected):
             talk.end(key)
         if isinstance(event, TurnCompleted):
-            talk.keep_warm(place.agent, worker)
+            tokens = event.reading.context_tokens if event.reading else 0
+            talk.keep_warm(place.agent, Warm(worker=worker, tokens=tokens))
             if event.seconds is not None:
+                self._paces.learn(talk.model(key), event.seconds, event.reading)
                 self._estimates.learn(talk.model(key), key.agent_id, event.seconds)
                 live.backlog.refresh(self._estimates)
         if talk.ending is not None:
@@ -311,38 +311,65 @@ class SchedulingCore:
             return
         for model in self._lost:
             yield from self._abandon(model)
-        for model, suspects in self._suspects.items():
+        for model, suspects in self._ready.suspects.items():
             while suspects and self._seats.best(model, for_suspect=True) is not None:
                 yield from self._start(model, suspects.pop(), is_suspect=True)
-        for model, ready in self._ready.items():
+        yield from self._start_held()
+        for model, ready in self._ready.queues.items():
             while ready and self._seats.has_free(model):
                 turn = ready.pop()
                 first = self._jobs[turn.key.job_id].talks[turn.key.conversation_id].first_in_line(turn, model)
                 if first is not turn:  # free mode: whoever is first in its conversation's own queue goes first
                     ready.discard(first.key)
                     ready.push(turn)
-                yield from self._start(model, first)
+                hold = self._hold(model, first)
+                if hold is not None:
+                    yield hold
+                else:
+                    yield from self._start(model, first)
+
+    def _start_held(self) -> Iterator[Action]:
+        """Start those whose worker has a slot for them now."""
+        for worker in self._ready.held.workers:
+            for turn in self._ready.held.all_for(worker)[: self._seats.offer(worker)[0]]:
+                self._ready.held.discard(turn.key)
+                yield from self._start(self._talk(turn.key).model(turn.key), turn)
+
+    def _hold(self, model: str, turn: ReadyTurn) -> HoldTurn | None:
+        """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
+        warm = self._talk(turn.key).warm(turn.agent_order)
+        if warm is None or turn.is_front:
+            return None
+        free, slots = self._seats.offer(warm.worker)
+        if free or not slots:
+            return None
+        seconds = self._paces.worth_waiting(model, warm, slots, self._ready.held.count(warm.worker))
+        if seconds is None:
+            return None
+        self._ready.held.put(turn, warm.worker)
+        return HoldTurn(key=turn.key, worker=warm.worker, seconds=seconds)
+
+    def _unhold(self, key: TurnKey) -> None:
+        self._ready.unhold(key, self._talk(key).model(key))
 
     def _abandon(self, model: str) -> Iterator[Action]:
         """Fail all that waits for a model, and with each turn its conversation: better an end than a hang."""
-        for pool in (self._suspects, self._ready):
-            while pool.get(model):
-                key = pool[model].pop().key
-                talk = self._jobs[key.job_id].talks[key.conversation_id]
-                self._count_ready(key.job_id, -1)
-                talk.open.discard(key)
-                talk.end(key)
-                yield AbandonTurn(key=key)
-                yield from self._end(talk, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
+        for key in self._ready.take_all(model):
+            talk = self._talk(key)
+            talk.open.discard(key)
+            talk.end(key)
+            yield AbandonTurn(key=key)
+            yield from self._end(talk, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
 
     def _start(self, model: str, turn: ReadyTurn, *, is_suspect: bool = False) -> Iterator[Action]:
         key = turn.key
         live = self._jobs[key.job_id]
         talk = live.talks[key.conversation_id]
-        worker = self._seats.best(model, talk.warm_worker(turn.agent_order), for_suspect=is_suspect)
+        warm = talk.warm(turn.agent_order)
+        worker = self._seats.best(model, warm.worker if warm else None, for_suspect=is_suspect)
         assert worker is not None  # noqa: S101 - whoever dispatches has looked
         self._seats.seat(key, worker, is_suspect=is_suspect)
-        self._count_ready(key.job_id, -1)
+        self._ready.count_out(key)
         if not live.is_started:
             live.is_started = True
             yield JobStarted(job_id=key.job_id)
@@ -351,17 +378,5 @@ class SchedulingCore:
             yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
         yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)
 
-    def _count_ready(self, job_id: JobId, change: int) -> None:
-        self._ready_by_job[job_id] += change
-        if not self._ready_by_job[job_id]:
-            del self._ready_by_job[job_id]
-
-    def _queue(self, model: str) -> ReadyQueue:
-        if model not in self._ready:
-            self._ready[model] = self._policy()
-        return self._ready[model]
-
-    def _suspect_queue(self, model: str) -> ReadyQueue:
-        if model not in self._suspects:
-            self._suspects[model] = FifoQueue()
-        return self._suspects[model]
+    def _talk(self, key: TurnKey) -> Talk:
+        return self._jobs[key.job_id].talks[key.conversation_id]

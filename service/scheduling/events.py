@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, JobState, TurnState
+from service.scheduling.warmth import Reading
 
 # Events
 
@@ -65,6 +66,14 @@ class TurnCompleted:
 
     key: TurnKey
     seconds: float | None = None
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldOver:
+    """A turn was to wait for its worker, and the time for that is over."""
+
+    key: TurnKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +117,8 @@ class Closing:
 
 
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
-Event = JobAdmitted | JobCancelled | WorkerReady | WorkerNotReady | ModelLost | ModelRegained | TurnEvent | Closing
+WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | HoldOver | Closing
 
 # Actions
 
@@ -127,6 +137,15 @@ class StartTurn:
     key: TurnKey
     worker: str
     is_suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldTurn:
+    """Tell when so many seconds have passed: for so long the turn waits for the worker that knows its prompt."""
+
+    key: TurnKey
+    worker: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +196,5 @@ class JobEnded:
     state: JobState
 
 
-Action = (
-    TurnIsReady | StartTurn | AbandonTurn | CutOffTurn | ConversationStarted | ConversationEnded | JobStarted | JobEnded
-)
+Progress = ConversationStarted | ConversationEnded | JobStarted | JobEnded
+Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | Progress

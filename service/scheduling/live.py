@@ -8,6 +8,7 @@ from service.conversations.speaking import Place, speaking_order
 from service.conversations.states import ConversationState
 from service.scheduling.backlog import JobBacklog
 from service.scheduling.ready import ReadyTurn
+from service.scheduling.warmth import Warm
 
 
 class LiveJob:
@@ -50,7 +51,7 @@ class Talk:
         self.ending: tuple[ConversationState, str | None] | None = None
         # None until there is anything: a hundred thousand conversations may wait at once.
         self._ended: set[TurnKey] | None = None
-        self._warm: dict[int, str] | None = None  # agent -> the worker that knows its prompt
+        self._warm: dict[int, Warm] | None = None  # by agent
         self._lines: dict[str, deque[ReadyTurn]] | None = None  # in free mode: model -> who waits, in order
 
     def __repr__(self) -> str:
@@ -101,15 +102,15 @@ class Talk:
         for place, others, number in self.order.waiting():
             yield self.key(place), tuple(agents[other].id for other in others), number
 
-    def warm_worker(self, agent: int) -> str | None:
-        """Return the worker that knows an agent's prompt."""
+    def warm(self, agent: int) -> Warm | None:
+        """Return which worker knows an agent's prompt."""
         return self._warm.get(agent) if self._warm is not None else None
 
-    def keep_warm(self, agent: int, worker: str) -> None:
+    def keep_warm(self, agent: int, warm: Warm) -> None:
         """Take the fact that a worker knows an agent's prompt."""
         if self._warm is None:
             self._warm = {}
-        self._warm[agent] = worker
+        self._warm[agent] = warm
 
     def queue(self, turn: ReadyTurn, model: str) -> None:
         """Take the fact that a turn waits for a slot of a model."""

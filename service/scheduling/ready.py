@@ -7,7 +7,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from service.conversations.job import JobId, TurnKey
@@ -33,6 +33,10 @@ class ReadyTurn:
     ready_order: int
     path: float
     is_front: bool = False
+
+    def to_front(self) -> "ReadyTurn":
+        """Return the same turn with a place ahead of all that were on no slot."""
+        return replace(self, is_front=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,9 @@ back before anything is written, and nothing here waits for the store.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import assert_never
+from typing import TypeVarTuple, assert_never
 
 import anyio
 import anyio.lowlevel
@@ -25,6 +24,7 @@ from service.scheduling.policies import PolicyFactory
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.retry import Suspicion, strike
 from service.scheduling.turn import Progress, TurnRun
+from service.scheduling.turns import Turns
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
@@ -34,6 +34,7 @@ from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 _End = tuple[events.Event, Record]  # what the core is told of the end of an attempt, and the store
+Args = TypeVarTuple("Args")
 logger = logging.getLogger(__name__)
 
 
@@ -55,11 +56,7 @@ class Scheduler:
         self._append = append
         self._tasks: TaskGroup | None = None
         self._jobs: dict[JobId, JobPrompts] = {}
-        self._runs: dict[TurnKey, TurnRun] = {}
-        self._in_flight: set[TurnKey] = set()
-        self._unstored: dict[TurnKey, Turn] = {}  # ended, and not yet durable
-        self._ready_at: dict[TurnKey, datetime] = {}  # of turns that never were on a slot
-        self._resumed: dict[TurnKey, UnfinishedTurn] = {}  # of an earlier life, and not yet on a slot in this one
+        self._turns = Turns()
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._is_closing = False
         self.life = LifeCounts()
@@ -95,7 +92,7 @@ class Scheduler:
         live.hear_again(turn for turn in ended if turn.state is TurnState.COMPLETED)
         known = {turn.key: (turn.state, turn.reason) for turn in ended}
         left = {turn.key: turn for turn in unfinished if turn.key not in known}
-        self._resumed |= left
+        self._turns.resume(left.values())
         suspects = frozenset(key for key, turn in left.items() if turn.deaths)
         self._post(events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=is_cancelled))
 
@@ -127,6 +124,10 @@ class Scheduler:
         """Return the ready turns that go next, and whether each is a suspect of an engine's death."""
         return self._core.ready_heads(count)
 
+    def held_for(self, key: TurnKey) -> str | None:
+        """Return the worker that a ready turn waits for though another has a free slot."""
+        return self._core.held_for(key)
+
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
         """Return turns that wait for others to speak, for whom, and in which round."""
         return self._core.pending_heads(count)
@@ -144,27 +145,12 @@ class Scheduler:
         return self._core.counts(job_id)
 
     def turns_in_flight(self, job_id: JobId, conversation_id: str) -> list[Turn]:
-        """Return the turns of a conversation that are on slots, with what they have said so far.
-
-        One that has ended counts as in flight until that is durable: what a caller has read never changes.
-        """
-
-        def is_of_it(key: TurnKey) -> bool:
-            return key.job_id == job_id and key.conversation_id == conversation_id
-
-        ended = [replace(turn, state=TurnState.IN_FLIGHT) for key, turn in self._unstored.items() if is_of_it(key)]
-        runs = [self._runs[key].snapshot(TurnState.IN_FLIGHT) for key in self._in_flight if is_of_it(key)]
-        # Between two attempts a turn is on no slot, and what it has behind it stays to be seen.
-        waiting = [
-            run.snapshot(TurnState.READY)
-            for key, run in self._runs.items()
-            if is_of_it(key) and key not in self._in_flight and run.attempts
-        ]
-        return [*ended, *runs, *waiting]
+        """Return the turns of a conversation that are or were on slots, with what they have said so far."""
+        return self._turns.of_conversation(job_id, conversation_id)
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
-        return [self._runs[key].progress() for key in sorted(self._in_flight) if key.job_id == job_id]
+        return self._turns.progress(job_id)
 
     # Ending
 
@@ -175,7 +161,7 @@ class Scheduler:
 
     async def wait_idle(self) -> None:
         """Return when nothing is in flight; call it after ``close_nowait``."""
-        while self._in_flight:
+        while self._turns.any_in_flight:
             await self._idle.wait()
 
     # Acting
@@ -200,35 +186,40 @@ class Scheduler:
                 facts += self._note_ready(action.key, now)
             case events.StartTurn():
                 facts += self._start(action, now)
+            case events.HoldTurn():
+                self._start_soon(self._end_hold, action)
             case events.AbandonTurn():
                 facts.append(self._abandon(action.key, now))
             case events.CutOffTurn():
-                if action.key in self._runs:  # else it has ended at the same moment, and its end comes next
-                    self._runs[action.key].cut_off()
+                self._turns.cut_off(action.key)
+            case _:
+                facts += self._move(action, now)
+        return facts
+
+    def _move(self, action: events.Progress, now: datetime) -> list[Record]:
+        """Note how far a conversation or a job has come."""
+        match action:
             case events.ConversationStarted():
-                facts.append(_conversation(action, ConversationState.RUNNING, None, now))
+                return [_conversation(action, ConversationState.RUNNING, None, now)]
             case events.ConversationEnded():
-                facts += [self._drop(key, now) for key in action.unspoken]
+                dropped = [self._drop(key, now) for key in action.unspoken]
                 self._jobs[action.job_id].forget(action.conversation_id)
-                facts.append(_conversation(action, action.state, action.reason, now))
+                return [*dropped, _conversation(action, action.state, action.reason, now)]
             case events.JobStarted():
-                facts.append(records.JobMoved(job_id=action.job_id, state=JobState.RUNNING, at=now))
+                return [records.JobMoved(job_id=action.job_id, state=JobState.RUNNING, at=now)]
             case events.JobEnded():
                 del self._jobs[action.job_id]
-                facts.append(records.JobMoved(job_id=action.job_id, state=action.state, at=now))
+                return [records.JobMoved(job_id=action.job_id, state=action.state, at=now)]
             case _:
                 assert_never(action)
-        return facts
 
     def _forget_stored(self, keys: Sequence[TurnKey], talks: int) -> None:
         self.life.persisted += talks
-        for key in keys:
-            self._unstored.pop(key, None)
+        self._turns.forget_stored(keys)
 
     def _note_ready(self, key: TurnKey, now: datetime) -> list[Record]:
-        if key in self._runs:
-            return []  # interrupted: the record of that says it
-        self._ready_at[key] = now
+        if not self._turns.note_ready(key, now):
+            return []
         live = self._jobs[key.job_id]
         if live.job.prompt_at is PromptAt.QUEUE:
             live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
@@ -236,39 +227,34 @@ class Scheduler:
 
     def _start(self, action: events.StartTurn, now: datetime) -> list[Record]:
         worker = self._fleet.get(action.worker)
-        if worker is None or self._tasks is None:
+        if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")
         if action.is_suspect:
             self._suspicion.board(worker.spec.id, worker.incarnation, action.key)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
-        if action.key not in self._runs:
-            agent = self._jobs[action.key.job_id].agents[action.key.agent_id]
-            queued_at, so_far = self._ready_at.pop(action.key), self._resumed.pop(action.key, None)
-            self._runs[action.key] = TurnRun(action.key, agent, queued_at, so_far)
-        self._in_flight.add(action.key)
-        self._tasks.start_soon(self._run_turn, action.key, worker, lease)
+        self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id])
+        self._start_soon(self._run_turn, action.key, worker, lease)
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
 
     def _abandon(self, key: TurnKey, now: datetime) -> Record:
         """Fail a turn that waits for what cannot come, and say what that is."""
         reason, detail = FailureReason.ENGINE_UNREACHABLE, self._fleet.trouble_of(self.model_of(key))
-        turn = self._unstored[key] = self._end_waiting(key, TurnState.FAILED, reason, detail)
+        turn = self._turns.end_waiting(key, TurnState.FAILED, reason, detail)
+        self._turns.keep_unstored(turn)
         return records.TurnEnded(turn=turn, at=now)
 
     def _drop(self, key: TurnKey, now: datetime) -> Record:
-        turn = self._end_waiting(key, TurnState.CANCELLED, FailureReason.CANCELLED)
+        turn = self._turns.end_waiting(key, TurnState.CANCELLED, FailureReason.CANCELLED)
         return records.TurnEnded(turn=turn, at=now)
 
-    def _end_waiting(self, key: TurnKey, state: TurnState, reason: str, detail: str | None = None) -> Turn:
-        """End a turn that is on no slot, with what it has behind it."""
-        queued_at, now = self._ready_at.pop(key, None), datetime.now(UTC)
-        run, so_far = self._runs.pop(key, None), self._resumed.pop(key, None)
-        if run is not None:
-            return run.snapshot(state, reason, detail)
-        attempts = so_far.attempts if so_far else ()
-        return Turn(
-            key=key, state=state, reason=reason, detail=detail, attempts=attempts, queued_at=queued_at, finished_at=now
-        )
+    async def _end_hold(self, hold: events.HoldTurn) -> None:
+        await anyio.sleep(hold.seconds)
+        self._post(events.HoldOver(key=hold.key))
+
+    def _start_soon(self, what: Callable[[*Args], Coroutine[object, object, None]], *args: *Args) -> None:
+        if self._tasks is None:
+            raise RuntimeError("the scheduler does not run")
+        self._tasks.start_soon(what, *args)
 
     def _worker_changed(self, worker: SupervisedWorker) -> None:
         if worker.state is WorkerState.READY:
@@ -283,7 +269,7 @@ class Scheduler:
     # Turns
 
     async def _run_turn(self, key: TurnKey, worker: SupervisedWorker, lease: Lease) -> None:
-        run = self._runs[key]
+        run = self._turns.run(key)
         answer, scope = run.begin_attempt(worker.spec.id, worker.incarnation)
         outcome: Outcome
         try:
@@ -305,7 +291,7 @@ class Scheduler:
         landed, self._landed = self._landed, []
         ends: list[_End] = []
         for run, outcome in sorted(landed, key=lambda each: self._place(each[0].key)):
-            self._in_flight.discard(run.key)
+            self._turns.land(run.key)
             if not (isinstance(outcome, Cancelled) and outcome.reason is CancelReason.SHUTDOWN):
                 ends.append(self._land(run, outcome))
             # else the turn stays as it is stored: the next life of the service runs it
@@ -328,7 +314,8 @@ class Scheduler:
                 if fault is not None:
                     return self._reject(run, agent, fault)
                 self._jobs[key.job_id].discussion(key.conversation_id).add(key.agent_id, key.round, run.said.words)
-                return self._finish(run, events.TurnCompleted(key=key, seconds=run.seconds), TurnState.COMPLETED)
+                completed = events.TurnCompleted(key=key, seconds=run.seconds, reading=run.reading)
+                return self._finish(run, completed, TurnState.COMPLETED)
             case Cancelled():
                 return self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
             case RequestFailed():
@@ -374,8 +361,7 @@ class Scheduler:
         self, run: TurnRun, event: events.Event, state: TurnState, reason: str | None = None, detail: str | None = None
     ) -> "_End":
         key = run.key
-        del self._runs[key]
-        turn = self._unstored[key] = run.snapshot(state, reason, detail)
+        turn = self._turns.finish(key, state, reason, detail)
         if state is TurnState.COMPLETED:
             reusable, reused = self._jobs[key.job_id].compare_cache(turn)
             self.life.reusable_tokens += reusable
@@ -383,7 +369,7 @@ class Scheduler:
         return event, records.TurnEnded(turn=turn, at=datetime.now(UTC))
 
     def _tell_idle(self) -> None:
-        if not self._in_flight:
+        if not self._turns.any_in_flight:
             self._idle.set()
             self._idle = anyio.Event()
 

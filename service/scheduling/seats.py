@@ -38,6 +38,11 @@ class Seats:
         closed = self._slots.pop(worker, None)
         return closed[0] if closed else None
 
+    def offer(self, worker: str) -> tuple[int, int]:
+        """Return how many slots of a worker are free, and how many it has; nothing of one that is not ready."""
+        _, slots = self._slots.get(worker, ("", 0))
+        return max(0, slots - self._taken.get(worker, 0)), slots
+
     def total(self, model: str) -> int:
         """Count the slots of a model."""
         return sum(slots for offered, slots in self._slots.values() if offered == model)

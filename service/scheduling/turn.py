@@ -13,6 +13,7 @@ from service.conversations.rendering import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.scheduling.retry import Strikes
+from service.scheduling.warmth import Reading
 from workers.answer import Answer
 from workers.flight import Flight
 from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
@@ -96,6 +97,19 @@ class TurnRun:
         """End the attempt that is running, or is about to."""
         self._is_cut_off = True
         self._scope.cancel()
+
+    @property
+    def reading(self) -> Reading | None:
+        """What the engine has read for the newest generation, as far as it has told."""
+        generation = self.answer.generation if self.answer else None
+        if generation is None or generation.usage is None or generation.first_token_at is None:
+            return None
+        usage, asked_at = generation.usage, generation.begun_at or generation.started_at
+        return Reading(
+            fresh_tokens=usage.prompt_tokens - usage.cached_tokens,
+            seconds=max(0.0, generation.first_token_at - asked_at),
+            context_tokens=usage.prompt_tokens + usage.completion_tokens,
+        )
 
     @property
     def rejections(self) -> int:

@@ -26,6 +26,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=3, help="tokens of an answer")
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between tokens")
     parser.add_argument("--prefill", type=float, default=0.0, help="seconds before the first token, with no byte sent")
+    parser.add_argument("--prompt-tokens", type=int, default=7, help="tell that every prompt has so many tokens")
     parser.add_argument("--load", type=float, default=0.0, help="seconds of 503 before it is ready")
     parser.add_argument("--exit-at-once", type=int, help="exit with this status before anything is served")
     parser.add_argument(
@@ -179,7 +180,8 @@ class Engine:
         await self._maybe_fail(len(deltas), writer)
         reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
         _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-        _event(writer, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(deltas)}})
+        usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
+        _event(writer, {"choices": [], "usage": usage})
         writer.write(b"data: [DONE]\n\n")
 
     async def _prefill(self, writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from service.conversations.states import JobState, TurnState
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
 from service.scheduling.policies import POLICIES
+from service.scheduling.warmth import Reading
 
 MODELS = ("m", "n")
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
@@ -31,6 +32,7 @@ class Auditor(RuleBasedStateMachine):
         self.cut_off: set[TurnKey] = set()
         self.is_closing = False
         self.failed: set[TurnKey] = set()
+        self.held: set[TurnKey] = set()  # at any time in this life
         self.cancelled: set[JobId] = set()
 
     def tell(self, event: events.Event) -> None:
@@ -38,6 +40,9 @@ class Auditor(RuleBasedStateMachine):
             match action:
                 case events.StartTurn():
                     self.audit_start(action)
+                case events.HoldTurn():
+                    assert action.key not in self.held, "a turn waits for its worker once"
+                    self.held.add(action.key)
                 case events.CutOffTurn():
                     assert action.key in self.flying
                     self.cut_off.add(action.key)
@@ -144,7 +149,17 @@ class Auditor(RuleBasedStateMachine):
         key = self.land(data)
         self.completed.add(key)
         self.ended.add(key)
-        self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100))))
+        tokens = st.integers(0, 10_000)
+        reading = data.draw(
+            st.none() | st.builds(Reading, fresh_tokens=tokens, seconds=st.floats(0, 1000), context_tokens=tokens)
+        )
+        self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100)), reading=reading))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def hold_is_over(self, data: st.DataObject) -> None:
+        """A timer fires, whether its turn still waits or not."""
+        self.tell(events.HoldOver(key=data.draw(st.sampled_from(sorted(self.held)))))
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
@@ -160,6 +175,7 @@ class Auditor(RuleBasedStateMachine):
     def service_is_killed_and_started_again(self) -> None:
         """What was told to the store is all that the next life knows."""
         self.core = SchedulingCore(POLICIES[self.policy])
+        self.held.clear()
         self.flying.clear()
         self.cut_off.clear()
         self.ready_workers.clear()
@@ -212,7 +228,14 @@ class Auditor(RuleBasedStateMachine):
                 for worker, (offered, slots) in SLOTS.items()
                 if offered == model and worker in self.ready_workers
             )
-            assert not (free and self.core._ready.get(model))
+            assert not (free and self.core._ready.waiting(model))
+
+    @invariant()
+    def whoever_is_held_waits_for_a_full_worker(self) -> None:
+        for turn, worker in self.core._ready.held:
+            assert worker in self.ready_workers
+            assert sum(seated == worker for seated in self.flying.values()) == SLOTS[worker][1]
+            assert turn.key not in self.ended
 
     def teardown(self) -> None:
         """Let everything run to its end: every job ends, every turn exactly once."""

@@ -1,0 +1,98 @@
+"""The pre-departure pool of seed 000: the turns of all models that wait for nothing but a slot. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from service.conversations.job import JobId, TurnKey
+from service.scheduling.backlog import JobBacklog
+from service.scheduling.policies import PolicyFactory
+from service.scheduling.policies.fifo import Policy as FifoQueue
+from service.scheduling.ready import ReadyQueue, ReadyTurn
+from service.scheduling.warmth import Holding
+
+
+class ReadyPool:
+    """Written by the core alone; a ready turn is in one place of it.
+
+    That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
+    an engine, that of the suspects; or it is held for one certain worker.
+    """
+
+    def __init__(self, policy: PolicyFactory) -> None:
+        self._policy = policy
+        self.queues: dict[str, ReadyQueue] = {}
+        self.suspects: dict[str, ReadyQueue] = {}
+        self.held = Holding()
+        self.by_job: Counter[JobId] = Counter()
+
+    def __repr__(self) -> str:
+        """State how many wait."""
+        return f"<ReadyPool {len(self)}>"
+
+    def __len__(self) -> int:
+        """Count the turns."""
+        return self.by_job.total()
+
+    def add(self, turn: ReadyTurn, model: str, *, is_suspect: bool = False) -> None:
+        """Take a turn that has got ready."""
+        (self._suspects_of(model) if is_suspect else self._queue(model)).push(turn)
+        self.by_job[turn.key.job_id] += 1
+
+    def count_out(self, key: TurnKey) -> None:
+        """Count a turn no more that was taken from its queue."""
+        self.by_job[key.job_id] -= 1
+        if not self.by_job[key.job_id]:
+            del self.by_job[key.job_id]
+
+    def discard(self, key: TurnKey, model: str) -> None:
+        """Drop a turn, wherever it waits."""
+        queues = (pool[model] for pool in (self.queues, self.suspects) if model in pool)
+        found = [queue.discard(key) for queue in queues]
+        if self.held.discard(key) is not None or any(found):
+            self.count_out(key)
+
+    def take_all(self, model: str) -> Iterator[TurnKey]:
+        """Take every turn that waits for a model, one at a time."""
+        for pool in (self.suspects, self.queues):
+            while pool.get(model):
+                key = pool[model].pop().key
+                self.count_out(key)
+                yield key
+
+    def unhold(self, key: TurnKey, model: str) -> None:
+        """Let a turn wait for any worker again, ahead of all: it has had its place in the order."""
+        turn = self.held.discard(key)
+        if turn is not None:
+            self._queue(model).push(turn.to_front())
+
+    def waiting(self, model: str) -> int:
+        """Count the turns that any free slot of a model would take."""
+        return sum(len(pool[model]) for pool in (self.queues, self.suspects) if model in pool)
+
+    def note_slots(self, model: str, slots: int) -> None:
+        """Take how many slots a model has."""
+        self._queue(model).note_slots(slots)
+
+    def note_load(self, job_id: JobId, backlog: JobBacklog, *, has_ended: bool = False) -> None:
+        """Take what is left of a job."""
+        for model in backlog.models:
+            self._queue(model).note_load(job_id, None if has_ended else backlog.load(model))
+
+    def heads(self, count: int) -> list[tuple[ReadyTurn, bool]]:
+        """Return the turns that go next, of all models in turn, and whether each is a suspect; then those held."""
+        pools: tuple[tuple[Mapping[str, ReadyQueue], bool], ...] = ((self.suspects, True), (self.queues, False))
+        heads = [(queue.heads(count), suspect) for pool, suspect in pools for queue in pool.values() if queue]
+        merged = [
+            (turn, suspect) for place in range(count) for turns, suspect in heads for turn in turns[place : place + 1]
+        ]
+        return [*merged, *((turn, False) for turn, _ in self.held)][:count]
+
+    def _queue(self, model: str) -> ReadyQueue:
+        if model not in self.queues:
+            self.queues[model] = self._policy()
+        return self.queues[model]
+
+    def _suspects_of(self, model: str) -> ReadyQueue:
+        if model not in self.suspects:
+            self.suspects[model] = FifoQueue()
+        return self.suspects[model]

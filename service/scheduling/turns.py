@@ -1,0 +1,113 @@
+"""What is known of all turns of live jobs that are ready, on a slot, or ended and not yet durable."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from service.conversations.job import Agent, JobId, TurnKey
+from service.conversations.states import TurnState
+from service.conversations.transcript import Turn, UnfinishedTurn
+from service.scheduling.turn import Progress, TurnRun
+
+
+class Turns:
+    """Written by the scheduler alone."""
+
+    def __init__(self) -> None:
+        self._runs: dict[TurnKey, TurnRun] = {}  # those that were on a slot
+        self._in_flight: set[TurnKey] = set()
+        self._unstored: dict[TurnKey, Turn] = {}
+        self._ready_at: dict[TurnKey, datetime] = {}  # of turns that never were on a slot
+        self._resumed: dict[TurnKey, UnfinishedTurn] = {}  # of an earlier life, and not yet on a slot in this one
+
+    def __repr__(self) -> str:
+        """State how many there are."""
+        return f"<Turns in_flight={len(self._in_flight)} waiting={len(self._ready_at)} unstored={len(self._unstored)}>"
+
+    # Looking
+
+    @property
+    def any_in_flight(self) -> bool:
+        """Whether a slot is taken."""
+        return bool(self._in_flight)
+
+    def of_conversation(self, job_id: JobId, conversation_id: str) -> list[Turn]:
+        """Return the turns of a conversation that were or are on slots, with what they have said so far.
+
+        One that has ended counts as in flight until that is durable: what a caller has read never changes.
+        """
+
+        def is_of_it(key: TurnKey) -> bool:
+            return key.job_id == job_id and key.conversation_id == conversation_id
+
+        ended = [replace(turn, state=TurnState.IN_FLIGHT) for key, turn in self._unstored.items() if is_of_it(key)]
+        runs = [self._runs[key].snapshot(TurnState.IN_FLIGHT) for key in self._in_flight if is_of_it(key)]
+        # Between two attempts a turn is on no slot, and what it has behind it stays to be seen.
+        waiting = [
+            run.snapshot(TurnState.READY)
+            for key, run in self._runs.items()
+            if is_of_it(key) and key not in self._in_flight and run.attempts
+        ]
+        return [*ended, *runs, *waiting]
+
+    def progress(self, job_id: JobId) -> list[Progress]:
+        """Return how far each turn of a job that is on a slot is."""
+        return [self._runs[key].progress() for key in sorted(self._in_flight) if key.job_id == job_id]
+
+    def run(self, key: TurnKey) -> TurnRun:
+        """Return a turn that was on a slot; KeyError where it was on none."""
+        return self._runs[key]
+
+    # Moving
+
+    def resume(self, turns: Iterable[UnfinishedTurn]) -> None:
+        """Take what an earlier life of the service has left of turns."""
+        self._resumed |= {turn.key: turn for turn in turns}
+
+    def note_ready(self, key: TurnKey, now: datetime) -> bool:
+        """Take the fact that a turn waits for a slot; False if it was on one already, and its record says so."""
+        if key in self._runs:
+            return False
+        self._ready_at[key] = now
+        return True
+
+    def begin(self, key: TurnKey, agent: Agent) -> None:
+        """Take the fact that a turn is on a slot."""
+        if key not in self._runs:
+            queued_at, so_far = self._ready_at.pop(key), self._resumed.pop(key, None)
+            self._runs[key] = TurnRun(key, agent, queued_at, so_far)
+        self._in_flight.add(key)
+
+    def cut_off(self, key: TurnKey) -> None:
+        """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
+        if key in self._runs:
+            self._runs[key].cut_off()
+
+    def land(self, key: TurnKey) -> None:
+        """Take the fact that a turn is on no slot any more."""
+        self._in_flight.discard(key)
+
+    def finish(self, key: TurnKey, state: TurnState, reason: str | None, detail: str | None) -> Turn:
+        """End a turn that was on a slot."""
+        turn = self._unstored[key] = self._runs.pop(key).snapshot(state, reason, detail)
+        return turn
+
+    def end_waiting(self, key: TurnKey, state: TurnState, reason: str, detail: str | None = None) -> Turn:
+        """End a turn that is on no slot, with what it has behind it."""
+        queued_at, now = self._ready_at.pop(key, None), datetime.now(UTC)
+        run, so_far = self._runs.pop(key, None), self._resumed.pop(key, None)
+        if run is not None:
+            return run.snapshot(state, reason, detail)
+        attempts = so_far.attempts if so_far else ()
+        return Turn(
+            key=key, state=state, reason=reason, detail=detail, attempts=attempts, queued_at=queued_at, finished_at=now
+        )
+
+    def keep_unstored(self, turn: Turn) -> None:
+        """Show an end only once it is durable."""
+        self._unstored[turn.key] = turn
+
+    def forget_stored(self, keys: Iterable[TurnKey]) -> None:
+        """Take the fact that the ends of turns are durable."""
+        for key in keys:
+            self._unstored.pop(key, None)

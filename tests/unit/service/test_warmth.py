@@ -1,0 +1,121 @@
+"""A turn waits for the worker that knows its prompt, while reading it anew would cost more than the wait."""
+
+import pytest
+
+from service.conversations.job import JobId, TurnKey
+from service.scheduling.core import SchedulingCore
+from service.scheduling.events import (
+    Action,
+    HoldOver,
+    HoldTurn,
+    JobAdmitted,
+    JobCancelled,
+    StartTurn,
+    TurnCompleted,
+    TurnCutOff,
+    WorkerNotReady,
+    WorkerReady,
+)
+from service.scheduling.policies import POLICIES
+from service.scheduling.warmth import LEAST_TOKENS, Reading
+from tests.unit.service.jobs import agent, job, key
+
+READ_S = 0.01  # a token
+
+
+def read(tokens: int) -> Reading:
+    return Reading(fresh_tokens=tokens, seconds=READ_S * tokens, context_tokens=tokens)
+
+
+def seated(actions: list[Action]) -> dict[TurnKey, str]:
+    return {action.key: action.worker for action in actions if isinstance(action, StartTurn)}
+
+
+def holds(actions: list[Action]) -> list[HoldTurn]:
+    return [action for action in actions if isinstance(action, HoldTurn)]
+
+
+def two_conversations(turn_s: float, tokens: int) -> tuple[SchedulingCore, dict[str, TurnKey], list[Action]]:
+    """Bring two agents to their second turns; one has its worker taken from it, and one of the workers is free.
+
+    Both workers have one slot; ``c0`` is warm on ``w``, where another job of higher priority now runs.
+    """
+    core = SchedulingCore(POLICIES["fifo"])
+    core.handle(WorkerReady(worker="w", model="m", slots=1))
+    assert seated(core.handle(JobAdmitted(job=job(agent("a"), rounds=3)))) == {key("a"): "w"}
+    urgent = job(agent("x"), name="urgent", priority=9)
+    core.handle(JobAdmitted(job=urgent))
+    started = seated(core.handle(TurnCompleted(key=key("a"), seconds=turn_s, reading=read(tokens))))
+    (urgent_turn,) = started
+    assert started == {urgent_turn: "w"}
+    return core, {"urgent": urgent_turn}, core.handle(WorkerReady(worker="v", model="m", slots=1))
+
+
+def test_a_turn_waits_where_reading_would_cost_more() -> None:
+    """2,000 tokens at 10 ms are 20 s, and the slot is free in about 5 s."""
+    core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
+    assert actions == [HoldTurn(key=key("a", 1), worker="w", seconds=pytest.approx(20.0))]  # type: ignore[arg-type]
+    assert core.held_for(key("a", 1)) == "w"
+    assert [each for each, _ in core.ready_heads(5)] == [key("a", 1)]
+    assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
+    assert core.held_for(key("a", 1)) is None
+    assert core.handle(HoldOver(key=key("a", 1))) == []
+
+
+@pytest.mark.parametrize(("turn_s", "tokens"), [(25.0, 2000), (1.0, LEAST_TOKENS - 1)])
+def test_a_warm_slot_is_left_when_the_wait_costs_more(turn_s: float, tokens: int) -> None:
+    """A long turn sits there; or too little was read to know what reading costs."""
+    _, _, actions = two_conversations(turn_s=turn_s, tokens=tokens)
+    assert seated(actions) == {key("a", 1): "v"}
+
+
+def test_no_turn_waits_longer_than_reading_costs() -> None:
+    """Whoever sits on the slot may stay for ever."""
+    core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
+    assert seated(core.handle(HoldOver(key=key("a", 1)))) == {key("a", 1): "v"}
+
+
+def test_a_turn_waits_for_no_worker_that_is_gone() -> None:
+    """With the process its cache is gone."""
+    core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
+    assert seated(core.handle(WorkerNotReady(worker="w"))) == {key("a", 1): "v"}
+
+
+def test_the_free_slot_goes_to_whoever_can_use_it() -> None:
+    """A turn that waits for its worker keeps no other slot from anybody."""
+    core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
+    assert core.free("m") == 1
+    actions = core.handle(JobAdmitted(job=job(agent("a"), name="other")))
+    assert list(seated(actions).values()) == ["v"]
+    assert holds(actions) == []
+
+
+def test_a_held_turn_is_cancelled_with_its_job() -> None:
+    """It is ready, and waits nowhere after that."""
+    core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
+    core.handle(JobCancelled(job_id=JobId("j")))
+    assert core.held_for(key("a", 1)) is None
+    assert core.handle(HoldOver(key=key("a", 1))) == []
+    assert core.ready_heads(5) == []
+
+
+def test_a_second_one_waits_behind_the_first() -> None:
+    """Three slots and turns of 15 s: one is free in 5 s, the next in 10, and to read takes no more than that."""
+    core = SchedulingCore(POLICIES["fifo"])
+    core.handle(WorkerReady(worker="w", model="m", slots=3))
+    core.handle(JobAdmitted(job=job(agent("a"), conversations=3, rounds=3)))
+    urgent = [job(agent("x"), name=f"urgent-{number}", priority=9) for number in range(3)]
+    for each in urgent:
+        core.handle(JobAdmitted(job=each))
+    for number in range(3):
+        core.handle(TurnCompleted(key=key("a", 0, number), seconds=15.0, reading=read(1000)))
+    actions = core.handle(WorkerReady(worker="v", model="m", slots=3))
+    assert [hold.key for hold in holds(actions)] == [key("a", 1, 0)]
+    assert seated(actions) == {key("a", 1, 1): "v", key("a", 1, 2): "v"}
+
+
+def test_a_turn_that_was_cut_off_elsewhere_frees_the_slot() -> None:
+    """However a slot gets free, whoever waits for it goes first."""
+    core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
+    core.handle(JobCancelled(job_id=turns["urgent"].job_id))
+    assert seated(core.handle(TurnCutOff(key=turns["urgent"]))) == {key("a", 1): "w"}
