@@ -15,6 +15,7 @@ ServiceError
 ├── NoSlotAvailable       429
 ├── ShuttingDown          503
 ├── NotReady              503  a model has no ready worker
+├── StoreUnavailable      503  the database is in trouble, and is tried again until it is well
 ├── StoreError            500  the store cannot read or write
 └── ConfigError           of the command line alone: the configuration cannot be used
 """
@@ -172,6 +173,15 @@ class ShuttingDown(ServiceError):
     status = 503
     code = "shutting_down"
     title = "The service is stopping"
+    retry_after_s = 5
+
+
+class StoreUnavailable(ServiceError):
+    """The database is in trouble; what was asked for is not known to be stored."""
+
+    status = 503
+    code = "store_unavailable"
+    title = "The store is in trouble"
     retry_after_s = 5
 
 

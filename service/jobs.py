@@ -1,32 +1,31 @@
 """Jobs as callers use them: posted, watched, read, cancelled, deleted; shared by the HTTP surface and the terminal."""
 
 import hashlib
-import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import anyio.to_thread
 import msgspec
 
 from service.conversations.job import Job, JobId
-from service.conversations.spec import Limits, parse_job
+from service.conversations.spec import JobRules, parse_job
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, JobState, TurnState
 from service.conversations.transcript import transcript_document
-from service.errors import NoSlotAvailable, NotFinished, ShuttingDown
+from service.errors import NoSlotAvailable, NotFinished, ShuttingDown, StoreUnavailable
+from service.intake import Intake
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
 from service.store import reading
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally
-from service.store.sqlite import SqliteStore
+from service.store.store import Store
 from service.watch import JobWatch
 
 EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +42,13 @@ class Jobs:
     """All jobs of this Roundhouse."""
 
     def __init__(
-        self, store: SqliteStore, scheduler: Scheduler, watch: JobWatch, models: Sequence[str], limits: Limits
+        self, store: Store, scheduler: Scheduler, intake: Intake, watch: JobWatch, rules: Callable[[], JobRules]
     ) -> None:
         self.watch = watch
         self._store = store
         self._scheduler = scheduler
-        self._models = models
-        self._limits = limits
+        self._intake = intake
+        self._rules = rules
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._is_closed = False
 
@@ -64,25 +63,6 @@ class Jobs:
 
     # Posting
 
-    async def recover(self) -> None:
-        """Go on with all jobs that an earlier life of the service left unfinished."""
-        for stored in await self._store.read(reading.unfinished_jobs()):
-            await self.resume(stored)
-
-    async def resume(self, stored: StoredJob) -> None:
-        """Go on with one job where an earlier life of the service left it; nothing, if it has ended or runs here."""
-        if stored.state in ENDED_JOBS:
-            return
-        document = await self._store.read(reading.document(stored.id))
-        job = await anyio.to_thread.run_sync(_parse_stored, stored.id, document)
-        missing = sorted({agent.model for agent in job.agents} - set(self._models))
-        if missing:
-            logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
-        turns = await self._store.read(reading.turns(job.id))
-        logger.info("job %s goes on with %d of %d turns done", job.id, len(turns), job.total_turns)
-        unfinished = await self._store.read(reading.unfinished_turns(job.id))
-        self._scheduler.admit(job, turns, unfinished, is_cancelled=stored.is_cancel_requested)
-
     async def post(self, document: object, key: str | None = None, *, queue: bool = True) -> tuple[StoredJob, bool]:
         """Take a job; when this returns it is durable. Return it, and whether it is new.
 
@@ -91,33 +71,39 @@ class Jobs:
             IdempotencyConflict: the key is another body's.
             NoSlotAvailable: with ``queue`` false, if a first turn would have to wait; nothing is stored then.
             ShuttingDown: no new jobs are taken.
+            StoreUnavailable: the store is in trouble.
         """
-        text = canonical_json(document)
+        text, now = canonical_json(document), datetime.now(UTC)
         hashed = hash_of(text)
         if key is not None:
             # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
-            stored = await self._store.read(reading.job_by_key(key, hashed))
+            stored = await self._store.read(reading.job_by_key(key, hashed, now))
             if stored is not None:
                 return stored, False
         if self._is_closed:
             raise ShuttingDown("the service is stopping and takes no new jobs")
-        job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), self._models, self._limits)
+        if self._store.trouble is not None:
+            raise StoreUnavailable(self._store.trouble)
+        rules = self._rules()
+        job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
         new = NewJob(
             job=job,
             document=text.decode(),
             body_hash=hashed,
             idempotency_key=key,
-            created_at=datetime.now(UTC),
+            key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
+            created_at=now,
         )
         if queue:
-            return await self._store_and_admit(new)
+            return await self._store_and_admit(new, claims=self._intake.has_room_for(job))
         with self._promise(job):
-            return await self._store_and_admit(new)
+            return await self._store_and_admit(new, claims=True)
 
-    async def _store_and_admit(self, new: NewJob) -> tuple[StoredJob, bool]:
-        stored, is_new = await self._store.post(new)
-        if is_new and not self._is_closed:  # closed meanwhile: it is stored, and the next life admits it
-            self._scheduler.admit(new.job)
+    async def _store_and_admit(self, new: NewJob, *, claims: bool) -> tuple[StoredJob, bool]:
+        stored, claimed, is_new = await self._store.post(new, claims=claims)
+        if not self._is_closed:  # closed meanwhile: it is stored, and the next life admits it
+            await self._intake.admit(claimed, new.job)
+            self._intake.hint(is_work=not claims)
         return stored, is_new
 
     @contextmanager
@@ -208,6 +194,7 @@ class Jobs:
         """
         stored = await self._store.request_cancel(job_id)
         self._scheduler.cancel(job_id)
+        self._intake.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
         return stored
 
     async def delete(self, job_id: JobId) -> None:
@@ -221,7 +208,7 @@ class Jobs:
 
     async def _view(self, stored: StoredJob) -> JobView:
         tally = await self._store.read(reading.tally(stored.id))
-        counts = self._scheduler.counts(stored.id)
+        counts = self._scheduler.view.of_job(stored.id)
         return JobView(stored=stored, tally=tally, ready=counts[TurnState.READY], in_flight=counts[TurnState.IN_FLIGHT])
 
 
@@ -238,12 +225,3 @@ def canonical_json(document: object) -> bytes:
 def hash_of(canonical: bytes) -> str:
     """Return what tells one document's canonical JSON from another's."""
     return hashlib.sha256(canonical).hexdigest()
-
-
-def _parse_stored(job_id: JobId, text: str) -> Job:
-    """Return a stored job as it was accepted, whatever the configuration says by now."""
-    document = msgspec.json.decode(text)
-    models = {agent["model"] for agent in document["agents"]}
-    most = 2**62
-    anything = Limits(body_bytes=most, depth=most, agents=most, conversations=most, rounds=most, turns=most)
-    return parse_job(document, job_id, models, anything)

@@ -19,6 +19,7 @@ from service.export import Export, folder_for
 from service.faults import path_of
 from service.jobs import Jobs, JobView, canonical_json, hash_of
 from service.node import Node, open_node
+from service.rules import rules_of
 from workers.spec import WorkerSpec
 
 STORE_FOLDER: Final = ".roundhouse"
@@ -42,7 +43,7 @@ def read_job_file(source: str, text: str, config: Config) -> JobFile:
     """
     document, lines = parse_document(text, source)
     try:
-        job = parse_job(document, JobId(source), tuple(config.models), config.limits)
+        job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:
         places = {path_of(place): place for place in lines}
         told = [f"{source}{line_of(lines, _nearest(places, fault.path))}: {fault}" for fault in error.faults]
@@ -68,19 +69,22 @@ async def run_jobs(
     for index, folder in enumerate(folders):
         if folder in folders[:index]:
             raise ConfigError(f"{files[index].source}: name: another job is named {files[index].job.name!r} as well")
-    async with open_node(config, specs, output / STORE_FOLDER) as node:
+    # Whatever store the service uses: what is run here is kept beside its transcripts.
+    own = config.model_copy(update={"store": config.store.model_copy(update={"url": "sqlite"})})
+    async with open_node(own, specs, output / STORE_FOLDER) as node:
         await node.fleet.wait_ready(first_try_only=True)
-        posted = {await _post(node.jobs, file): Export(folder) for file, folder in zip(files, folders, strict=True)}
+        posted = {await _post(node, file): Export(folder) for file, folder in zip(files, folders, strict=True)}
         views = await _until_ended(node, posted, show)
         await node.shut_down(0.0, anyio.Event())
     return views
 
 
-async def _post(jobs: Jobs, file: JobFile) -> JobId:
+async def _post(node: Node, file: JobFile) -> JobId:
     # The same job on the same output is the same job: finished, it is only exported again; unfinished, it goes on.
-    stored, is_new = await jobs.post(file.document, f"run:{file.job.name}:{hash_of(canonical_json(file.document))}")
+    key = f"run:{file.job.name}:{hash_of(canonical_json(file.document))}"
+    stored, is_new = await node.jobs.post(file.document, key)
     if not is_new:
-        await jobs.resume(stored)
+        await node.intake.take(stored.id)
     return stored.id
 
 

@@ -63,7 +63,8 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry)
             async with open_node(config, specs, state_dir) as node, anyio.create_task_group() as tasks:
-                await node.jobs.recover()
+                await node.intake.take()
+                tasks.start_soon(node.intake.run)
                 server = _http_server(build_app(node, config.limits, config.server.api_keys))
                 tasks.start_soon(_run_http, server, listener)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])

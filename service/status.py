@@ -68,10 +68,10 @@ class Status:
 
 def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
     """Return the present moment."""
-    pools = scheduler.pools()
+    pools = scheduler.view.of_all()
     life = scheduler.life
     return Status(
-        jobs=scheduler.live_jobs,
+        jobs=len(scheduler.view.jobs()),
         conversations=ConversationCounts(total=life.conversations, finished=life.finished, persisted=life.persisted),
         pools=Pools(
             pending=pools[TurnState.PENDING],
@@ -85,11 +85,11 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
         prefix_tokens=PrefixTokens(reusable=life.reusable_tokens, reused=life.reused_tokens),
         pending=tuple(
             _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")
-            for key, others, number in scheduler.pending_heads(heads)
+            for key, others, number in scheduler.view.pending_heads(heads)
         ),
         ready=tuple(
             _head(scheduler, key, _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect))
-            for key, is_suspect in scheduler.ready_heads(heads)
+            for key, is_suspect in scheduler.view.ready_heads(heads)
         ),
     )
 
@@ -97,7 +97,9 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
 def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bool) -> str:
     if scheduler.is_closing:
         return "the next start of Roundhouse, which is stopping"
-    held_for = scheduler.held_for(key)
+    if scheduler.paused_by is not None:
+        return scheduler.paused_by
+    held_for = scheduler.view.held_for(key)
     if held_for is not None:
         return f"a slot of {held_for}, which has its prompt in its cache: elsewhere it would take longer"
     told = waits_for_slot(scheduler.model_of(key), fleet)

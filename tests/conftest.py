@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.postgres import PostgresServer, running_postgres
 from tests.waiting import LIMIT_S, wait_for
 from workers.embedded.tiny_model import ensure_tiny_model
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
@@ -26,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +56,17 @@ def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
     def left() -> list[psutil.Process]:
         found = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-        return [child for child in found if not _collect(child)]
+        return [child for child in found if not _collect(child) and not _is_of_postgres(child)]
 
     wait_for(lambda: not left(), "no process of the test is left", limit_s=1.0)
+
+
+def _is_of_postgres(child: psutil.Process) -> bool:
+    """Whether it is of the server that all tests of this process share, and that ends with it."""
+    try:
+        return child.name() == "postgres"
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _collect(child: psutil.Process) -> bool:

@@ -33,6 +33,7 @@ class CancelReason(StrEnum):
 
     CONVERSATION_ENDED = "cancelled"  # nobody wants the answer any more
     SHUTDOWN = "shutdown"
+    LEASE_LOST = "lease_lost"  # another node may run it by now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

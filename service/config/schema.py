@@ -46,10 +46,30 @@ class ServerConfig(StrictModel):
         return self
 
 
-class StoreConfig(StrictModel):
-    """Where jobs are stored."""
+def _known_store(url: str) -> str:
+    if url not in {"sqlite", "memory"} and not url.startswith(("postgresql://", "postgres://")):
+        raise ValueError(f"{url!r} is no store; known: sqlite, memory, postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    return url
 
-    url: Literal["sqlite"] = "sqlite"
+
+class StoreConfig(StrictModel):
+    """Where jobs are stored, and for how long; times in seconds, null is for ever."""
+
+    url: Annotated[str, AfterValidator(_known_store)] = "sqlite"
+    lease_s: float = Field(default=15.0, ge=1.0)
+    keep_jobs_s: Seconds | None = None
+    keep_keys_s: Seconds = 86_400.0
+    keep_events: int = Field(default=100_000, ge=100)
+
+
+class WebhooksConfig(StrictModel):
+    """Whom callers may have told of a job's end, and the secrets that such messages are signed with."""
+
+    hosts: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    secrets: dict[str, Annotated[str, Field(min_length=16)]] = Field(default_factory=dict)
+    private: bool = False
+    timeout_s: Seconds = 10.0
+    give_up_s: Seconds = 86_400.0
 
 
 class SchedulingConfig(StrictModel):
@@ -161,6 +181,7 @@ class Config(StrictModel):
 
     server: ServerConfig = Field(default_factory=ServerConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
+    webhooks: WebhooksConfig = Field(default_factory=WebhooksConfig)
     scheduling: SchedulingConfig = Field(default_factory=SchedulingConfig)
     limits: Limits = Field(default_factory=Limits)
     models: dict[ModelName, ModelConfig] = Field(min_length=1)

@@ -62,6 +62,19 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """Who is told of a job's end; ``secret`` is the name of one that the operator has configured."""
+
+    url: str
+    secret: str | None = None
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The form in which it is stored."""
+        return {"url": self.url, "secret": self.secret}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Agents and the conversations that they hold."""
 
@@ -73,6 +86,17 @@ class Job:
     prompt_at: PromptAt = PromptAt.START
     priority: int = 0
     metadata: Mapping[str, object] = field(default_factory=dict)
+    webhook: Webhook | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that its agents use."""
+        return tuple(dict.fromkeys(agent.model for agent in self.agents))
+
+    @property
+    def first_models(self) -> tuple[str, ...]:
+        """The models of those who may speak at the very start."""
+        return tuple(dict.fromkeys(agent.model for agent in self.agents if not agent.waits_for))
 
     @property
     def total_turns(self) -> int:

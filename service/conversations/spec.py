@@ -1,12 +1,14 @@
 """A job as callers write it, and the whole list of what is wrong with it (contract, section 5)."""
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Annotated, Final, Self
 
-from pydantic import Field, ValidationError, model_validator
+import msgspec
+from pydantic import Field, HttpUrl, ValidationError, model_validator
 
-from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt
+from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt, Webhook
 from service.conversations.validation import Validation, folded
 from service.errors import Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
@@ -80,10 +82,17 @@ class ConversationSpec(StrictModel):
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
+class WebhookSpec(StrictModel):
+    """Who is told of the job's end, and the name of the secret that the message is signed with."""
+
+    url: HttpUrl
+    secret: str | None = None
+
+
 class JobSpec(StrictModel):
     """A job: agents, and the conversations that they are to hold."""
 
-    name: str = Field(default="job", min_length=1, max_length=200)
+    name: str = Field(default="job", min_length=1, max_length=200, pattern=r"^[^\x00]*$")  # no database takes a NUL
     mode: Mode = Mode.ROUNDS
     prompt_at: PromptAt = PromptAt.START
     rounds: int = Field(default=1, ge=1, strict=True)
@@ -91,14 +100,42 @@ class JobSpec(StrictModel):
     conversations: list[ConversationSpec] = Field(min_length=1)
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, strict=True)
     metadata: dict[str, object] = Field(default_factory=dict)
+    webhook: WebhookSpec | None = None
 
 
-def parse_job(document: object, job_id: JobId, models: Collection[str], limits: Limits) -> Job:
-    """Return the job that ``document`` (decoded JSON or YAML) describes; ``models`` are those that are configured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRules:
+    """What a job may ask for here: models, sizes, and whom to tell of its end.
+
+    ``webhook_hosts`` None means any host; ``key_s`` is how long its idempotency key counts, in seconds.
+    """
+
+    models: Collection[str]
+    limits: Limits
+    webhook_hosts: Collection[str] | None = ()
+    webhook_secrets: Collection[str] = ()
+    key_s: float = 86_400.0
+
+
+def parse_stored(text: str, job_id: JobId) -> Job:
+    """Return a stored job as it was accepted, whatever the configuration says by now."""
+    document = msgspec.json.decode(text)
+    models = {agent["model"] for agent in document["agents"]}
+    webhook = document.get("webhook") or {}
+    most = 2**62
+    anything = Limits(body_bytes=most, depth=most, agents=most, conversations=most, rounds=most, turns=most, tools=most)
+    secrets = {webhook["secret"]} if webhook.get("secret") else ()
+    rules = JobRules(models=models, limits=anything, webhook_hosts=None, webhook_secrets=secrets)
+    return parse_job(document, job_id, rules)
+
+
+def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
+    """Return the job that ``document`` (decoded JSON or YAML) describes.
 
     Raises:
         InvalidJob: with every fault that was found.
     """
+    limits = rules.limits
     if not isinstance(document, dict):
         raise InvalidJob([Fault(path="", message="a job is an object with agents and conversations")])
     # Sizes come first: what is too large is not looked at any further, since looking is what costs.
@@ -111,11 +148,12 @@ def parse_job(document: object, job_id: JobId, models: Collection[str], limits: 
     _refuse(
         chain(
             _limit_faults(spec, conversations, limits),
-            _agent_faults(spec, models),
+            _agent_faults(spec, rules.models),
             _tool_faults(spec),
             _cycle_faults(spec),
             _mode_faults(spec),
             _conversation_faults(conversations),
+            _webhook_faults(spec, rules),
         )
     )
     return Job(
@@ -127,6 +165,7 @@ def parse_job(document: object, job_id: JobId, models: Collection[str], limits: 
         prompt_at=spec.prompt_at,
         priority=spec.priority,
         metadata=spec.metadata,
+        webhook=None if spec.webhook is None else Webhook(url=str(spec.webhook.url), secret=spec.webhook.secret),
     )
 
 
@@ -264,6 +303,19 @@ def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fa
                 path=f"conversations[{index}].id",
                 message=f"{conversation.id!r} is the id of conversations[{first}] already",
             )
+
+
+def _webhook_faults(spec: JobSpec, rules: JobRules) -> Iterator[Fault]:
+    if spec.webhook is None:
+        return
+    host, secret = spec.webhook.url.host, spec.webhook.secret
+    if rules.webhook_hosts is not None and host not in rules.webhook_hosts:
+        known = ", ".join(rules.webhook_hosts) or "none"
+        yield Fault(path="webhook.url", message=f"{host} is not one of webhooks.hosts: {known}")
+    if spec.webhook.url.username or spec.webhook.url.password:
+        yield Fault(path="webhook.url", message="must not hold a password; the message is signed with a secret")
+    if secret is not None and secret not in rules.webhook_secrets:
+        yield Fault(path="webhook.secret", message=unknown("secret", secret, rules.webhook_secrets))
 
 
 def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:

@@ -5,10 +5,10 @@ Pure.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from service.conversations.job import Job, Mode
+from service.conversations.job import Conversation, Job, Mode
 from service.conversations.speaking import Place, dependencies_of
 from service.scheduling.means import Mean
 from service.scheduling.ready import JobLoad
@@ -46,11 +46,11 @@ class JobBacklog:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.dependencies = dependencies_of(job)
-        self.models = tuple(dict.fromkeys(agent.model for agent in job.agents))
-        self._turns_left = [sum(conversation.rounds for conversation in job.conversations)] * len(job.agents)
-        self._rounds_left = {conversation.id: conversation.rounds for conversation in job.conversations}
-        self._most_rounds = [(-conversation.rounds, conversation.id) for conversation in job.conversations]
-        heapq.heapify(self._most_rounds)
+        self.models = job.models
+        self._turns_left = [0] * len(job.agents)
+        self._rounds_left: dict[str, int] = {}
+        self._most_rounds: list[tuple[int, str]] = []
+        self.extend(job.conversations)
         self._weights: list[float] = []
         self._tails: list[float] = []  # the longest chain within a round that begins with each agent
         self._later: list[float] = []  # what each further round adds to it
@@ -58,6 +58,14 @@ class JobBacklog:
     def __repr__(self) -> str:
         """State how many turns are left."""
         return f"<JobBacklog {self._job.id} turns={sum(self._turns_left)}>"
+
+    def extend(self, conversations: Sequence[Conversation]) -> None:
+        """Take conversations in, of which nothing has been said."""
+        rounds = sum(conversation.rounds for conversation in conversations)
+        self._turns_left = [left + rounds for left in self._turns_left]
+        self._rounds_left |= {conversation.id: conversation.rounds for conversation in conversations}
+        self._most_rounds += [(-conversation.rounds, conversation.id) for conversation in conversations]
+        heapq.heapify(self._most_rounds)
 
     @property
     def turns_left(self) -> int:

@@ -5,18 +5,17 @@ of three pools (seed 000): pending with its conversation, ready in the queue of 
 started at most once until its end, in whatever way, has been told.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job import Conversation, JobId, TurnKey
 from service.conversations.speaking import Place
-from service.conversations.states import ConversationState, TurnState, job_state_after
+from service.conversations.states import ConversationState, TurnState
 from service.scheduling.backlog import Estimates
 from service.scheduling.events import (
     AbandonTurn,
     Action,
-    Closing,
     ConversationEnded,
+    ConversationReleased,
     ConversationStarted,
     CutOffTurn,
     Event,
@@ -25,9 +24,9 @@ from service.scheduling.events import (
     JobAdmitted,
     JobCancelled,
     JobEnded,
-    JobStarted,
     ModelLost,
     ModelRegained,
+    Paused,
     StartTurn,
     TurnCompleted,
     TurnCutOff,
@@ -36,6 +35,7 @@ from service.scheduling.events import (
     TurnInterrupted,
     TurnIsReady,
     TurnRejected,
+    Unpaused,
     WorkerEvent,
     WorkerNotReady,
     WorkerReady,
@@ -45,6 +45,7 @@ from service.scheduling.policies import PolicyFactory
 from service.scheduling.pool import ReadyPool
 from service.scheduling.ready import ReadyTurn
 from service.scheduling.seats import Seats
+from service.scheduling.view import PoolsView
 from service.scheduling.warmth import Paces, Warm
 from workers.outcome import FailureReason
 
@@ -59,8 +60,9 @@ class SchedulingCore:
         self._estimates = Estimates()
         self._paces = Paces()
         self._orders = 0
-        self._lost: set[str] = set()  # models that no turn need wait for
-        self._is_closing = False
+        self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
+        self._is_paused = False
+        self.view = PoolsView(self._jobs, self._ready, self._seats)
 
     def __repr__(self) -> str:
         """State the pools."""
@@ -72,52 +74,6 @@ class SchedulingCore:
         actions += self._dispatch()
         return actions
 
-    # Looking
-
-    def counts(self, job_id: JobId) -> dict[TurnState, int]:
-        """Count the turns of one job that are ready and in flight."""
-        return {
-            TurnState.READY: self._ready.by_job[job_id],
-            TurnState.IN_FLIGHT: self._seats.by_job[job_id],
-        }
-
-    def free(self, model: str) -> int:
-        """Count the slots of a model that nobody has and nobody waits for."""
-        return 0 if self._is_closing else max(0, self._seats.free(model) - self._ready.waiting(model))
-
-    def pools(self) -> Mapping[TurnState, int]:
-        """Count the turns of all jobs in each pool."""
-        ready, in_flight = len(self._ready), len(self._seats)
-        left = sum(live.backlog.turns_left for live in self._jobs.values())
-        return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
-
-    def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
-        """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
-        seen: Counter[tuple[JobId, str, str]] = Counter()
-        told: list[tuple[TurnKey, bool]] = []
-        for turn, suspect in self._ready.heads(count):
-            talk = self._jobs[turn.key.job_id].talks[turn.key.conversation_id]
-            model = talk.model(turn.key)
-            line = (*turn.key[:2], model)
-            told.append((talk.in_line(turn, model, seen[line]).key, suspect))
-            seen[line] += not turn.is_front
-        return told
-
-    def held_for(self, key: TurnKey) -> str | None:
-        """Return the worker that a ready turn waits for though another has a free slot."""
-        return self._ready.held.worker_of(key)
-
-    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
-        """Return the first turns that wait for others to speak, for whom, and in which round."""
-        found: list[tuple[TurnKey, tuple[str, ...], int]] = []
-        for live in self._jobs.values():
-            for talk in live.talks.values():
-                if len(found) >= count:
-                    return found
-                if talk.ending is None:
-                    found += talk.waiting()
-        return found[:count]
-
     # Events
 
     def _apply(self, event: Event) -> Iterator[Action]:
@@ -126,8 +82,8 @@ class SchedulingCore:
                 yield from self._admit(event)
             case JobCancelled():
                 yield from self._cancel(event.job_id)
-            case Closing():
-                self._is_closing = True
+            case Paused() | Unpaused():
+                self._is_paused = isinstance(event, Paused)
             case WorkerReady() | WorkerNotReady() | ModelLost() | ModelRegained():
                 self._take_capacity(event)
             case TurnCompleted() | TurnInterrupted() | TurnRejected() | TurnFailed() | TurnCutOff():
@@ -141,7 +97,7 @@ class SchedulingCore:
     def _take_capacity(self, event: WorkerEvent) -> None:
         match event:
             case WorkerReady():
-                self._lost.discard(event.model)
+                self._lost.pop(event.model, None)
                 self._seats.open(event.worker, event.model, event.slots)
                 self._ready.note_slots(event.model, self._seats.total(event.model))
             case WorkerNotReady():
@@ -151,27 +107,33 @@ class SchedulingCore:
                 for turn in self._ready.held.all_for(event.worker):
                     self._unhold(turn.key)
             case ModelLost():
-                self._lost.add(event.model)
+                self._lost[event.model] = event.is_elsewhere
             case ModelRegained():
-                self._lost.discard(event.model)
+                self._lost.pop(event.model, None)
 
     # Jobs
 
     def _admit(self, event: JobAdmitted) -> Iterator[Action]:
-        live = LiveJob(event.job, event.suspects, is_cancelled=event.is_cancelled)
-        self._jobs[event.job.id] = live
-        for conversation in event.job.conversations:
-            self._orders += 1
-            live.talks[conversation.id] = Talk(live, conversation, self._orders)
+        live = self._jobs.get(event.job.id)
+        if live is None:
+            live = self._jobs[event.job.id] = LiveJob(event.job, event.suspects, is_cancelled=event.is_cancelled)
+        else:
+            live.extend(event.job, event.suspects)
+        fresh = [self._new_talk(live, conversation) for conversation in event.job.conversations]
+        live.talks |= {talk.conversation.id: talk for talk in fresh}
         live.backlog.refresh(self._estimates)
         ended: dict[str, list[TurnKey]] = {}
         for key in event.ended:
             ended.setdefault(key.conversation_id, []).append(key)
-        for talk in list(live.talks.values()):
+        for talk in fresh:
             keys = ended.get(talk.conversation.id, [])
             yield from self._resume(talk, {key: event.ended[key] for key in keys})
         if live.talks:
             self._tell_load(live)
+
+    def _new_talk(self, live: LiveJob, conversation: Conversation) -> Talk:
+        self._orders += 1
+        return Talk(live, conversation, self._orders)
 
     def _resume(self, talk: Talk, ended: Mapping[TurnKey, tuple[TurnState, str | None]]) -> Iterator[Action]:
         live = talk.live
@@ -185,7 +147,6 @@ class SchedulingCore:
             elif talk.ending is None:
                 talk.ending = (ConversationState.CANCELLED, reason)
         talk.is_started = bool(ended)
-        live.is_started |= talk.is_started
         if live.is_cancelled and not talk.has_ended_all:
             talk.ending = talk.ending or (ConversationState.CANCELLED, "cancelled")
         if talk.ending is not None:
@@ -261,19 +222,40 @@ class SchedulingCore:
         if talk.ending is None or any(key in self._seats for key in talk.open):
             return
         state, reason = talk.ending
-        live, job_id = talk.live, talk.live.job.id
         unspoken = talk.unspoken()
-        live.end_talk(talk, unspoken, state)
-        yield ConversationEnded(
-            job_id=job_id, conversation_id=talk.conversation.id, state=state, reason=reason, unspoken=unspoken
+        ended = ConversationEnded(
+            job_id=talk.live.job.id,
+            conversation_id=talk.conversation.id,
+            state=state,
+            reason=reason,
+            unspoken=unspoken,
         )
+        yield from self._leave(talk, unspoken, ended)
+
+    def _release(self, talk: Talk) -> Iterator[Action]:
+        """Leave a conversation, of which nothing is in flight, to a node that has the models it needs next."""
+        models = tuple(dict.fromkeys(talk.model(key) for key in talk.in_order(talk.open)))
+        for key in list(talk.open):
+            self._drop(talk, key)
+        left = ConversationReleased(
+            job_id=talk.live.job.id,
+            conversation_id=talk.conversation.id,
+            models=tuple(model for model in models if model in self._lost),
+        )
+        yield from self._leave(talk, talk.unspoken(), left)
+
+    def _leave(
+        self, talk: Talk, unspoken: Iterable[TurnKey], told: ConversationEnded | ConversationReleased
+    ) -> Iterator[Action]:
+        live = talk.live
+        live.end_talk(talk, unspoken)
+        yield told
         if live.talks:
             self._tell_load(live)
             return
-        del self._jobs[job_id]
-        self._ready.note_load(job_id, live.backlog, has_ended=True)
-        state_of_job = job_state_after(frozenset(live.endings), was_cancelled=live.is_cancelled)
-        yield JobEnded(job_id=job_id, state=state_of_job)
+        del self._jobs[live.job.id]
+        self._ready.note_load(live.job.id, live.backlog, has_ended=True)
+        yield JobEnded(job_id=live.job.id)
 
     # Turns
 
@@ -307,10 +289,10 @@ class SchedulingCore:
     # Starting
 
     def _dispatch(self) -> Iterator[Action]:
-        if self._is_closing:
+        if self._is_paused:
             return
-        for model in self._lost:
-            yield from self._abandon(model)
+        for model, is_elsewhere in self._lost.items():
+            yield from self._release_all(model) if is_elsewhere else self._abandon(model)
         for model, suspects in self._ready.suspects.items():
             while suspects and self._seats.best(model, for_suspect=True) is not None:
                 yield from self._start(model, suspects.pop(), is_suspect=True)
@@ -352,6 +334,14 @@ class SchedulingCore:
     def _unhold(self, key: TurnKey) -> None:
         self._ready.unhold(key, self._talk(key).model(key))
 
+    def _release_all(self, model: str) -> Iterator[Action]:
+        """Leave all that waits for a model to other nodes; what has a turn in flight goes when that has ended."""
+        for key in self._ready.keys(model):
+            job = self._jobs.get(key.job_id)
+            talk = job.talks.get(key.conversation_id) if job else None
+            if talk is not None and talk.ending is None and not any(each in self._seats for each in talk.open):
+                yield from self._release(talk)
+
     def _abandon(self, model: str) -> Iterator[Action]:
         """Fail all that waits for a model, and with each turn its conversation: better an end than a hang."""
         for key in self._ready.take_all(model):
@@ -363,16 +353,12 @@ class SchedulingCore:
 
     def _start(self, model: str, turn: ReadyTurn, *, is_suspect: bool = False) -> Iterator[Action]:
         key = turn.key
-        live = self._jobs[key.job_id]
-        talk = live.talks[key.conversation_id]
+        talk = self._talk(key)
         warm = talk.warm(turn.agent_order)
         worker = self._seats.best(model, warm.worker if warm else None, for_suspect=is_suspect)
         assert worker is not None  # noqa: S101 - whoever dispatches has looked
         self._seats.seat(key, worker, is_suspect=is_suspect)
         self._ready.count_out(key)
-        if not live.is_started:
-            live.is_started = True
-            yield JobStarted(job_id=key.job_id)
         if not talk.is_started:
             talk.is_started = True
             yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from service.conversations.job import Job, JobId, TurnKey
-from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.states import ConversationState, TurnState
 from service.scheduling.warmth import Reading
 
 # Events
@@ -12,9 +12,10 @@ from service.scheduling.warmth import Reading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdmitted:
-    """A job is to be run; ``ended`` holds the turns that ended before, in an earlier life of the service.
+    """Conversations of a job are to be run here: all of ``job``, whether others of it are here already or not.
 
-    ``suspects`` are turns that have not ended, each of which may have brought down an engine in that life.
+    ``ended`` holds the turns that ended before, in an earlier life of the service or on another node. ``suspects`` are
+    turns that have not ended, each of which may have brought down an engine before.
     """
 
     job: Job
@@ -48,9 +49,13 @@ class WorkerNotReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLost:
-    """No worker of a model will ever be ready again unless an operator helps: its turns wait for nothing."""
+    """No worker of a model will ever be ready again unless an operator helps: its turns wait for nothing.
+
+    ``is_elsewhere`` says that another node has one: then conversations that need the model next are left to it.
+    """
 
     model: str
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +117,18 @@ class TurnCutOff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
-    """Nothing more is to be started."""
+class Paused:
+    """Nothing more is to be started until further notice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpaused:
+    """Turns may be started again."""
 
 
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | HoldOver | Closing
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | HoldOver | Paused | Unpaused
 
 # Actions
 
@@ -182,19 +192,20 @@ class ConversationEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStarted:
-    """The first turn of a job is being started."""
+class ConversationReleased:
+    """Nothing of the conversation runs here, and what comes next is for another node: it needs one of ``models``."""
 
     job_id: JobId
+    conversation_id: str
+    models: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
-    """All conversations of the job have ended."""
+    """All conversations of the job that were here have ended or left."""
 
     job_id: JobId
-    state: JobState
 
 
-Progress = ConversationStarted | ConversationEnded | JobStarted | JobEnded
+Progress = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
 Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | Progress

@@ -20,17 +20,19 @@ class LiveJob:
         self.backlog = JobBacklog(job)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.talks: dict[str, Talk] = {}
-        self.endings: set[ConversationState] = set()
-        self.is_started = False
         self.is_cancelled = is_cancelled
 
     def __repr__(self) -> str:
         """State how many conversations are left."""
         return f"<LiveJob {self.job.id} conversations={len(self.talks)}>"
 
-    def end_talk(self, talk: "Talk", unspoken: Iterable[TurnKey], state: ConversationState) -> None:
-        """Take the end of a conversation."""
-        self.endings.add(state)
+    def extend(self, job: Job, suspects: frozenset[TurnKey]) -> None:
+        """Take further conversations of the job."""
+        self.suspects |= suspects
+        self.backlog.extend(job.conversations)
+
+    def end_talk(self, talk: "Talk", unspoken: Iterable[TurnKey]) -> None:
+        """Take the end of a conversation, or that it is here no more."""
         del self.talks[talk.conversation.id]
         self.backlog.end_turns(self.places[key.agent_id] for key in unspoken)
         self.backlog.note_rounds(talk.conversation.id, 0)

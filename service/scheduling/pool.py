@@ -59,6 +59,10 @@ class ReadyPool:
                 self.count_out(key)
                 yield key
 
+    def keys(self, model: str) -> list[TurnKey]:
+        """List the turns that wait for any worker of a model, in no order."""
+        return [key for pool in (self.queues, self.suspects) if model in pool for key in pool[model]]
+
     def unhold(self, key: TurnKey, model: str) -> None:
         """Let a turn wait for any worker again, ahead of all: it has had its place in the order."""
         turn = self.held.discard(key)

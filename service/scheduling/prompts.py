@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from service.conversations.discussion import Discussion
-from service.conversations.job import Job, Mode, PromptAt, TurnKey
+from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.rendering import Rejected, render_conversation, render_rejections
 from service.conversations.transcript import Turn
 from workers.outcome import FailureReason
@@ -22,6 +22,10 @@ class JobPrompts:
         self.conversations = {talk.id: talk for talk in job.conversations}
         self._discussions: dict[str, Discussion] = {}
         self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
+
+    def extend(self, conversations: Iterable[Conversation]) -> None:
+        """Take further conversations of the job."""
+        self.conversations |= {talk.id: talk for talk in conversations}
 
     def discussion(self, conversation_id: str) -> Discussion:
         """Return the words of a conversation."""

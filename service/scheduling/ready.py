@@ -64,6 +64,10 @@ class ReadyQueue(ABC):
         """State how many turns wait."""
         return f"<{type(self).__name__} {len(self._turns)}>"
 
+    def __iter__(self) -> Iterator[TurnKey]:
+        """Iterate over the turns in no order."""
+        return iter(self._turns)
+
     def push(self, turn: ReadyTurn) -> None:
         """Add a turn."""
         if turn.key in self._turns:

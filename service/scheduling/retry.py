@@ -50,6 +50,10 @@ class Suspicion:
         """Note that a suspect is put on a slot."""
         self._aboard[worker] = (incarnation, key)
 
+    def clear(self) -> None:
+        """Suspect nobody."""
+        self._aboard.clear()
+
     def leave(self, key: TurnKey) -> None:
         """Note that a turn has ended without a death."""
         self._aboard = {worker: aboard for worker, aboard in self._aboard.items() if aboard[1] != key}

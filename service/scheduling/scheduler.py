@@ -7,33 +7,57 @@ back before anything is written, and nothing here waits for the store.
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVarTuple, assert_never
+from enum import StrEnum
+from typing import Protocol, TypeVarTuple, assert_never
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
+from service.conversations.job import Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
-from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.scheduling import events
 from service.scheduling.core import SchedulingCore
+from service.scheduling.landing import End, Landing
 from service.scheduling.life import LifeCounts
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.prompts import JobPrompts
-from service.scheduling.retry import Suspicion, strike
+from service.scheduling.retry import Suspicion
 from service.scheduling.turn import Progress, TurnRun
 from service.scheduling.turns import Turns
+from service.scheduling.view import PoolsView
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
-from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
 from workers.slots import Lease
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
-_End = tuple[events.Event, Record]  # what the core is told of the end of an attempt, and the store
+
+class Pause(StrEnum):
+    """Why nothing is started."""
+
+    CLOSING = "closing"
+    STORE = "store"  # what has happened cannot be written
+    LEASE = "lease"  # another node may take over at any moment
+
+
+class Outlet(Protocol):
+    """Where the scheduler's facts go, and conversations that it cannot go on with."""
+
+    def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
+        """Take facts that belong together, in order, and what to call when they are durable."""
+
+    def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
+        """Leave conversations to other nodes, each with the models that it needs next."""
+
+    def is_elsewhere(self, model: str) -> bool:
+        """Whether another node has workers for a model."""
+
+
 Args = TypeVarTuple("Args")
 logger = logging.getLogger(__name__)
 
@@ -41,26 +65,28 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Puts the turns of all jobs on the slots of all workers.
 
-    ``run`` must be running; it owns the tasks of the turns. ``append`` takes the facts for the store, in order,
-    and what to call when they are durable.
+    ``run`` must be running; it owns the tasks of the turns.
     """
 
     def __init__(
         self,
         policy: PolicyFactory,
         fleet: Fleet,
-        append: Callable[[Sequence[Record], Callable[[], None]], None],
+        outlet: Outlet,
     ) -> None:
+        self._policy = policy
         self._core = SchedulingCore(policy)
         self._fleet = fleet
-        self._append = append
+        self._outlet = outlet
         self._tasks: TaskGroup | None = None
         self._jobs: dict[JobId, JobPrompts] = {}
         self._turns = Turns()
         self._landed: list[tuple[TurnRun, Outcome]] = []
-        self._is_closing = False
+        self._pauses: dict[Pause, str] = {}
+        self._is_forgetting = False
         self.life = LifeCounts()
         self._suspicion = Suspicion()
+        self._landing = Landing(self._jobs, self._turns, self._suspicion, self.life)
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
 
@@ -84,10 +110,12 @@ class Scheduler:
         *,
         is_cancelled: bool = False,
     ) -> None:
-        """Take a job that is stored; the rest is what an earlier life of the service has recorded of it."""
-        if job.id in self._jobs:
-            return
-        live = self._jobs[job.id] = JobPrompts(job)
+        """Take conversations of a job that are stored and ours; the rest is what was recorded of them before."""
+        live = self._jobs.get(job.id)
+        if live is None:
+            live = self._jobs[job.id] = JobPrompts(job)
+        else:
+            live.extend(job.conversations)
         self.life.conversations += len(job.conversations)
         live.hear_again(turn for turn in ended if turn.state is TurnState.COMPLETED)
         known = {turn.key: (turn.state, turn.reason) for turn in ended}
@@ -100,37 +128,26 @@ class Scheduler:
         """End a job: what waits is dropped, what runs is cut off."""
         self._post(events.JobCancelled(job_id=job_id))
 
-    def free(self, model: str) -> int:
-        """Count the slots of a model that nobody has and nobody waits for."""
-        return self._core.free(model)
-
     # Looking
 
     @property
-    def live_jobs(self) -> int:
-        """How many jobs have not ended."""
-        return len(self._jobs)
+    def view(self) -> PoolsView:
+        """The pools of this moment."""
+        return self._core.view
 
-    def pools(self) -> Mapping[TurnState, int]:
-        """Count the turns that are pending, ready and in flight, of all jobs."""
-        return self._core.pools()
+    def free(self, model: str) -> int:
+        """Count the slots of a model that a new turn would have at once."""
+        return 0 if self._pauses else max(0, self.view.free(model))
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more is started."""
-        return self._is_closing
+        """Whether nothing more is started before the next life of the service."""
+        return Pause.CLOSING in self._pauses
 
-    def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
-        """Return the ready turns that go next, and whether each is a suspect of an engine's death."""
-        return self._core.ready_heads(count)
-
-    def held_for(self, key: TurnKey) -> str | None:
-        """Return the worker that a ready turn waits for though another has a free slot."""
-        return self._core.held_for(key)
-
-    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
-        """Return turns that wait for others to speak, for whom, and in which round."""
-        return self._core.pending_heads(count)
+    @property
+    def paused_by(self) -> str | None:
+        """Why nothing is started at the moment, None where turns are started."""
+        return next(iter(self._pauses.values()), None)
 
     def job_name(self, job_id: JobId) -> str:
         """Return the caller's name of a job that has not ended."""
@@ -140,10 +157,6 @@ class Scheduler:
         """Return the model that a turn is asked of."""
         return self._jobs[key.job_id].agents[key.agent_id].model
 
-    def counts(self, job_id: JobId) -> Mapping[TurnState, int]:
-        """Count the turns of a job that are ready and in flight."""
-        return self._core.counts(job_id)
-
     def turns_in_flight(self, job_id: JobId, conversation_id: str) -> list[Turn]:
         """Return the turns of a conversation that are or were on slots, with what they have said so far."""
         return self._turns.of_conversation(job_id, conversation_id)
@@ -152,15 +165,45 @@ class Scheduler:
         """Return how far each turn of a job that is on a slot is."""
         return self._turns.progress(job_id)
 
-    # Ending
+    # Pausing and ending
+
+    def pause(self, why: Pause, told: str) -> None:
+        """Start nothing more for a reason, in addition to whatever reasons there are; turns in flight go on."""
+        self._pauses[why] = told
+        self._post(events.Paused())
+
+    def unpause(self, why: Pause) -> None:
+        """Take a reason back; with the last of them turns are started again."""
+        if self._pauses.pop(why, None) is not None and not self._pauses:
+            self._post(events.Unpaused())
+
+    def interrupt_all(self) -> None:
+        """End every attempt that is running; its turn is ready again, and charged with nothing."""
+        self._turns.interrupt_all()
+
+    async def forget_all(self) -> None:
+        """Drop every job: another node has taken over. Attempts are ended first, and what they bring is refused."""
+        self._is_forgetting = True
+        try:
+            self._turns.interrupt_all()
+            await self.wait_idle()
+            self._jobs.clear()
+            self._turns.clear()
+            self._suspicion.clear()
+            self._core = SchedulingCore(self._policy)
+            if self._pauses:
+                self._core.handle(events.Paused())
+            for worker in self._fleet:
+                self._worker_changed(worker)
+        finally:
+            self._is_forgetting = False
 
     def close_nowait(self) -> None:
         """Start nothing more; turns in flight go on."""
-        self._is_closing = True
-        self._post(events.Closing())
+        self.pause(Pause.CLOSING, "Roundhouse is stopping; its next start goes on with it")
 
     async def wait_idle(self) -> None:
-        """Return when nothing is in flight; call it after ``close_nowait``."""
+        """Return when nothing is in flight; something must keep new turns from starting."""
         while self._turns.any_in_flight:
             await self._idle.wait()
 
@@ -175,7 +218,7 @@ class Scheduler:
             ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
             talks = sum(isinstance(fact, records.ConversationMoved) and fact.state in ENDED_TALKS for fact in facts)
             self.life.finished += talks
-            self._append(facts, lambda: self._forget_stored(ended, talks))
+            self._outlet.append_nowait(facts, lambda: self._forget_stored(ended, talks))
 
     def _act(self, action: events.Action) -> list[Record]:
         """Carry out one action; return the facts that it makes."""
@@ -205,11 +248,14 @@ class Scheduler:
                 dropped = [self._drop(key, now) for key in action.unspoken]
                 self._jobs[action.job_id].forget(action.conversation_id)
                 return [*dropped, _conversation(action, action.state, action.reason, now)]
-            case events.JobStarted():
-                return [records.JobMoved(job_id=action.job_id, state=JobState.RUNNING, at=now)]
+            case events.ConversationReleased():
+                self._jobs[action.job_id].forget(action.conversation_id)
+                self._turns.leave(action.job_id, action.conversation_id)
+                self._outlet.release_nowait({(action.job_id, action.conversation_id): action.models})
+                return []
             case events.JobEnded():
                 del self._jobs[action.job_id]
-                return [records.JobMoved(job_id=action.job_id, state=action.state, at=now)]
+                return []
             case _:
                 assert_never(action)
 
@@ -263,8 +309,10 @@ class Scheduler:
         else:
             self._post(events.WorkerNotReady(worker=worker.spec.id))
             model = worker.spec.name
-            is_lost = self._fleet.is_lost(model)
-            self._post(events.ModelLost(model=model) if is_lost else events.ModelRegained(model=model))
+            if self._fleet.is_lost(model):
+                self._post(events.ModelLost(model=model, is_elsewhere=self._outlet.is_elsewhere(model)))
+            else:
+                self._post(events.ModelRegained(model=model))
 
     # Turns
 
@@ -278,7 +326,8 @@ class Scheduler:
                 run.flight = worker.prepare(request, answer)
                 outcome = await worker.perform(request, answer, run.flight)
             if scope.cancelled_caught:
-                outcome = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
+                reason = CancelReason.LEASE_LOST if run.is_interrupted else CancelReason.CONVERSATION_ENDED
+                outcome = Cancelled(reason=reason)
         except Exception as error:
             logger.exception("turn %s: a defect of Roundhouse", key)
             outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
@@ -289,84 +338,19 @@ class Scheduler:
 
     def _land_all(self) -> None:
         landed, self._landed = self._landed, []
-        ends: list[_End] = []
+        ends: list[End] = []
         for run, outcome in sorted(landed, key=lambda each: self._place(each[0].key)):
             self._turns.land(run.key)
-            if not (isinstance(outcome, Cancelled) and outcome.reason is CancelReason.SHUTDOWN):
-                ends.append(self._land(run, outcome))
-            # else the turn stays as it is stored: the next life of the service runs it
-        self._post(*(event for event, _ in ends), told=[record for _, record in ends])
+            ends.append(self._landing.land(run, outcome))
+        if self._is_forgetting:
+            for run, outcome in landed:
+                logger.warning("turn %s: a late result is refused, another node runs it: %s", run.key, outcome)
+        else:
+            self._post(*(event for event, _ in ends), told=[record for _, record in ends])
         self._tell_idle()
 
     def _place(self, key: TurnKey) -> tuple[JobId, str, int]:
         return key.job_id, key.conversation_id, self._jobs[key.job_id].places[key.agent_id]
-
-    def _land(self, run: TurnRun, outcome: Outcome) -> "_End":
-        """Take the end of an attempt: state first, records with it, before anything is awaited."""
-        run.end_attempt(outcome)
-        key = run.key
-        if not (isinstance(outcome, EngineFailed) and outcome.brought_down):
-            self._suspicion.leave(key)  # after a death it stays, for the neighbours that land after it
-        match outcome:
-            case Completed():
-                agent = self._jobs[key.job_id].agents[key.agent_id]
-                fault = run.take_answer()
-                if fault is not None:
-                    return self._reject(run, agent, fault)
-                self._jobs[key.job_id].discussion(key.conversation_id).add(key.agent_id, key.round, run.said.words)
-                completed = events.TurnCompleted(key=key, seconds=run.seconds, reading=run.reading)
-                return self._finish(run, completed, TurnState.COMPLETED)
-            case Cancelled():
-                return self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
-            case RequestFailed():
-                failed = events.TurnFailed(key=key, reason=outcome.reason)
-                return self._finish(run, failed, TurnState.FAILED, outcome.reason, outcome.detail)
-            case EngineFailed():
-                return self._interrupt(run, outcome)
-            case _:
-                assert_never(outcome)
-
-    def _reject(self, run: TurnRun, agent: Agent, fault: str) -> "_End":
-        """Ask again for an answer that is not valid, unless that was done often enough."""
-        key, last = run.key, run.attempts[-1]
-        reason = FailureReason.VALIDATION_EXHAUSTED
-        if agent.validation is not None and run.rejections <= agent.validation.retries:
-            told = records.TurnRequeued(
-                key=key, so_far=run.so_far, worker=last.worker, reason=reason, detail=fault, at=datetime.now(UTC)
-            )
-            return events.TurnRejected(key=key, is_suspect=run.strikes.deaths > 0), told
-        failed = events.TurnFailed(key=key, reason=reason)
-        return self._finish(run, failed, TurnState.FAILED, reason, f"the last of {run.rejections} answers: {fault}")
-
-    def _interrupt(self, run: TurnRun, failed: EngineFailed) -> "_End":
-        """Run a turn again whose engine has failed, unless that was once too often."""
-        key, last = run.key, run.attempts[-1]
-        is_other = self._suspicion.falls_on_another(last.worker, last.incarnation, key)
-        run.strikes, reason = strike(run.strikes, failed, has_other_suspect=is_other)
-        if reason is not None:
-            ended = events.TurnFailed(key=key, reason=reason)
-            return self._finish(run, ended, TurnState.FAILED, reason, failed.detail)
-        logger.warning("turn %s: %s: %s; it runs again", key, failed.reason, failed.detail)
-        told = records.TurnRequeued(
-            key=key,
-            so_far=run.so_far,
-            worker=last.worker,
-            reason=failed.reason,
-            detail=failed.detail,
-            at=datetime.now(UTC),
-        )
-        return events.TurnInterrupted(key=key, is_suspect=run.strikes.deaths > 0), told
-
-    def _finish(
-        self, run: TurnRun, event: events.Event, state: TurnState, reason: str | None = None, detail: str | None = None
-    ) -> "_End":
-        key = run.key
-        turn = self._turns.finish(key, state, reason, detail)
-        if state is TurnState.COMPLETED:
-            reusable, reused = self._jobs[key.job_id].compare_cache(turn)
-            self.life.reusable_tokens += reusable
-            self.life.reused_tokens += reused
-        return event, records.TurnEnded(turn=turn, at=datetime.now(UTC))
 
     def _tell_idle(self) -> None:
         if not self._turns.any_in_flight:

@@ -1,6 +1,7 @@
 """One turn from the moment it is ready to its end, over all its attempts."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
@@ -16,9 +17,14 @@ from service.scheduling.retry import Strikes
 from service.scheduling.warmth import Reading
 from workers.answer import Answer
 from workers.flight import Flight
-from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
 
+WHY: Final[Mapping[CancelReason, str | None]] = {
+    CancelReason.CONVERSATION_ENDED: None,
+    CancelReason.SHUTDOWN: "Roundhouse was stopped",
+    CancelReason.LEASE_LOST: "this node could not renew its lease, and another may take over",
+}
 QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 
 
@@ -48,6 +54,7 @@ class TurnRun:
         self.strikes = Strikes()
         self.attempts: list[Attempt] = []
         self._is_cut_off = False
+        self.is_interrupted = False
         self._queued_at = queued_at
         self._started_at: datetime | None = None
         self._attempt_at: datetime | None = None
@@ -74,6 +81,7 @@ class TurnRun:
         self._started_at = self._started_at or self._attempt_at
         self._worker, self._incarnation = worker, incarnation
         self._scope = anyio.CancelScope()
+        self.is_interrupted = False
         if self._is_cut_off:  # it was cut off before its task had its first turn
             self._scope.cancel()
         self.answer, self.flight = Answer(time.monotonic), None
@@ -92,6 +100,11 @@ class TurnRun:
             queued_at=self._queued_at,
             started_at=self._started_at,
         )
+
+    def interrupt(self) -> None:
+        """End the attempt that is running; the turn itself goes on later."""
+        self.is_interrupted = True
+        self._scope.cancel()
 
     def cut_off(self) -> None:
         """End the attempt that is running, or is about to."""
@@ -225,6 +238,7 @@ def _ending(outcome: Outcome) -> tuple[TurnState, str | None, str | None]:
         case EngineFailed() | RequestFailed():
             return TurnState.FAILED, outcome.reason, outcome.detail
         case Cancelled():
-            return TurnState.CANCELLED, outcome.reason, None
+            is_wanted = outcome.reason is not CancelReason.CONVERSATION_ENDED
+            return TurnState.CANCELLED, FailureReason.SHUTDOWN if is_wanted else outcome.reason, WHY[outcome.reason]
         case _:
             assert_never(outcome)

@@ -60,6 +60,22 @@ class Turns:
 
     # Moving
 
+    def interrupt_all(self) -> None:
+        """End every attempt that is running."""
+        for key in self._in_flight:
+            self._runs[key].interrupt()
+
+    def leave(self, job_id: JobId, conversation_id: str) -> None:
+        """Forget the turns of a conversation that goes on elsewhere; none of them is in flight."""
+        for known in (self._runs, self._ready_at, self._resumed):
+            for key in [key for key in known if key[:2] == (job_id, conversation_id)]:
+                del known[key]
+
+    def clear(self) -> None:
+        """Forget everything; nothing is in flight."""
+        for known in (self._runs, self._unstored, self._ready_at, self._resumed):
+            known.clear()
+
     def resume(self, turns: Iterable[UnfinishedTurn]) -> None:
         """Take what an earlier life of the service has left of turns."""
         self._resumed |= {turn.key: turn for turn in turns}

@@ -1,21 +1,23 @@
 """The store's queries: each returns a function of a reader's connection."""
 
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
-from service.conversations.transcript import Turn, UnfinishedTurn
+from service.conversations.transcript import Turn, UnfinishedTurn, rfc3339
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
-from service.store.records import StoredConversation, StoredEvent, StoredJob, Tally
+from service.store.database import Connection
+from service.store.records import StoredConversation, StoredEvent, StoredJob, StoredToolCall, Tally
 from service.store.turns import decode_turn, decode_unfinished
 
 T = TypeVar("T")
-Query = Callable[[sqlite3.Connection], T]
+Query = Callable[[Connection], T]
+FEW: Final = 50  # conversations that are read one by one, and not with all others of their job
+LAST_NUMBER: Final = 2**62
 _JOB_COLUMNS: Final = (
     "id, number, name, state, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
     " created_at, started_at, finished_at"
@@ -25,7 +27,7 @@ _JOB_COLUMNS: Final = (
 def job(job_id: JobId) -> Query[StoredJob]:
     """One job; JobNotFound where there is none."""
 
-    def query(connection: sqlite3.Connection) -> StoredJob:
+    def query(connection: Connection) -> StoredJob:
         row = connection.execute(f"SELECT {_JOB_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()  # noqa: S608
         if row is None:
             raise JobNotFound(job_id)
@@ -37,7 +39,7 @@ def job(job_id: JobId) -> Query[StoredJob]:
 def document(job_id: JobId) -> Query[str]:
     """Return the JSON of a job as it was posted: apart, since it may be megabytes, and only recovery reads it."""
 
-    def query(connection: sqlite3.Connection) -> str:
+    def query(connection: Connection) -> str:
         row = connection.execute("SELECT document FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
             raise JobNotFound(job_id)
@@ -49,38 +51,36 @@ def document(job_id: JobId) -> Query[str]:
 def jobs(state: JobState | None, limit: int, before: int | None) -> Query[list[StoredJob]]:
     """List jobs, the newest first, with a number below ``before``."""
 
-    def query(connection: sqlite3.Connection) -> list[StoredJob]:
+    def query(connection: Connection) -> list[StoredJob]:
         rows = connection.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR number < ?2)"  # noqa: S608
-            " ORDER BY number DESC LIMIT ?3",
-            (state, before, limit),
+            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE (CAST(? AS TEXT) IS NULL OR state = ?)"  # noqa: S608
+            " AND number < ? ORDER BY number DESC LIMIT ?",
+            (state, state, LAST_NUMBER if before is None else before, limit),
         )
         return [_job(row) for row in rows]
 
     return query
 
 
-def unfinished_jobs() -> Query[list[StoredJob]]:
-    """List the jobs that have not ended, the oldest first."""
+def to_cancel() -> Query[list[JobId]]:
+    """List the jobs that are to be cancelled and have not ended."""
 
-    def query(connection: sqlite3.Connection) -> list[StoredJob]:
-        marks = ", ".join("?" * len(ENDED_JOBS))
+    def query(connection: Connection) -> list[JobId]:
         rows = connection.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE state NOT IN ({marks}) ORDER BY number",  # noqa: S608
-            tuple(ENDED_JOBS),
+            "SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1 ORDER BY number"
         )
-        return [_job(row) for row in rows]
+        return [JobId(row[0]) for row in rows]
 
     return query
 
 
-def job_by_key(idempotency_key: str, body_hash: str) -> Query[StoredJob | None]:
-    """Find the job that was posted with a key; IdempotencyConflict where its body was another."""
+def job_by_key(idempotency_key: str, body_hash: str, now: datetime) -> Query[StoredJob | None]:
+    """Find the job that was posted with a key which still counts; IdempotencyConflict where its body was another."""
 
-    def query(connection: sqlite3.Connection) -> StoredJob | None:
+    def query(connection: Connection) -> StoredJob | None:
         row = connection.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE idempotency_key = ?",  # noqa: S608
-            (idempotency_key,),
+            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE idempotency_key = ? AND (key_until IS NULL OR key_until >= ?)",  # noqa: S608
+            (idempotency_key, rfc3339(now)),
         ).fetchone()
         if row is None:
             return None
@@ -95,7 +95,7 @@ def job_by_key(idempotency_key: str, body_hash: str) -> Query[StoredJob | None]:
 def conversation(job_id: JobId, conversation_id: str) -> Query[StoredConversation]:
     """One conversation with its ended turns; JobNotFound or ConversationNotFound where it is not there."""
 
-    def query(connection: sqlite3.Connection) -> StoredConversation:
+    def query(connection: Connection) -> StoredConversation:
         job(job_id)(connection)
         row = connection.execute(
             "SELECT metadata, state, reason FROM conversations WHERE job_id = ? AND id = ?", (job_id, conversation_id)
@@ -120,29 +120,65 @@ def conversation(job_id: JobId, conversation_id: str) -> Query[StoredConversatio
 def conversation_states(job_id: JobId) -> Query[dict[str, ConversationState]]:
     """Return the state of each conversation of a job, in its order."""
 
-    def query(connection: sqlite3.Connection) -> dict[str, ConversationState]:
+    def query(connection: Connection) -> dict[str, ConversationState]:
         rows = connection.execute("SELECT id, state FROM conversations WHERE job_id = ? ORDER BY position", (job_id,))
         return {row[0]: ConversationState(row[1]) for row in rows}
 
     return query
 
 
-def turns(job_id: JobId) -> Query[list[Turn]]:
-    """List the ended turns of a job, in the order in which they became visible."""
+def turns(job_id: JobId, conversations: Collection[str]) -> Query[list[Turn]]:
+    """List the ended turns of conversations of a job, in the order in which they became visible."""
 
-    def query(connection: sqlite3.Connection) -> list[Turn]:
-        rows = connection.execute("SELECT record FROM turns WHERE job_id = ? ORDER BY number", (job_id,))
-        return [decode_turn(row[0]) for row in rows]
+    def query(connection: Connection) -> list[Turn]:
+        return [decode_turn(record) for record in _records(connection, "turns", "number", job_id, conversations)]
 
     return query
 
 
-def unfinished_turns(job_id: JobId) -> Query[list[UnfinishedTurn]]:
-    """List the turns of a job that were on a slot and are to run again."""
+def unfinished_turns(job_id: JobId, conversations: Collection[str]) -> Query[list[UnfinishedTurn]]:
+    """List the turns of conversations of a job that were on a slot and are to run again."""
 
-    def query(connection: sqlite3.Connection) -> list[UnfinishedTurn]:
-        rows = connection.execute("SELECT record FROM unfinished_turns WHERE job_id = ?", (job_id,))
-        return [decode_unfinished(row[0]) for row in rows]
+    def query(connection: Connection) -> list[UnfinishedTurn]:
+        records = _records(connection, "unfinished_turns", "round", job_id, conversations)
+        return [decode_unfinished(record) for record in records]
+
+    return query
+
+
+def _records(
+    connection: Connection, table: str, order: str, job_id: JobId, conversations: Collection[str]
+) -> list[str]:
+    if len(conversations) > FEW:
+        rows = connection.execute(
+            f"SELECT record, conversation_id FROM {table} WHERE job_id = ? ORDER BY {order}",  # noqa: S608
+            (job_id,),
+        )
+        wanted = frozenset(conversations)
+        return [row[0] for row in rows if row[1] in wanted]
+    return [
+        row[0]
+        for conversation_id in conversations
+        for row in connection.execute(
+            f"SELECT record FROM {table} WHERE job_id = ? AND conversation_id = ? ORDER BY {order}",  # noqa: S608
+            (job_id, conversation_id),
+        )
+    ]
+
+
+def tool_calls(key: TurnKey) -> Query[list[StoredToolCall]]:
+    """List the calls of tools that a turn has begun, over all its attempts, in their order."""
+
+    def query(connection: Connection) -> list[StoredToolCall]:
+        rows = connection.execute(
+            "SELECT key, number, name, arguments, policy, outcome FROM tool_calls"
+            " WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ? ORDER BY number",
+            tuple(key),
+        )
+        return [
+            StoredToolCall(call=row[0], number=row[1], name=row[2], arguments=row[3], policy=row[4], outcome=row[5])
+            for row in rows
+        ]
 
     return query
 
@@ -150,13 +186,13 @@ def unfinished_turns(job_id: JobId) -> Query[list[UnfinishedTurn]]:
 def tally(job_id: JobId) -> Query[Tally]:
     """Count a job's conversations and ended turns by state."""
 
-    def query(connection: sqlite3.Connection) -> Tally:
+    def query(connection: Connection) -> Tally:
         states = "SELECT state, count(*) FROM {} WHERE job_id = ? GROUP BY state"
-        talks = dict(connection.execute(states.format("conversations"), (job_id,)).fetchall())
-        ended = dict(connection.execute(states.format("turns"), (job_id,)).fetchall())
+        talks = connection.execute(states.format("conversations"), (job_id,)).fetchall()
+        ended = connection.execute(states.format("turns"), (job_id,)).fetchall()
         return Tally(
-            conversations={ConversationState(state): count for state, count in talks.items()},
-            turns={TurnState(state): count for state, count in ended.items()},
+            conversations={ConversationState(row[0]): row[1] for row in talks},
+            turns={TurnState(row[0]): row[1] for row in ended},
         )
 
     return query
@@ -169,7 +205,7 @@ def events(job_id: JobId, after: int, limit: int) -> Query[tuple[list[StoredEven
     job is not there.
     """
 
-    def query(connection: sqlite3.Connection) -> tuple[list[StoredEvent], bool]:
+    def query(connection: Connection) -> tuple[list[StoredEvent], bool]:
         has_ended = job(job_id)(connection).state in ENDED_JOBS
         rows = connection.execute(
             "SELECT number, kind, data FROM events WHERE job_id = ? AND number > ? ORDER BY number LIMIT ?",

@@ -10,15 +10,6 @@ from service.conversations.transcript import Turn, UnfinishedTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobMoved:
-    """A job is in another state."""
-
-    job_id: JobId
-    state: JobState
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationMoved:
     """A conversation is in another state."""
 
@@ -59,18 +50,45 @@ class TurnRequeued:
     at: datetime
 
 
-Record = JobMoved | ConversationMoved | TurnMoved | TurnEnded | TurnRequeued
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallStarted:
+    """A call of a tool is about to be made; ``call`` is the same for the same call in another attempt of the turn.
+
+    ``number`` counts the turn's calls over all its attempts; ``arguments`` is JSON.
+    """
+
+    key: TurnKey
+    call: str
+    number: int
+    name: str
+    arguments: str
+    policy: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallEnded:
+    """What came of a call of a tool is known; ``outcome`` is JSON."""
+
+    key: TurnKey
+    call: str
+    outcome: str
+    at: datetime
+
+
+Record = ConversationMoved | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job as it is stored first; ``document`` is the JSON that was posted."""
+    """A job as it is stored first; ``document`` is the JSON that was posted, ``key_until`` how long its key counts."""
 
     job: Job
     document: str
     body_hash: str
     idempotency_key: str | None
     created_at: datetime
+    key_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +127,18 @@ class StoredEvent:
     number: int
     kind: str
     data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredToolCall:
+    """One call of a tool in the ledger of a turn; ``arguments`` and ``outcome`` are JSON, None is not known."""
+
+    call: str
+    number: int
+    name: str
+    arguments: str
+    policy: str
+    outcome: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,206 +1,167 @@
-"""The embedded store: one SQLite file, one writer thread, readers apart, owned by one process."""
+"""The embedded database: one SQLite file, owned by one process."""
 
-import asyncio
 import fcntl
+import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, cast
 
-import anyio
-import anyio.to_thread
-
-from service.conversations.job import JobId
 from service.errors import StoreError
-from service.store import writing
-from service.store.records import NewJob, Record, StoredJob
-from service.store.writer import Writer
+from service.store.database import Cursor
+from service.store.exclusive import ExclusiveMembership
+from service.store.migrations import migrate, migrations_of
 
 FILE_NAME: Final = "roundhouse.db"
 LOCK_NAME: Final = "roundhouse.lock"
-READERS: Final = 4
-T = TypeVar("T")
+CHECKED_BYTES: Final = 1 << 30  # beyond that the check at the start would take minutes; it is then left to the operator
+WRITER_PRAGMAS: Final = (
+    "journal_mode=WAL",
+    "synchronous=FULL",  # a 202 is a promise: NORMAL loses acknowledged commits when the power goes
+    "foreign_keys=ON",
+    "busy_timeout=5000",
+    "wal_autocheckpoint=1000",
+    "journal_size_limit=67108864",
+    "temp_store=MEMORY",
+)
+READER_PRAGMAS: Final = ("query_only=ON", "busy_timeout=5000")
+PASSING: Final = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "the disk has an error",
+    sqlite3.SQLITE_CANTOPEN: "its files cannot be opened",
+    sqlite3.SQLITE_BUSY: "another process holds the file",
+    sqlite3.SQLITE_READONLY: "its files cannot be written",
+}
+logger = logging.getLogger(__name__)
 
 
-class SqliteStore:
-    """Everything that must outlive the process. Open it with ``open_store``."""
+class SqliteConnection:
+    """A ``service.store.database.Connection``."""
 
-    def __init__(self, path: Path, on_committed: Callable[[frozenset[JobId]], None]) -> None:
+    def __init__(self, path: Path, pragmas: Sequence[str], begin: str) -> None:
+        self._raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._begin = begin
+        for pragma in pragmas:
+            self._raw.execute(f"PRAGMA {pragma}")
+
+    def __repr__(self) -> str:
+        """State whether it is in a transaction."""
+        return f"<SqliteConnection in_transaction={self._raw.in_transaction}>"
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
+        """Run one statement."""
+        return cast("Cursor", self._raw.execute(sql, parameters))
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
+        """Run one statement for each row."""
+        self._raw.executemany(sql, rows)
+
+    def execute_script(self, sql: str) -> None:
+        """Run several statements inside the transaction that is open; sqlite3's own would end it first."""
+        statement = ""
+        for line in sql.splitlines(keepends=True):
+            statement += line
+            if sqlite3.complete_statement(statement):
+                self._raw.execute(statement)
+                statement = ""
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._raw.execute(self._begin)
+
+    def commit(self) -> None:
+        """Make it durable."""
+        self._raw.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo it, if it is still open: a full disk may have ended it already."""
+        if self._raw.in_transaction:
+            self._raw.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close it."""
+        self._raw.close()
+
+
+class SqliteDatabase:
+    """A ``service.store.database.Database``."""
+
+    readers = 4
+
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._loop = asyncio.get_running_loop()
-        self._on_committed = on_committed
-        self._failed = anyio.Event()
-        self._failure: StoreError | None = None
-        self._writer = Writer(self._connect_writer, self._fail_from_thread)
-        self._readers: list[sqlite3.Connection] = []
-        self._reader_limit = anyio.CapacityLimiter(READERS)
 
     def __repr__(self) -> str:
         """State the file."""
-        return f"<SqliteStore {self._path} {self._writer!r}>"
+        return f"<SqliteDatabase {self._path}>"
 
-    async def wait_failed(self) -> None:
-        """Wait for ever, unless a write fails.
+    def connect_writer(self) -> SqliteConnection:
+        """Open a connection that may write."""
+        # IMMEDIATE: a transaction that begins with reading and goes on to write may be refused at once.
+        return SqliteConnection(self._path, WRITER_PRAGMAS, "BEGIN IMMEDIATE")
 
-        Raises:
-            StoreError: a write failed; what was not acknowledged may be lost, and going on would hide it.
-        """
-        await self._failed.wait()
-        assert self._failure is not None  # noqa: S101 - set before the event
-        raise self._failure
+    def connect_reader(self) -> SqliteConnection:
+        """Open a connection that only reads."""
+        return SqliteConnection(self._path, READER_PRAGMAS, "BEGIN")
 
-    # Writing
+    def membership(self) -> ExclusiveMembership:
+        """Return the membership of the only one."""
+        return ExclusiveMembership()
 
-    async def post(self, job: NewJob) -> tuple[StoredJob, bool]:
-        """Store a new job; return it and whether it is new: the same key and body give the job that is there.
+    def trouble_of(self, error: Exception) -> str | None:
+        """Say what ails the disk."""
+        code = getattr(error, "sqlite_errorcode", None)
+        told = PASSING.get(code & 0xFF) if isinstance(code, int) else None
+        return None if told is None else f"{self._path.parent}: {told} ({error})"
 
-        Raises:
-            IdempotencyConflict: the key is another body's.
-        """
-        return await self._write(frozenset({job.job.id}), lambda connection: writing.post(connection, job))
-
-    async def request_cancel(self, job_id: JobId) -> StoredJob:
-        """Note durably that a job is to be cancelled; return it.
-
-        Raises:
-            JobNotFound: there is none.
-        """
-        return await self._write(frozenset({job_id}), lambda connection: writing.request_cancel(connection, job_id))
-
-    async def delete(self, job_id: JobId) -> None:
-        """Release all that is stored of a job that has ended.
+    def prepare(self) -> None:
+        """Check the file and bring it up to date; a copy of it is kept before its form is changed.
 
         Raises:
-            JobNotFound: there is none.
-            NotEnded: it has not ended.
+            StoreError: it is damaged, no database, of a newer version, or cannot be read or written.
         """
-        await self._write(frozenset({job_id}), lambda connection: writing.delete(connection, job_id))
-
-    def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
-        """Hand in facts that belong together: durable soon, in the order of the calls, or the store fails.
-
-        ``on_durable`` is called in the event loop when they are; never, when the store fails.
-        """
-        jobs = frozenset(writing.job_of(record) for record in records)
-        self._submit(jobs, lambda connection: writing.apply(connection, records), on_durable, lambda: None)
-
-    async def flush(self) -> None:
-        """Return when all that was handed in before is durable."""
-        await self._write(frozenset(), lambda _connection: None)
-
-    # Reading
-
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Run one of the queries of ``service.store.reading`` beside the event loop."""
-        return await anyio.to_thread.run_sync(self._read, query, limiter=self._reader_limit)
-
-    # Inside
-
-    def start(self) -> None:
-        """Bring the file up to date and start the writer."""
-        connection = self._connect_writer()
         try:
-            _migrate(connection)
+            connection = self.connect_writer()
+            try:
+                self._check(connection)
+                migrations = migrations_of("sqlite")
+                version = int(_first(connection, "PRAGMA user_version"))
+                migrate(connection, migrations, connection.execute_script, legacy=version, before=self._back_up)
+                if version < len(migrations):  # for a Roundhouse of the time before the table of migrations
+                    connection.execute(f"PRAGMA user_version={len(migrations)}")
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: {error}") from error
+
+    def _check(self, connection: SqliteConnection) -> None:
+        if self._path.stat().st_size > CHECKED_BYTES:
+            logger.info("%s: too large to be checked at the start; PRAGMA quick_check does it", self._path)
+            return
+        told = _first(connection, "PRAGMA quick_check(1)")
+        if told != "ok":
+            raise StoreError(f"{self._path} is damaged: {told}; restore a copy, or move it away and start afresh")
+
+    def _back_up(self, step: str) -> None:
+        copy = self._path.with_name(f"{self._path.name}.before-{step}")
+        copy.unlink(missing_ok=True)  # of a migration that did not come to its end
+        connection = self.connect_writer()
+        try:
+            connection.execute("VACUUM INTO ?", (str(copy),))
         finally:
             connection.close()
-        self._writer.start()
-
-    def close(self) -> None:
-        """Write what was handed in and close the file."""
-        self._writer.close()
-        while self._readers:
-            self._readers.pop().close()
-
-    async def _write(self, jobs: frozenset[JobId], operation: Callable[[sqlite3.Connection], T]) -> T:
-        done = anyio.Event()
-        future = self._submit(jobs, operation, done.set, done.set)
-        await done.wait()
-        return future.result()
-
-    def _submit(
-        self,
-        jobs: frozenset[JobId],
-        operation: Callable[[sqlite3.Connection], T],
-        on_success: Callable[[], None],
-        on_failure: Callable[[], None],
-    ) -> "Future[T]":
-        future = self._writer.submit(operation)
-
-        def tell() -> None:
-            if future.exception() is None:
-                on_success()
-                self._on_committed(jobs)
-            else:
-                on_failure()
-
-        # The writer never waits for the loop: the loop may be waiting for the writer, to close.
-        future.add_done_callback(lambda _future: self._loop.call_soon_threadsafe(tell))
-        return future
-
-    def _fail_from_thread(self, failure: StoreError) -> None:
-        self._failure = failure
-        self._loop.call_soon_threadsafe(self._failed.set)
-
-    def _connect_writer(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=FULL",  # a 202 is a promise: NORMAL loses acknowledged commits when the power goes
-            "foreign_keys=ON",
-            "busy_timeout=5000",
-            "wal_autocheckpoint=1000",
-            "journal_size_limit=67108864",
-            "temp_store=MEMORY",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-        return connection
-
-    def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        connection = self._readers.pop() if self._readers else self._connect_reader()
-        try:
-            # One snapshot for all statements of a query, so that what it returns is of one moment.
-            connection.execute("BEGIN")
-            try:
-                return query(connection)
-            finally:
-                connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
-            raise StoreError(f"cannot read: {error}") from error
-        finally:
-            self._readers.append(connection)
-
-    def _connect_reader(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA query_only=ON")
-        connection.execute("PRAGMA busy_timeout=5000")
-        return connection
+        logger.info("%s: kept a copy as %s before its form is changed", self._path, copy.name)
 
 
 @contextmanager
-def open_store(folder: Path, on_committed: Callable[[frozenset[JobId]], None]) -> Iterator[SqliteStore]:
-    """Open the store of a state directory; ``on_committed`` is called in the event loop after each commit.
+def own_folder(folder: Path) -> Iterator[None]:
+    """Own a state directory for a block: two Roundhouses in one would undo each other's work.
 
     Raises:
-        StoreError: the folder cannot be used, another process has it, or the file is damaged or of a newer version.
+        StoreError: it cannot be used, or another process has it.
     """
-    with _owned(folder):
-        store = SqliteStore(folder / FILE_NAME, on_committed)
-        try:
-            store.start()
-        except sqlite3.Error as error:
-            raise StoreError(f"{folder / FILE_NAME}: {error}") from error
-        try:
-            yield store
-        finally:
-            store.close()
-
-
-@contextmanager
-def _owned(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
@@ -222,15 +183,6 @@ def _owned(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
-    scripts = sorted(
-        (entry for entry in resources.files("service.store").joinpath("sql").iterdir() if entry.name.endswith(".sql")),
-        key=lambda entry: entry.name,
-    )
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > len(scripts):
-        raise StoreError(
-            f"the database is of version {version}, and this Roundhouse knows versions up to {len(scripts)}"
-        )
-    for number, script in enumerate(scripts[version:], start=version + 1):
-        connection.executescript(f"BEGIN; {script.read_text()} PRAGMA user_version={number}; COMMIT;")
+def _first(connection: SqliteConnection, sql: str) -> str:
+    row = connection.execute(sql).fetchone()
+    return "" if row is None else str(row[0])

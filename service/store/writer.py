@@ -1,71 +1,116 @@
 """The one thread that writes: whatever waits when it turns up is committed together.
 
 A commit with synchronous=FULL costs one fsync whether it holds one write or a hundred, so grouping is what makes it
-affordable; nobody waits for a group to fill.
+affordable; nobody waits for a group to fill. Each group has a number that is committed with it: where a connection
+breaks during a commit, the number tells whether the group is there, and nothing is written twice.
+
+A database that is in trouble (a full disk, a server that restarts) is tried again until it is well. What has happened
+is kept meanwhile, in its order; whoever asks for something is refused, and can come again.
 """
 
 import logging
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from service.errors import ServiceError, StoreError
+from service.conversations.job import JobId
+from service.errors import ServiceError, StoreError, StoreUnavailable
+from service.store.database import Connection, Database, Fenced, Membership
 
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
+CLOSING_TRIES: Final = 4  # of a database that is in trouble, before what it has not taken is given up
 T = TypeVar("T")
-Operation = Callable[[sqlite3.Connection], Any]
+Operation = Callable[[Connection], Any]
 logger = logging.getLogger(__name__)
 
 
-class Writer:
-    """Runs operations one after another on its own connection; each is atomic, and durable when its future is done."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """An operation and what came of it; one that ``is_kept`` is tried again until the database takes it."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], on_failure: Callable[[StoreError], None]) -> None:
-        self._connect = connect
-        self._on_failure = on_failure
-        self._queue: queue.SimpleQueue[tuple[Operation, Future[Any]] | None] = queue.SimpleQueue()
+    operation: Operation
+    jobs: frozenset[JobId]  # that it changes
+    is_kept: bool
+    future: "Future[Any]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watchers:
+    """What the writer's thread calls; none may wait for anything.
+
+    ``begins`` is called in each transaction before its operations; ``troubled`` is given plain words, and None when
+    the trouble is over; ``fenced`` is called when nothing of this node counts any more that was claimed before;
+    ``failed`` when nothing will be written again.
+    """
+
+    begins: Callable[[], None]
+    troubled: Callable[[str | None], None]
+    fenced: Callable[[], None]
+    failed: Callable[[StoreError], None]
+
+
+class Writer:
+    """Runs operations one after another on its own connection; each is durable when its future is done.
+
+    An operation that raises a ServiceError has written nothing; that is its answer, and no failure.
+    """
+
+    def __init__(self, database: Database, membership: Membership, watchers: Watchers) -> None:
+        self._database = database
+        self._membership = membership
+        self._watchers = watchers
+        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer")
-        self._is_closed = False
+        self._closing = threading.Event()
+        self._connection: Connection | None = None
+        self._is_enrolled = False
+        self._number = 0
+        self._unsure: list[tuple[Write, Any]] | None = None  # a group whose commit was asked for and not answered
         self._failure: StoreError | None = None
+        self.trouble: str | None = None
 
     def __repr__(self) -> str:
         """State how much waits."""
-        return f"<Writer waiting={self._queue.qsize()} closed={self._is_closed}>"
+        return f"<Writer waiting={self._queue.qsize()} trouble={self.trouble}>"
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, operation: Callable[[sqlite3.Connection], T]) -> "Future[T]":
-        """Hand in an operation; it runs after all that were handed in before."""
-        future: Future[T] = Future()
-        if self._is_closed:
-            future.set_exception(StoreError("the store is closed"))
+    def submit(self, operation: Callable[[Connection], T], jobs: frozenset[JobId], *, is_kept: bool) -> "Future[T]":
+        """Hand in an operation that changes ``jobs``; it runs after all that were handed in before."""
+        write = Write(operation=operation, jobs=jobs, is_kept=is_kept)
+        if self._closing.is_set():
+            write.future.set_exception(StoreError("the store is closed"))
+        elif self.trouble is not None and not is_kept:
+            write.future.set_exception(StoreUnavailable(self.trouble))
         else:
-            self._queue.put((operation, future))
-        return future
+            self._queue.put(write)
+        return write.future
 
     def close(self) -> None:
         """Write what was handed in, then end the thread."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._closing.is_set():
+            self._closing.set()
             self._queue.put(None)
             self._thread.join()
 
     def _run(self) -> None:
-        connection = self._connect()
         try:
             while group := self._next_group():
-                self._write(connection, group)
+                self._write(group)
         finally:
-            connection.close()
+            self._disconnect()
 
-    def _next_group(self) -> list[tuple[Operation, Future[Any]]]:
+    def _next_group(self) -> list[Write]:
         """Return what waits, at least one; an empty list is the end."""
-        group: list[tuple[Operation, Future[Any]]] = []
+        group: list[Write] = []
         item = self._queue.get()
         while item is not None:
             group.append(item)
@@ -76,36 +121,110 @@ class Writer:
             self._queue.put(None)  # the end comes again after this group
         return group
 
-    def _write(self, connection: sqlite3.Connection, group: list[tuple[Operation, Future[Any]]]) -> None:
-        if self._failure is not None:
-            # What follows a lost write may build on it: a job that is completed without one of its turns.
-            for _, future in group:
-                future.set_exception(self._failure)
-            return
-        done: list[tuple[Future[Any], Any]] = []
-        refused: list[tuple[Future[Any], ServiceError]] = []
+    def _write(self, group: list[Write]) -> None:
+        """Write a group, however long the database takes to be well."""
+        tries = 0
+        while self._failure is None:
+            try:
+                answers = self._commit(group)
+            except Fenced:
+                self._is_enrolled = False
+                logger.warning("store: another node has taken over what this one ran; its late results are refused")
+                self._watchers.fenced()
+                group = _refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
+            except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
+                told = self._database.trouble_of(error)
+                self._disconnect()
+                if told is None or (self._closing.is_set() and tries >= CLOSING_TRIES):
+                    self._fail(error)
+                    break
+                self._note_trouble(told)
+                group = _refuse(group, StoreUnavailable(told), kept=False)
+                self._closing.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))
+                tries += 1
+            else:
+                self._note_trouble(None)
+                _answer(answers)
+                return
+        assert self._failure is not None  # noqa: S101 - the only other way out
+        for write in group:
+            write.future.set_exception(self._failure)
+
+    def _commit(self, group: list[Write]) -> list[tuple[Write, Any]]:
+        """Write a group once; return what each of its operations has brought."""
+        if self._connection is None:
+            self._connection = self._database.connect_writer()
+        connection, answers = self._connection, self._unsure
+        if answers is not None:
+            connection.begin()
+            is_there = self._membership.has_signed(connection, self._number + 1)
+            connection.rollback()
+            self._unsure = None
+            if is_there:
+                self._number += 1
+                self._is_enrolled = True
+                return answers
+        connection.begin()
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            for operation, future in group:
-                connection.execute("SAVEPOINT operation")
-                try:
-                    done.append((future, operation(connection)))
-                except ServiceError as error:  # an answer, not a failure: only this operation is undone
-                    connection.execute("ROLLBACK TO operation")
-                    refused.append((future, error))
-                connection.execute("RELEASE operation")
-            connection.execute("COMMIT")
-        except Exception as error:
-            logger.exception("store: a group of %d writes failed", len(group))
-            if connection.in_transaction:
+            if not self._is_enrolled:
+                self._membership.enrol(connection)
+            self._membership.sign(connection, self._number + 1, sorted({job for write in group for job in write.jobs}))
+            self._watchers.begins()
+            answers = [(write, _run(write.operation, connection)) for write in group]
+            self._unsure = answers
+            connection.commit()
+        except BaseException:
+            with suppress(Exception):  # a connection that is broken has rolled back; what broke it is what counts
                 connection.rollback()
-            failure = self._failure = StoreError(f"cannot write: {error}")
-            failure.__cause__ = error
-            for _, future in group:
-                future.set_exception(failure)
-            self._on_failure(failure)
-            return
-        for future, result in done:
-            future.set_result(result)
-        for future, answer in refused:
-            future.set_exception(answer)
+            raise
+        self._unsure = None
+        self._number += 1
+        self._is_enrolled = True
+        return answers
+
+    def _note_trouble(self, told: str | None) -> None:
+        if told is None and self.trouble is not None:
+            logger.info("store: it is well again")
+        elif told is not None and self.trouble is None:
+            logger.error("store: %s; no new jobs are taken, and what has happened is kept until it is well", told)
+        if told != self.trouble:
+            self.trouble = told
+            self._watchers.troubled(told)
+
+    def _fail(self, error: Exception) -> None:
+        # What follows a lost write may build on it: a job that is completed without one of its turns.
+        logger.error("store: a group of writes failed", exc_info=error)
+        self._failure = StoreError(f"cannot write: {error}")
+        self._failure.__cause__ = error
+        self._watchers.failed(self._failure)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it is given up, whatever it says to that
+                connection.close()
+
+
+def _run(operation: Operation, connection: Connection) -> Any:  # noqa: ANN401 - what the operation returns
+    try:
+        return operation(connection)
+    except ServiceError as answer:
+        return answer
+
+
+def _answer(answers: list[tuple[Write, Any]]) -> None:
+    for write, result in answers:
+        if write.future.done():
+            continue  # refused when the database broke during its commit
+        if isinstance(result, ServiceError):
+            write.future.set_exception(result)
+        else:
+            write.future.set_result(result)
+
+
+def _refuse(group: list[Write], answer: StoreUnavailable, *, kept: bool) -> list[Write]:
+    """Refuse those of a group that are to be kept, or the others; return the rest."""
+    for write in group:
+        if write.is_kept is kept:
+            write.future.set_exception(answer)
+    return [write for write in group if write.is_kept is not kept]

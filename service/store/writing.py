@@ -1,65 +1,81 @@
 """The store's write operations: each takes the writer's connection inside its transaction."""
 
-import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from datetime import datetime
 from typing import assert_never
 
 import msgspec
 
-from service.conversations.job import JobId
-from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
+from service.conversations.job import JobId, TurnKey
+from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, job_state_after
 from service.conversations.transcript import rfc3339
 from service.errors import NotEnded
-from service.store import reading
+from service.store import deliveries, reading
+from service.store.database import Connection, Membership
 from service.store.records import (
     ConversationMoved,
-    JobMoved,
     NewJob,
     Record,
     StoredJob,
+    ToolCallEnded,
+    ToolCallStarted,
     TurnEnded,
     TurnMoved,
     TurnRequeued,
 )
 from service.store.turns import encode_turn
 
+PLACE = "job_id = ? AND conversation_id = ? AND agent = ? AND round = ?"  # of a turn
 
-def post(connection: sqlite3.Connection, new: NewJob) -> tuple[StoredJob, bool]:
-    """Insert a job, or return the one of the same key and body."""
-    if new.idempotency_key is not None:
-        stored = reading.job_by_key(new.idempotency_key, new.body_hash)(connection)
-        if stored is not None:
-            return stored, False
-    job = new.job
+
+# Jobs
+
+
+def find_posted(connection: Connection, new: NewJob) -> StoredJob | None:
+    """Return the job of the same key and body, None where there is none; a key that is out of time is free again.
+
+    Raises:
+        IdempotencyConflict: the key is another body's.
+    """
+    if new.idempotency_key is None:
+        return None
     connection.execute(
-        "INSERT INTO jobs (id, number, name, state, document, idempotency_key, body_hash, metadata,"
-        " total_conversations, total_turns, created_at)"
-        " VALUES (?, (SELECT coalesce(max(number), 0) + 1 FROM jobs), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            *(job.id, job.name, JobState.QUEUED, new.document, new.idempotency_key, new.body_hash),
-            *(_json(job.metadata), len(job.conversations), job.total_turns, rfc3339(new.created_at)),
-        ),
+        "UPDATE jobs SET idempotency_key = NULL WHERE idempotency_key = ? AND key_until < ?",
+        (new.idempotency_key, rfc3339(new.created_at)),
     )
-    connection.executemany(
-        "INSERT INTO conversations (job_id, id, position, metadata, state) VALUES (?, ?, ?, ?, ?)",
-        [
-            (job.id, talk.id, position, _json(talk.metadata), ConversationState.QUEUED)
-            for position, talk in enumerate(job.conversations)
-        ],
-    )
-    _tell(connection, job.id, "job", {"state": JobState.QUEUED, "at": rfc3339(new.created_at)})
-    return reading.job(job.id)(connection), True
+    return reading.job_by_key(new.idempotency_key, new.body_hash, new.created_at)(connection)
 
 
-def request_cancel(connection: sqlite3.Connection, job_id: JobId) -> StoredJob:
+def job_columns(new: NewJob) -> dict[str, object]:
+    """Return what is stored of a new job, but for its number."""
+    job = new.job
+    return {
+        "id": job.id,
+        "name": job.name,
+        "state": JobState.QUEUED.value,
+        "document": new.document,
+        "idempotency_key": new.idempotency_key,
+        "key_until": rfc3339(new.key_until),
+        "body_hash": new.body_hash,
+        "metadata": to_json(job.metadata),
+        "total_conversations": len(job.conversations),
+        "total_turns": job.total_turns,
+        "unfinished": len(job.conversations),
+        "webhook": None if job.webhook is None else to_json(job.webhook.document),
+        "created_at": rfc3339(new.created_at),
+    }
+
+
+def request_cancel(connection: Connection, membership: Membership, job_id: JobId) -> StoredJob:
     """Note that a job is to be cancelled; one that has ended stays as it is."""
     stored = reading.job(job_id)(connection)
     if stored.state not in ENDED_JOBS:
         connection.execute("UPDATE jobs SET is_cancel_requested = 1 WHERE id = ?", (job_id,))
+        membership.tell(connection, [job_id], is_work=True)  # what nobody runs yet has to be ended by somebody
     return stored
 
 
-def delete(connection: sqlite3.Connection, job_id: JobId) -> None:
+def delete(connection: Connection, job_id: JobId) -> None:
     """Delete a job that has ended, and all that is of it."""
     stored = reading.job(job_id)(connection)
     if stored.state not in ENDED_JOBS:
@@ -67,92 +83,137 @@ def delete(connection: sqlite3.Connection, job_id: JobId) -> None:
     connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
 
 
-def apply(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
-    """Apply facts in their order."""
-    for record in records:
-        match record:
-            case JobMoved():
-                _move_job(connection, record)
-            case ConversationMoved():
-                _move_conversation(connection, record)
-            case TurnMoved():
-                _tell_turn(connection, record, state=record.state, worker=record.worker)
-            case TurnRequeued():
-                connection.execute(
-                    "INSERT OR REPLACE INTO unfinished_turns (job_id, conversation_id, agent, round, record)"
-                    " VALUES (?, ?, ?, ?, ?)",
-                    (*record.key, encode_turn(record.so_far)),
-                )
-                _tell_turn(
-                    connection, record, state="ready", worker=record.worker, reason=record.reason, detail=record.detail
-                )
-            case TurnEnded():
-                _end_turn(connection, record)
-            case _:
-                assert_never(record)
+# Facts
 
 
-def job_of(record: Record) -> JobId:
-    """Return the job that a fact is about."""
+def place_of(record: Record) -> tuple[JobId, str]:
+    """Return the conversation that a fact is about."""
     match record:
-        case JobMoved() | ConversationMoved():
-            return record.job_id
-        case TurnMoved() | TurnRequeued():
-            return record.key.job_id
+        case ConversationMoved():
+            return record.job_id, record.conversation_id
+        case TurnMoved() | TurnRequeued() | ToolCallStarted() | ToolCallEnded():
+            return record.key[:2]
         case TurnEnded():
-            return record.turn.key.job_id
+            return record.turn.key[:2]
+        case _:
+            assert_never(record)
 
 
-def _move_job(connection: sqlite3.Connection, record: JobMoved) -> None:
-    column = "finished_at" if record.state in ENDED_JOBS else "started_at"
+def apply(
+    connection: Connection, record: TurnMoved | TurnRequeued | TurnEnded | ToolCallStarted | ToolCallEnded
+) -> None:
+    """Write a fact about a turn."""
+    match record:
+        case TurnMoved():
+            _tell_turn(connection, record.key, record.at, state=record.state.value, worker=record.worker)
+        case TurnRequeued():
+            _requeue_turn(connection, record)
+        case TurnEnded():
+            _end_turn(connection, record)
+        case ToolCallStarted():
+            connection.execute(
+                "INSERT INTO tool_calls (job_id, conversation_id, agent, round, key, number, name, arguments, policy,"
+                " started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (job_id, conversation_id, agent, round, key)"
+                " DO UPDATE SET started_at = excluded.started_at",
+                (
+                    *record.key,
+                    record.call,
+                    record.number,
+                    record.name,
+                    record.arguments,
+                    record.policy,
+                    rfc3339(record.at),
+                ),
+            )
+        case ToolCallEnded():
+            connection.execute(
+                f"UPDATE tool_calls SET outcome = ?, ended_at = ? WHERE {PLACE} AND key = ?",  # noqa: S608
+                (record.outcome, rfc3339(record.at), *record.key, record.call),
+            )
+        case _:
+            assert_never(record)
+
+
+def move_conversation(connection: Connection, record: ConversationMoved, fence: int) -> None:
+    """Write how far a conversation is, and with it how far its job is."""
+    is_over = record.state in ENDED_CONVERSATIONS
     changed = connection.execute(
-        f"UPDATE jobs SET state = ?, {column} = ? WHERE id = ? AND state != ?",  # noqa: S608 - one of two constants
-        (record.state, rfc3339(record.at), record.job_id, record.state),
+        f"UPDATE conversations SET state = ?, reason = ?{', owner = NULL' if is_over else ''}"  # noqa: S608
+        " WHERE job_id = ? AND id = ? AND fence = ? AND state != ?",
+        (record.state.value, record.reason, record.job_id, record.conversation_id, fence, record.state.value),
+    )
+    if not changed.rowcount:
+        return
+    if not is_over:
+        _start_job(connection, record.job_id, record.at)
+    fields = {"conversation": record.conversation_id, "state": record.state.value, "reason": record.reason}
+    tell(connection, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
+    if is_over:
+        _count_conversation(connection, record.job_id, record.at)
+
+
+def _start_job(connection: Connection, job_id: JobId, at: datetime) -> None:
+    changed = connection.execute(
+        "UPDATE jobs SET state = ?, started_at = ? WHERE id = ? AND state = ?",
+        (JobState.RUNNING.value, rfc3339(at), job_id, JobState.QUEUED.value),
     )
     if changed.rowcount:
-        kind = "end" if record.state in ENDED_JOBS else "job"
-        _tell(connection, record.job_id, kind, {"state": record.state, "at": rfc3339(record.at)})
+        tell(connection, job_id, "job", {"state": JobState.RUNNING.value, "at": rfc3339(at)})
 
 
-def _move_conversation(connection: sqlite3.Connection, record: ConversationMoved) -> None:
-    changed = connection.execute(
-        "UPDATE conversations SET state = ?, reason = ? WHERE job_id = ? AND id = ? AND state != ?",
-        (record.state, record.reason, record.job_id, record.conversation_id, record.state),
+def _count_conversation(connection: Connection, job_id: JobId, at: datetime) -> None:
+    """Take one conversation of a job as ended; end the job with the last, whichever node it was on."""
+    row = connection.execute(
+        "UPDATE jobs SET unfinished = unfinished - 1 WHERE id = ? RETURNING unfinished, is_cancel_requested", (job_id,)
+    ).fetchone()
+    if row is None or row[0] > 0:
+        return
+    ways = connection.execute("SELECT DISTINCT state FROM conversations WHERE job_id = ?", (job_id,)).fetchall()
+    ended = frozenset(ConversationState(way[0]) for way in ways)
+    state = job_state_after(ended, was_cancelled=bool(row[1]))
+    connection.execute("UPDATE jobs SET state = ?, finished_at = ? WHERE id = ?", (state.value, rfc3339(at), job_id))
+    tell(connection, job_id, "end", {"state": state.value, "at": rfc3339(at)})
+    deliveries.add(connection, job_id, at)
+
+
+def _requeue_turn(connection: Connection, record: TurnRequeued) -> None:
+    connection.execute(
+        "INSERT INTO unfinished_turns (job_id, conversation_id, agent, round, record) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (job_id, conversation_id, agent, round) DO UPDATE SET record = excluded.record",
+        (*record.key, encode_turn(record.so_far)),
     )
-    if changed.rowcount:
-        fields = {"conversation": record.conversation_id, "state": record.state, "reason": record.reason}
-        _tell(connection, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
+    fields = {"worker": record.worker, "reason": record.reason, "detail": record.detail}
+    _tell_turn(connection, record.key, record.at, state="ready", **fields)
 
 
-def _end_turn(connection: sqlite3.Connection, record: TurnEnded) -> None:
+def _end_turn(connection: Connection, record: TurnEnded) -> None:
     turn = record.turn
     connection.execute(
         "INSERT INTO turns (job_id, conversation_id, agent, round, state, reason, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*turn.key, turn.state, turn.reason, encode_turn(turn)),
+        (*turn.key, turn.state.value, turn.reason, encode_turn(turn)),
     )
-    if len(turn.attempts) > 1 or (turn.attempts and turn.state is not TurnState.COMPLETED):
-        connection.execute(
-            "DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ?",
-            tuple(turn.key),
-        )
-    fields = {"conversation": turn.key.conversation_id, "agent": turn.key.agent_id, "round": turn.key.round}
-    ending = {"state": turn.state, "reason": turn.reason, "worker": turn.worker, "at": rfc3339(record.at)}
-    _tell(connection, turn.key.job_id, "turn", {**fields, **ending})
+    if turn.attempts:
+        connection.execute(f"DELETE FROM unfinished_turns WHERE {PLACE}", tuple(turn.key))  # noqa: S608
+    _tell_turn(connection, turn.key, record.at, state=turn.state.value, reason=turn.reason, worker=turn.worker)
 
 
-def _tell_turn(connection: sqlite3.Connection, record: TurnMoved | TurnRequeued, **fields: object) -> None:
-    key = record.key
+def _tell_turn(connection: Connection, key: TurnKey, at: datetime, **fields: object) -> None:
     place = {"conversation": key.conversation_id, "agent": key.agent_id, "round": key.round}
-    _tell(connection, key.job_id, "turn", {**place, **fields, "at": rfc3339(record.at)})
+    tell(connection, key.job_id, "turn", {**place, **fields, "at": rfc3339(at)})
 
 
-def _tell(connection: sqlite3.Connection, job_id: JobId, kind: str, data: Mapping[str, object]) -> None:
-    connection.execute(
-        "INSERT INTO events (job_id, number, kind, data)"
-        " VALUES (?, (SELECT coalesce(max(number), 0) + 1 FROM events WHERE job_id = ?), ?, ?)",
-        (job_id, job_id, kind, _json(data)),
-    )
+def tell(connection: Connection, job_id: JobId, kind: str, data: Mapping[str, object]) -> None:
+    """Add an event to those of a job; their numbers have no gaps, whichever node writes."""
+    row = connection.execute(
+        "UPDATE jobs SET last_event = last_event + 1 WHERE id = ? RETURNING last_event", (job_id,)
+    ).fetchone()
+    if row is not None:
+        connection.execute(
+            "INSERT INTO events (job_id, number, kind, data) VALUES (?, ?, ?, ?)", (job_id, row[0], kind, to_json(data))
+        )
 
 
-def _json(document: Mapping[str, object]) -> str:
+def to_json(document: Mapping[str, object]) -> str:
+    """Return the JSON of a document."""
     return msgspec.json.encode(document).decode()

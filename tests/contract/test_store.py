@@ -1,8 +1,7 @@
-"""What every store promises; today there is one."""
+"""What every store promises: in memory, in SQLite's file, in a real PostgreSQL."""
 
-import sqlite3
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -13,12 +12,49 @@ from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
 from service.store import reading
-from service.store.records import ConversationMoved, JobMoved, NewJob, TurnEnded, TurnMoved, TurnRequeued
-from service.store.sqlite import FILE_NAME, SqliteStore, open_store
+from service.store.database import Claim, Database
+from service.store.memory import MemoryDatabase
+from service.store.postgres import PostgresDatabase
+from service.store.records import (
+    ConversationMoved,
+    NewJob,
+    Record,
+    StoredJob,
+    StoredToolCall,
+    ToolCallEnded,
+    ToolCallStarted,
+    TurnEnded,
+    TurnMoved,
+    TurnRequeued,
+)
+from service.store.sqlite import FILE_NAME, SqliteDatabase
+from service.store.store import Store, StoreWatchers, open_store
 from tests.unit.service.jobs import DEBATE, job, key
 from tests.waiting import LIMIT_S
 
 NOW = datetime(2026, 11, 21, 9, 30, 0, 123456, tzinfo=UTC)
+J = JobId("j")
+Maker = Callable[[], Database]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
+    """Return what opens the same database each time, as each life of the service does."""
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres").new_database()
+
+    def make() -> Database:
+        database: SqliteDatabase | PostgresDatabase = (
+            SqliteDatabase(tmp_path / FILE_NAME) if request.param == "sqlite" else PostgresDatabase(url, 5.0, ["m"])
+        )
+        database.prepare()
+        return database
+
+    if request.param != "memory":
+        return make
+    only = MemoryDatabase()
+    only.prepare()
+    return lambda: only
 
 
 @pytest.fixture
@@ -27,21 +63,34 @@ async def committed() -> list[frozenset[JobId]]:
 
 
 @pytest.fixture
-async def store(tmp_path: Path, committed: list[frozenset[JobId]]) -> Iterator[SqliteStore]:  # type: ignore[misc]
-    with open_store(tmp_path, committed.append) as opened:
+async def store(make_database: Maker, committed: list[frozenset[JobId]]) -> Iterator[Store]:  # type: ignore[misc]
+    with open_store(make_database()) as opened:
+        opened.subscribe(StoreWatchers(committed=committed.append))
         yield opened
 
 
-def new(made: Job, idempotency_key: str | None = None, body_hash: str = "h") -> NewJob:
-    return NewJob(job=made, document="{}", body_hash=body_hash, idempotency_key=idempotency_key, created_at=NOW)
+def new(made: Job, idempotency_key: str | None = None, body_hash: str = "h", kept_s: float = 1e6) -> NewJob:
+    return NewJob(
+        job=made,
+        document="{}",
+        body_hash=body_hash,
+        idempotency_key=idempotency_key,
+        created_at=NOW,
+        key_until=NOW + timedelta(seconds=kept_s),
+    )
 
 
-def turn(name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u2028") -> Turn:
+async def post(store: Store, made: Job, idempotency_key: str | None = None, body_hash: str = "h") -> StoredJob:
+    stored, _, _ = await store.post(new(made, idempotency_key, body_hash), claims=True)
+    return stored
+
+
+def turn(name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u2028\0", number: int = 0) -> Turn:
     attempt = Attempt(
         outcome=state, reason=None, detail=None, text=text, worker="w", incarnation=2, started_at=NOW, finished_at=NOW
     )
     return Turn(
-        key=key(name),
+        key=key(name, 0, number),
         state=state,
         text=text,
         attempts=(attempt,),
@@ -55,154 +104,201 @@ def turn(name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u202
     )
 
 
-async def append(store: SqliteStore, *records: object) -> None:
+def ended(name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u2028\0") -> TurnEnded:
+    return TurnEnded(turn=turn(name, state, text), at=NOW)
+
+
+def moved(state: ConversationState, conversation: str = "c0", name: str = "j") -> ConversationMoved:
+    return ConversationMoved(job_id=JobId(name), conversation_id=conversation, state=state, reason=None, at=NOW)
+
+
+async def append(store: Store, *records: Record) -> None:
     done = anyio.Event()
-    store.append_nowait(records, done.set)  # type: ignore[arg-type]
+    store.append_nowait(records, done.set)
     with anyio.fail_after(LIMIT_S):
         await done.wait()
 
 
-async def test_what_is_posted_is_read(store: SqliteStore, committed: list[frozenset[JobId]]) -> None:
+async def test_what_is_posted_is_read(store: Store, committed: list[frozenset[JobId]]) -> None:
     """A job is durable when post returns, and whoever follows it is woken."""
-    stored, is_new = await store.post(new(job(*DEBATE, rounds=2, conversations=3)))
+    stored, claims, is_new = await store.post(new(job(*DEBATE, rounds=2, conversations=3)), claims=True)
     assert is_new
-    assert await store.read(reading.job(JobId("j"))) == stored
+    assert claims == [Claim(job_id=J, conversation_id=f"c{number}", fence=1) for number in range(3)]
+    assert await store.read(reading.job(J)) == stored
     assert (stored.state, stored.total_conversations, stored.total_turns) == (JobState.QUEUED, 3, 18)
     assert (stored.created_at, stored.started_at) == (NOW, None)
-    assert await store.read(reading.conversation_states(JobId("j"))) == dict.fromkeys(
+    assert await store.read(reading.conversation_states(J)) == dict.fromkeys(
         ("c0", "c1", "c2"), ConversationState.QUEUED
     )
-    events, is_over = await store.read(reading.events(JobId("j"), 0, 9))
+    events, is_over = await store.read(reading.events(J, 0, 9))
     assert ([(event.number, event.kind) for event in events], is_over) == ([(1, "job")], False)
-    assert committed == [frozenset({JobId("j")})]
+    assert committed == [frozenset({J})]
 
 
-async def test_a_key_is_one_job(store: SqliteStore) -> None:
+async def test_a_key_is_one_job(store: Store) -> None:
     """Idempotency is decided by the writer, so two posts at once cannot both win."""
-    first, _ = await store.post(new(job(*DEBATE, name="one"), "k"))
-    assert await store.post(new(job(*DEBATE, name="two"), "k")) == (first, False)
+    first = await post(store, job(*DEBATE, name="one"), "k")
+    assert await store.post(new(job(*DEBATE, name="two"), "k"), claims=True) == (first, [], False)
     with pytest.raises(IdempotencyConflict):
-        await store.post(new(job(*DEBATE, name="three"), "k", body_hash="other"))
+        await post(store, job(*DEBATE, name="three"), "k", body_hash="other")
     assert len(await store.read(reading.jobs(None, 10, None))) == 1
 
 
-async def test_a_turn_comes_back_as_it_was_and_only_once(store: SqliteStore) -> None:
+async def test_a_key_is_free_again_after_its_time(store: Store) -> None:
+    """It is kept for a configured time; the job that had it stays."""
+    await store.post(new(job(*DEBATE, name="one"), "k", kept_s=-1), claims=True)
+    assert await store.read(reading.job_by_key("k", "h", NOW)) is None
+    assert (await store.post(new(job(*DEBATE, name="two"), "k", body_hash="other"), claims=True))[2]
+    assert len(await store.read(reading.jobs(None, 10, None))) == 2
+
+
+async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
     """A result is recorded exactly once: the second is refused with all that came with it, and the store fails."""
-    await store.post(new(job(*DEBATE)))
-    await append(store, TurnEnded(turn=turn("a"), at=NOW), TurnEnded(turn=turn("m", TurnState.FAILED), at=NOW))
-    assert await store.read(reading.turns(JobId("j"))) == [turn("a"), turn("m", TurnState.FAILED)]
-    talk = await store.read(reading.conversation(JobId("j"), "c0"))
+    await post(store, job(*DEBATE))
+    await append(store, ended("a"), ended("m", TurnState.FAILED))
+    assert await store.read(reading.turns(J, ["c0"])) == [turn("a"), turn("m", TurnState.FAILED)]
+    talk = await store.read(reading.conversation(J, "c0"))
     assert talk.turns == (turn("a"), turn("m", TurnState.FAILED))
-    tally = await store.read(reading.tally(JobId("j")))
+    tally = await store.read(reading.tally(J))
     assert tally.turns == {TurnState.COMPLETED: 1, TurnState.FAILED: 1}
-    moved = JobMoved(job_id=JobId("j"), state=JobState.COMPLETED, at=NOW)
     durable: list[bool] = []
-    store.append_nowait([moved, TurnEnded(turn=turn("a", text="another"), at=NOW)], lambda: durable.append(True))
-    with pytest.raises(StoreError, match="UNIQUE"), anyio.fail_after(LIMIT_S):
+    store.append_nowait([moved(ConversationState.RUNNING), ended("a", text="another")], lambda: durable.append(True))
+    with pytest.raises(StoreError, match=r"(?i)unique"), anyio.fail_after(LIMIT_S):
         await store.wait_failed()
-    assert (await store.read(reading.job(JobId("j")))).state is JobState.QUEUED
-    with pytest.raises(StoreError, match="UNIQUE"):
+    assert (await store.read(reading.job(J))).state is JobState.QUEUED
+    with pytest.raises(StoreError, match=r"(?i)unique"):
         await store.flush()
     assert durable == []
 
 
-async def test_facts_are_applied_in_order_and_told_once(store: SqliteStore) -> None:
+async def test_facts_are_applied_in_order_and_told_once(store: Store) -> None:
     """Events are numbered without a gap, and a state that is there already is no event."""
-    await store.post(new(job(*DEBATE)))
-    at = {"job_id": JobId("j"), "at": NOW}
-    running = JobMoved(state=JobState.RUNNING, **at)  # type: ignore[arg-type]
-    ended = ConversationMoved(conversation_id="c0", state=ConversationState.COMPLETED, reason=None, **at)  # type: ignore[arg-type]
-    moved = TurnMoved(key=key("a"), state=TurnState.IN_FLIGHT, worker="w", at=NOW)
-    await append(store, running, running, moved, ended, ended)
-    await append(store, JobMoved(state=JobState.COMPLETED, **at))  # type: ignore[arg-type]
-    events, is_over = await store.read(reading.events(JobId("j"), 0, 99))
+    await post(store, job(*DEBATE))
+    in_flight = TurnMoved(key=key("a"), state=TurnState.IN_FLIGHT, worker="w", at=NOW)
+    running, completed = moved(ConversationState.RUNNING), moved(ConversationState.COMPLETED)
+    await append(store, running, running, in_flight, completed)
+    events, is_over = await store.read(reading.events(J, 0, 99))
     assert is_over
     assert [(event.number, event.kind) for event in events] == [
         (1, "job"),
         (2, "job"),
-        (3, "turn"),
-        (4, "conversation"),
-        (5, "end"),
+        (3, "conversation"),
+        (4, "turn"),
+        (5, "conversation"),
+        (6, "end"),
     ]
-    assert await store.read(reading.events(JobId("j"), 3, 1)) == (events[3:4], False)
-    assert await store.read(reading.events(JobId("j"), 5, 1)) == ([], True)
-    stored = await store.read(reading.job(JobId("j")))
+    assert await store.read(reading.events(J, 3, 1)) == (events[3:4], False)
+    assert await store.read(reading.events(J, 6, 1)) == ([], True)
+    stored = await store.read(reading.job(J))
     assert (stored.state, stored.started_at, stored.finished_at) == (JobState.COMPLETED, NOW, NOW)
-    assert await store.read(reading.unfinished_jobs()) == []
 
 
-async def test_only_an_ended_job_is_deleted_and_whole(store: SqliteStore) -> None:
+@pytest.mark.parametrize(
+    ("ends", "is_cancelled", "state"),
+    [
+        (["completed", "completed"], False, JobState.COMPLETED),
+        (["completed", "failed"], False, JobState.COMPLETED_WITH_FAILURES),
+        (["failed", "failed"], False, JobState.FAILED),
+        (["completed", "cancelled"], True, JobState.CANCELLED),
+    ],
+)
+async def test_a_job_ends_with_its_last_conversation(
+    store: Store, ends: list[str], is_cancelled: bool, state: JobState
+) -> None:
+    """Whichever node that runs on: the store counts."""
+    await post(store, job(*DEBATE, conversations=2))
+    await append(store, moved(ConversationState.RUNNING))
+    if is_cancelled:
+        await store.request_cancel(J)
+        assert await store.read(reading.to_cancel()) == [J]
+    await append(store, moved(ConversationState(ends[0])))
+    assert (await store.read(reading.job(J))).state is JobState.RUNNING
+    await append(store, moved(ConversationState(ends[1]), "c1"))
+    assert (await store.read(reading.job(J))).state is state
+    assert await store.read(reading.to_cancel()) == []
+
+
+async def test_only_an_ended_job_is_deleted_and_whole(store: Store) -> None:
     """DELETE releases everything of a job, and of no other."""
     for name in ("j", "k"):
-        await store.post(new(job(*DEBATE, name=name), name))
-    await append(store, TurnEnded(turn=turn("a"), at=NOW))
+        await post(store, job(*DEBATE, name=name), name)
+    await append(store, ended("a"))
     with pytest.raises(NotEnded):
-        await store.delete(JobId("j"))
-    await append(store, JobMoved(job_id=JobId("j"), state=JobState.FAILED, at=NOW))
-    await store.delete(JobId("j"))
-    for query in (reading.job(JobId("j")), reading.events(JobId("j"), 0, 9), reading.conversation(JobId("j"), "c0")):
+        await store.delete(J)
+    await append(store, moved(ConversationState.FAILED))
+    await store.delete(J)
+    for query in (reading.job(J), reading.events(J, 0, 9), reading.conversation(J, "c0")):
         with pytest.raises(JobNotFound):
             await store.read(query)
-    assert await store.read(reading.turns(JobId("j"))) == []
+    assert await store.read(reading.turns(J, ["c0"])) == []
     assert len(await store.read(reading.jobs(None, 10, None))) == 1
-    assert (await store.post(new(job(*DEBATE), "j")))[1]
+    assert (await store.post(new(job(*DEBATE), "j"), claims=True))[2]
 
 
-async def test_a_cancel_is_durable_and_changes_no_ended_job(store: SqliteStore) -> None:
+async def test_a_cancel_is_durable_and_changes_no_ended_job(store: Store) -> None:
     """The next life must know of it."""
-    await store.post(new(job(*DEBATE)))
-    await store.request_cancel(JobId("j"))
-    assert (await store.read(reading.job(JobId("j")))).is_cancel_requested
+    await post(store, job(*DEBATE))
+    await store.request_cancel(J)
+    assert (await store.read(reading.job(J))).is_cancel_requested
     with pytest.raises(JobNotFound):
         await store.request_cancel(JobId("none"))
 
 
-async def test_many_writers_at_once_are_all_written(store: SqliteStore) -> None:
+async def test_many_writers_at_once_are_all_written(store: Store) -> None:
     """Groups commit together, and each gets its own answer."""
     results: list[tuple[str, bool]] = []
 
-    async def post(number: int) -> None:
-        stored, is_new = await store.post(new(job(*DEBATE, name=f"j{number}"), f"k{number % 50}"))
+    async def post_one(number: int) -> None:
+        stored, _, is_new = await store.post(new(job(*DEBATE, name=f"j{number}"), f"k{number % 50}"), claims=True)
         results.append((stored.id, is_new))
 
     async with anyio.create_task_group() as tasks:
         for number in range(200):
-            tasks.start_soon(post, number)
+            tasks.start_soon(post_one, number)
     assert sum(is_new for _, is_new in results) == 50
     assert len(await store.read(reading.jobs(None, 1000, None))) == 50
+    numbers = [stored.number for stored in await store.read(reading.jobs(JobState.QUEUED, 1000, None))]
+    assert numbers == sorted(set(numbers), reverse=True)
+    assert len(await store.read(reading.jobs(None, 1000, numbers[20]))) == 29
 
 
-async def test_what_was_written_is_there_in_the_next_life(tmp_path: Path) -> None:
-    """A clean close and a new open lose nothing."""
-    with open_store(tmp_path, lambda _jobs: None) as store:
-        await store.post(new(job(*DEBATE)))
-        store.append_nowait([TurnEnded(turn=turn("a"), at=NOW)], lambda: None)
-    with open_store(tmp_path, lambda _jobs: None) as store:
-        assert [stored.id for stored in await store.read(reading.unfinished_jobs())] == ["j"]
-        assert await store.read(reading.turns(JobId("j"))) == [turn("a")]
+async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> None:
+    """Nothing is lost, the fence has grown, and whatever the life before still says is refused."""
+    with open_store(make_database()) as store:
+        await post(store, job(*DEBATE, conversations=2))
+        store.append_nowait([ended("a"), moved(ConversationState.COMPLETED, "c1")], lambda: None)
+        await store.flush()
+        if isinstance(store._database, PostgresDatabase):
+            await store.write(lambda connection: connection.execute("UPDATE conversations SET owner = NULL"))
+        else:
+            await store.write(lambda connection: connection.execute("UPDATE conversations SET owner = 'dead'"))
+    with open_store(make_database()) as store:
+        (claim,) = await store.claim(["m"], 10)
+        assert (claim.conversation_id, claim.fence) == ("c0", 2)
+        assert await store.claim(["m"], 10) == []
+        assert await store.read(reading.turns(J, ["c0"])) == [turn("a")]
+        await append(store, ended("b"))
 
 
-async def test_a_store_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    """Another owner, a newer version, a file that is no database, a folder that cannot be made."""
-    first, second = open_store(tmp_path, lambda _jobs: None), open_store(tmp_path, lambda _jobs: None)
-    with first, pytest.raises(StoreError, match="another Roundhouse"), second:
-        pass
-    connection = sqlite3.connect(tmp_path / FILE_NAME)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(StoreError, match="of version 99"), open_store(tmp_path, lambda _jobs: None):
-        pass
-    (tmp_path / FILE_NAME).write_bytes(b"this is no database at all, whatever its name says" * 100)
-    with pytest.raises(StoreError, match="not a database"), open_store(tmp_path, lambda _jobs: None):
-        pass
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be used"), open_store(tmp_path / "file" / "state", lambda _jobs: None):
-        pass
+async def test_what_nobody_here_runs_is_refused(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a conversation that was released, or never claimed, nothing is written, and the log says so."""
+    await store.post(new(job(*DEBATE, conversations=2)), claims=False)
+    await append(store, ended("a"))
+    assert await store.read(reading.turns(J, ["c0"])) == []
+    assert "a late result of a in round 0, completed" in caplog.text
+    assert len(await store.claim(["m"], 10)) == 2
+    store.release_nowait({(J, "c0"): ["m"]})
+    await append(store, ended("a"))
+    assert await store.read(reading.turns(J, ["c0"])) == []
+    (again,) = await store.claim(["m"], 10)
+    assert (again.conversation_id, again.fence) == ("c0", 2)
+    await append(store, ended("a"))
+    assert len(await store.read(reading.turns(J, ["c0"]))) == 1
 
 
-async def test_what_a_turn_has_behind_it_outlives_us(store: SqliteStore) -> None:
+async def test_what_a_turn_has_behind_it_outlives_us(store: Store) -> None:
     """The newest stands, and goes with the turn's end."""
-    await store.post(new(job(*DEBATE)))
+    await post(store, job(*DEBATE))
     attempt = turn("a", TurnState.FAILED).attempts[0]
 
     def requeued(*attempts: Attempt) -> TurnRequeued:
@@ -214,6 +310,24 @@ async def test_what_a_turn_has_behind_it_outlives_us(store: SqliteStore) -> None
 
     first, second = requeued(attempt), requeued(attempt, attempt)
     await append(store, first, second)
-    assert await store.read(reading.unfinished_turns(JobId("j"))) == [second.so_far]
-    await append(store, TurnEnded(turn=turn("a", TurnState.FAILED), at=NOW))
-    assert await store.read(reading.unfinished_turns(JobId("j"))) == []
+    assert await store.read(reading.unfinished_turns(J, ["c0"])) == [second.so_far]
+    await append(store, ended("a", TurnState.FAILED))
+    assert await store.read(reading.unfinished_turns(J, ["c0"])) == []
+
+
+async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None:
+    """Without an outcome a call is of unknown effect; the same call in another attempt is the same row."""
+    await post(store, job(*DEBATE))
+
+    def started(call: str, number: int) -> ToolCallStarted:
+        return ToolCallStarted(
+            key=key("a"), call=call, number=number, name="pay", arguments="{}", policy="ask_model", at=NOW
+        )
+
+    await append(store, started("x", 1), started("y", 2), started("x", 1))
+    await append(store, ToolCallEnded(key=key("a"), call="y", outcome='{"result": 1}', at=NOW))
+    assert await store.read(reading.tool_calls(key("a"))) == [
+        StoredToolCall(call="x", number=1, name="pay", arguments="{}", policy="ask_model", outcome=None),
+        StoredToolCall(call="y", number=2, name="pay", arguments="{}", policy="ask_model", outcome='{"result": 1}'),
+    ]
+    assert await store.read(reading.tool_calls(key("b"))) == []

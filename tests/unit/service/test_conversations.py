@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from service.conversations.job import Agent, Job, JobId
 from service.conversations.rendering import render_conversation
-from service.conversations.spec import Limits, find_cycle, parse_job
+from service.conversations.spec import JobRules, Limits, find_cycle, parse_job
 from service.conversations.visibility import Spoken, Utterance, visible_before
 from service.errors import InvalidJob
 from tests.unit.service.jobs import DEBATE, agent, job
@@ -152,13 +152,17 @@ WRONG_VALIDATIONS: list[dict[str, object]] = [
 ]
 
 
+def rules(**limits: int) -> JobRules:
+    return JobRules(models=["m"], limits=Limits(**limits), webhook_hosts=["hooks.example"], webhook_secrets=["ours"])
+
+
 def document(**changes: object) -> dict[str, object]:
     return {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "p"}], **changes}
 
 
 def test_defaults_are_those_of_the_contract() -> None:
     """A one-agent, one-round, one-conversation job is an ordinary prompt."""
-    made = parse_job(document(), JobId("j"), ["m"], Limits())
+    made = parse_job(document(), JobId("j"), rules())
     assert (made.total_turns, made.conversations[0].id, made.conversations[0].rounds) == (1, "c0", 1)
     assert made.agents[0] == Agent(id="a", role="participant", model="m", system="")
 
@@ -183,7 +187,7 @@ def test_defaults_are_those_of_the_contract() -> None:
 def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], told: str) -> None:
     """Limits are configured; what exceeds one is refused whole."""
     with pytest.raises(InvalidJob, match=told):
-        parse_job(document(**changes), JobId("j"), ["m"], Limits(**{limit: 2}))
+        parse_job(document(**changes), JobId("j"), rules(**{limit: 2}))
 
 
 @pytest.mark.parametrize(
@@ -211,14 +215,14 @@ def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], t
 def test_what_is_not_understood_is_refused(changes: dict[str, object]) -> None:
     """No option is read and ignored; ids can be names of files."""
     with pytest.raises(InvalidJob):
-        parse_job(document(**changes), JobId("j"), ["m"], Limits())
+        parse_job(document(**changes), JobId("j"), rules())
 
 
 def test_a_flood_of_faults_is_cut() -> None:
     """Telling what is wrong must not cost more than being right."""
     agents = [{"id": f"a{n}", "model": "gone"} for n in range(200)]
     with pytest.raises(InvalidJob) as caught:
-        parse_job(document(agents=agents), JobId("j"), ["m"], Limits())
+        parse_job(document(agents=agents), JobId("j"), rules())
     assert len(caught.value.faults) == 100
     with pytest.raises(InvalidJob, match="600000 agents"):
-        parse_job(document(agents=[{"id": "a", "model": "m"}] * 600_000), JobId("j"), ["m"], Limits())
+        parse_job(document(agents=[{"id": "a", "model": "m"}] * 600_000), JobId("j"), rules())

@@ -5,7 +5,6 @@ from service.conversations.states import ConversationState, JobState, TurnState,
 from service.scheduling.core import SchedulingCore
 from service.scheduling.events import (
     Action,
-    Closing,
     ConversationEnded,
     ConversationStarted,
     CutOffTurn,
@@ -13,7 +12,7 @@ from service.scheduling.events import (
     JobAdmitted,
     JobCancelled,
     JobEnded,
-    JobStarted,
+    Paused,
     StartTurn,
     TurnCompleted,
     TurnCutOff,
@@ -46,7 +45,6 @@ def test_a_debate_runs_in_its_order() -> None:
     assert scheduler.handle(JobAdmitted(job=job(*DEBATE, rounds=2))) == [
         TurnIsReady(key=key("a")),
         TurnIsReady(key=key("b")),
-        JobStarted(job_id=J),
         ConversationStarted(job_id=J, conversation_id="c0"),
         StartTurn(key=key("a"), worker="w"),
         StartTurn(key=key("b"), worker="w"),
@@ -61,7 +59,7 @@ def test_a_debate_runs_in_its_order() -> None:
     assert starts(scheduler.handle(TurnCompleted(key=key("b", 1)))) == [key("m", 1)]
     assert scheduler.handle(TurnCompleted(key=key("m", 1))) == [
         ConversationEnded(job_id=J, conversation_id="c0", state=ConversationState.COMPLETED, reason=None, unspoken=()),
-        JobEnded(job_id=J, state=JobState.COMPLETED),
+        JobEnded(job_id=J),
     ]
 
 
@@ -143,9 +141,7 @@ def test_a_failed_turn_ends_its_conversation_alone() -> None:
     assert scheduler.handle(TurnCutOff(key=key("b"))) == [ended]
     for name in ("a", "b"):
         scheduler.handle(TurnCompleted(key=key(name, 0, 1)))
-    assert scheduler.handle(TurnCompleted(key=key("m", 0, 1)))[-1] == JobEnded(
-        job_id=J, state=JobState.COMPLETED_WITH_FAILURES
-    )
+    assert scheduler.handle(TurnCompleted(key=key("m", 0, 1)))[-1] == JobEnded(job_id=J)
 
 
 def test_a_cancelled_job_drops_what_waits_and_cuts_off_what_runs() -> None:
@@ -157,7 +153,7 @@ def test_a_cancelled_job_drops_what_waits_and_cuts_off_what_runs() -> None:
     dropped = [action.conversation_id for action in actions if isinstance(action, ConversationEnded)]
     assert dropped == ["c1", "c2"]
     assert scheduler.handle(JobCancelled(job_id=J)) == []
-    assert scheduler.handle(TurnCutOff(key=key("a")))[-1] == JobEnded(job_id=J, state=JobState.CANCELLED)
+    assert scheduler.handle(TurnCutOff(key=key("a")))[-1] == JobEnded(job_id=J)
     assert scheduler.handle(JobCancelled(job_id=J)) == []
 
 
@@ -176,7 +172,7 @@ def test_nothing_is_started_while_closing() -> None:
     """Admitting nothing new is one thing, ending what runs another."""
     scheduler = core(slots=1)
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=2)))
-    assert scheduler.handle(Closing()) == []
+    assert scheduler.handle(Paused()) == []
     actions = scheduler.handle(TurnCompleted(key=key("a")))
     assert starts(actions) == []
     assert isinstance(actions[0], ConversationEnded)
@@ -202,10 +198,10 @@ def test_what_had_ended_is_ended_again() -> None:
     scheduler = core()
     done = {key(name): (TurnState.COMPLETED, None) for name in "abm"}
     actions = scheduler.handle(JobAdmitted(job=job(*DEBATE), ended=done))
-    assert actions[-1] == JobEnded(job_id=J, state=JobState.COMPLETED)
+    assert actions[-1] == JobEnded(job_id=J)
     failed = {key("a"): (TurnState.FAILED, "poisoned"), key("b"): (TurnState.COMPLETED, None)}
     actions = scheduler.handle(JobAdmitted(job=job(*DEBATE), ended=failed))
-    assert actions[-1] == JobEnded(job_id=J, state=JobState.FAILED)
+    assert actions[-1] == JobEnded(job_id=J)
     assert isinstance(actions[0], ConversationEnded)
     assert (actions[0].reason, actions[0].unspoken) == ("poisoned", (key("m"),))
 
@@ -222,13 +218,11 @@ def test_late_news_of_a_turn_that_is_not_in_flight_changes_nothing() -> None:
 def test_free_slots_are_those_that_nobody_waits_for() -> None:
     """queue=false asks how many first turns would start at once."""
     scheduler = core(slots=3)
-    assert (scheduler.free("m"), scheduler.free("none")) == (3, 0)
+    assert (scheduler.view.free("m"), scheduler.view.free("none")) == (3, 0)
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=2)))
-    assert scheduler.free("m") == 1
+    assert scheduler.view.free("m") == 1
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=5, name="k")))
-    assert scheduler.free("m") == 0
-    scheduler.handle(Closing())
-    assert scheduler.free("m") == 0
+    assert scheduler.view.free("m") == -4
 
 
 def test_a_suspect_shares_no_worker_with_another() -> None:
@@ -253,7 +247,7 @@ def test_a_job_with_ended_conversations_goes_on_with_the_others() -> None:
     actions = scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3), ended=done))
     assert [action.conversation_id for action in actions if isinstance(action, ConversationEnded)] == ["c0", "c2"]
     assert starts(actions) == [key("a", 0, 1)]
-    assert scheduler.handle(TurnCompleted(key=key("a", 0, 1)))[-1] == JobEnded(job_id=J, state=JobState.COMPLETED)
+    assert scheduler.handle(TurnCompleted(key=key("a", 0, 1)))[-1] == JobEnded(job_id=J)
 
 
 def test_a_cancel_of_an_earlier_life_is_carried_out_and_starts_nothing() -> None:
@@ -265,7 +259,7 @@ def test_a_cancel_of_an_earlier_life_is_carried_out_and_starts_nothing() -> None
     assert starts(actions) == []
     states = [action.state for action in actions if isinstance(action, ConversationEnded)]
     assert states == [ConversationState.CANCELLED, ConversationState.COMPLETED, ConversationState.CANCELLED]
-    assert actions[-1] == JobEnded(job_id=J, state=JobState.CANCELLED)
+    assert actions[-1] == JobEnded(job_id=J)
 
 
 @pytest.mark.parametrize(("failed", "cut_off"), [("a", "b"), ("b", "a")])

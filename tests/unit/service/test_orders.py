@@ -157,7 +157,7 @@ def test_looking_changes_nothing(policy: str) -> None:
         started = [TurnKey(JobId("j"), "c0", "a0", 0)]
         for _ in range(30):
             if is_looked_at:
-                core.ready_heads(5)
+                core.view.ready_heads(5)
             starts = [a.key for a in core.handle(TurnCompleted(key=started[-1])) if isinstance(a, StartTurn)]
             started += starts
         return started
@@ -200,4 +200,4 @@ def test_a_lost_model_is_one_until_somebody_helps() -> None:
         a.key.job_id for a in core.handle(WorkerReady(worker="w", model="m", slots=1)) if isinstance(a, StartTurn)
     ]
     assert starts == ["second"]
-    assert set(core.pools().values()) == {0, 1, 2}
+    assert set(core.view.of_all().values()) == {0, 1, 2}

@@ -55,10 +55,10 @@ def test_a_turn_waits_where_reading_would_cost_more() -> None:
     """2,000 tokens at 10 ms are 20 s, and the slot is free in about 5 s."""
     core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
     assert actions == [HoldTurn(key=key("a", 1), worker="w", seconds=pytest.approx(20.0))]  # type: ignore[arg-type]
-    assert core.held_for(key("a", 1)) == "w"
-    assert [each for each, _ in core.ready_heads(5)] == [key("a", 1)]
+    assert core.view.held_for(key("a", 1)) == "w"
+    assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
     assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
-    assert core.held_for(key("a", 1)) is None
+    assert core.view.held_for(key("a", 1)) is None
     assert core.handle(HoldOver(key=key("a", 1))) == []
 
 
@@ -84,7 +84,7 @@ def test_a_turn_waits_for_no_worker_that_is_gone() -> None:
 def test_the_free_slot_goes_to_whoever_can_use_it() -> None:
     """A turn that waits for its worker keeps no other slot from anybody."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
-    assert core.free("m") == 1
+    assert core.view.free("m") == 1
     actions = core.handle(JobAdmitted(job=job(agent("a"), name="other")))
     assert list(seated(actions).values()) == ["v"]
     assert holds(actions) == []
@@ -94,9 +94,9 @@ def test_a_held_turn_is_cancelled_with_its_job() -> None:
     """It is ready, and waits nowhere after that."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobCancelled(job_id=JobId("j")))
-    assert core.held_for(key("a", 1)) is None
+    assert core.view.held_for(key("a", 1)) is None
     assert core.handle(HoldOver(key=key("a", 1))) == []
-    assert core.ready_heads(5) == []
+    assert core.view.ready_heads(5) == []
 
 
 def test_a_second_one_waits_behind_the_first() -> None:

@@ -1,0 +1,152 @@
+"""What this node runs of what is stored: claims conversations, and puts them on the scheduler where they were left.
+
+A node that has its database to itself claims everything. One among several claims about as much as its slots will need
+next, so that what waits can go wherever a slot gets free first; what it has claimed stays with it, since its engines
+know the prompts.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from service.conversations.job import Job, JobId
+from service.conversations.spec import parse_stored
+from service.errors import JobNotFound, StoreUnavailable
+from service.scheduling.scheduler import Pause, Scheduler
+from service.store import reading
+from service.store.database import Claim
+from service.store.store import Store
+
+LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
+POLL_S: Final = 1.0  # hints may be lost; looking is what counts
+PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
+logger = logging.getLogger(__name__)
+
+
+class Intake:
+    """Between the store and the scheduler; its tasks are those of ``run``."""
+
+    def __init__(self, store: Store, scheduler: Scheduler, models: Sequence[str], *, is_shared: bool) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._models = tuple(models)
+        self._is_shared = is_shared
+        self._hint = anyio.Event()
+        self._is_drained = False  # the last claim brought less than there was room for
+        self._parsed: OrderedDict[JobId, Job] = OrderedDict()
+
+    def __repr__(self) -> str:
+        """State whether others take a share."""
+        return f"<Intake shared={self._is_shared}>"
+
+    # Claiming
+
+    async def run(self) -> None:
+        """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
+        while not self._scheduler.is_closing:
+            hint = self._hint
+            try:
+                await self._cancel_wanted()
+                if self._scheduler.paused_by is None:
+                    await self.take()
+            except StoreUnavailable as error:
+                logger.debug("nothing is claimed: %s", error)
+            if not self._is_shared:
+                await hint.wait()
+                continue
+            with anyio.move_on_after(POLL_S) as patience:
+                await hint.wait()
+            self._is_drained &= not patience.cancelled_caught
+
+    def hint(self, *, is_work: bool) -> None:
+        """Look again: a slot may be free, or (``is_work``) there may be something to claim."""
+        if is_work or (self._is_shared and not self._is_drained):
+            self._is_drained &= not is_work
+            self._hint.set()
+            self._hint = anyio.Event()
+
+    async def start_over(self) -> None:
+        """Drop everything that was claimed: another node has taken over."""
+        await self._scheduler.forget_all()
+        self._scheduler.unpause(Pause.LEASE)
+        self.hint(is_work=True)
+
+    async def take(self, job_id: JobId | None = None) -> None:
+        """Claim what there is room for, or only what is of one job, and go on with it."""
+        if self._scheduler.is_closing:
+            return
+        if not self._is_shared:
+            await self.admit(await self._store.claim(self._models, None, job_id))
+            return
+        for model, room in self._rooms().items():
+            claims = await self._store.claim([model], room, job_id)
+            await self.admit(claims)
+            self._is_drained = len(claims) < room
+
+    def has_room_for(self, job: Job) -> bool:
+        """Whether a new job is claimed as it is posted."""
+        if not self._is_shared:
+            return True
+        rooms = self._rooms()
+        turns = len(job.conversations)
+        return all(rooms.get(model, 0) >= turns for model in job.first_models)
+
+    def _rooms(self) -> Mapping[str, int]:
+        """Return how many turns more each model should have here, where it should have any."""
+        if self._scheduler.paused_by is not None:
+            return {}
+        view = self._scheduler.view
+        rooms = {model: view.free(model) + (LOOKAHEAD - 1) * view.slots(model) for model in self._models}
+        return {model: room for model, room in rooms.items() if room > 0 and view.slots(model)}
+
+    async def _cancel_wanted(self) -> None:
+        if self._is_shared:
+            live = set(self._scheduler.view.jobs())
+            for job_id in await self._store.read(reading.to_cancel()):
+                if job_id in live:
+                    self._scheduler.cancel(job_id)
+
+    # Admitting
+
+    async def admit(self, claims: Iterable[Claim], posted: Job | None = None) -> None:
+        """Put conversations on the scheduler, each where it was left; ``posted`` is their job, if it is new."""
+        for job_id, group in groupby(claims, lambda claim: claim.job_id):
+            names = [claim.conversation_id for claim in group]
+            if posted is not None and posted.id == job_id:
+                self._scheduler.admit(posted)
+                continue
+            try:
+                await self._go_on(job_id, names)
+            except JobNotFound:
+                logger.warning("job %s was deleted as it was claimed", job_id)
+
+    async def _go_on(self, job_id: JobId, names: Sequence[str]) -> None:
+        stored = await self._store.read(reading.job(job_id))
+        job = await self._job(job_id)
+        wanted = frozenset(names)
+        share = replace(job, conversations=tuple(talk for talk in job.conversations if talk.id in wanted))
+        turns = await self._store.read(reading.turns(job_id, names))
+        unfinished = await self._store.read(reading.unfinished_turns(job_id, names))
+        missing = sorted(set(job.models) - set(self._models))
+        if missing and not self._is_shared:
+            logger.warning("job %s waits for models that are configured no more: %s", job_id, ", ".join(missing))
+        if turns or unfinished:
+            logger.info("job %s goes on with %d of %d turns done", job_id, len(turns), share.total_turns)
+        self._scheduler.admit(share, turns, unfinished, is_cancelled=stored.is_cancel_requested)
+
+    async def _job(self, job_id: JobId) -> Job:
+        job = self._parsed.get(job_id)
+        if job is None:
+            document = await self._store.read(reading.document(job_id))
+            job = await anyio.to_thread.run_sync(parse_stored, document, job_id)
+            self._parsed[job_id] = job
+            while len(self._parsed) > PARSED_JOBS:
+                self._parsed.popitem(last=False)
+        self._parsed.move_to_end(job_id)
+        return job

@@ -1,0 +1,17 @@
+"""What the configuration lets jobs ask for."""
+
+from collections.abc import Iterable
+
+from service.config.schema import Config
+from service.conversations.spec import JobRules
+
+
+def rules_of(config: Config, elsewhere: Iterable[str] = ()) -> JobRules:
+    """Return the rules of a configuration; ``elsewhere`` are models of other nodes on the same store."""
+    return JobRules(
+        models=tuple(dict.fromkeys((*config.models, *elsewhere))),
+        limits=config.limits,
+        webhook_hosts=tuple(config.webhooks.hosts),
+        webhook_secrets=tuple(config.webhooks.secrets),
+        key_s=config.store.keep_keys_s,
+    )

@@ -1,0 +1,27 @@
+"""What a node knows of others on the same store, and the node that has none."""
+
+from typing import Protocol
+
+from service.conversations.job import JobId
+
+
+class Neighbours(Protocol):
+    """What a node knows of the others."""
+
+    def models(self) -> frozenset[str]:
+        """Return the models that others have."""
+
+    def counts(self, job_id: JobId) -> tuple[int, int]:
+        """Return how many turns of a job are ready and in flight elsewhere, as of a moment ago."""
+
+
+class Alone:
+    """There are none: a ``Neighbours``."""
+
+    def models(self) -> frozenset[str]:
+        """Return none."""
+        return frozenset()
+
+    def counts(self, _job_id: JobId) -> tuple[int, int]:
+        """Return none."""
+        return 0, 0

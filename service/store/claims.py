@@ -1,0 +1,122 @@
+"""The conversations that this node runs, and what it writes of them.
+
+Used by the writer's thread alone. What an operation changes here it returns as well, and it is taken over with
+``committed``: an operation may run several times until its group is committed, and must find the same each time.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from service.conversations.job import JobId
+from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, JobState
+from service.conversations.transcript import rfc3339
+from service.store import reading, writing
+from service.store.database import Claim, Connection, Membership
+from service.store.records import ConversationMoved, NewJob, Record, StoredJob, TurnEnded
+
+Place = tuple[JobId, str]  # a conversation
+logger = logging.getLogger(__name__)
+
+
+class Claims:
+    """The fence of each conversation that was claimed and has neither ended nor been released."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._fences: dict[Place, int] = {}
+        self._leaving: set[Place] = set()  # within the group that is being written
+
+    def __repr__(self) -> str:
+        """State how many there are."""
+        return f"<Claims {len(self._fences)} by {self._membership.node_id}>"
+
+    def begin_group(self) -> None:
+        """Take the fact that a group is written, for the first time or again."""
+        self._leaving.clear()
+
+    # When a group is committed
+
+    def keep(self, claims: Iterable[Claim]) -> None:
+        """Take what was claimed."""
+        self._fences |= {(claim.job_id, claim.conversation_id): claim.fence for claim in claims}
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """Take what has ended or was released."""
+        for place in places:
+            self._fences.pop(place, None)
+
+    def forget_all(self) -> None:
+        """Take the fact that another node has taken over."""
+        self._fences.clear()
+
+    # Within one
+
+    def post(self, connection: Connection, new: NewJob, *, claims: bool) -> tuple[StoredJob, list[Claim], bool]:
+        """Insert a job, or return the one of the same key and body."""
+        stored = writing.find_posted(connection, new)
+        if stored is not None:
+            return stored, [], False
+        job = new.job
+        if not self._membership.add_job(connection, writing.job_columns(new), job):
+            stored = writing.find_posted(connection, new)  # another node was quicker, this very moment
+            assert stored is not None  # noqa: S101 - its key is why ours was not inserted
+            return stored, [], False
+        owner, fence = (self._membership.node_id, 1) if claims else (None, 0)
+        rows = [
+            (job.id, talk.id, place, writing.to_json(talk.metadata), ConversationState.QUEUED.value, owner, fence)
+            for place, talk in enumerate(job.conversations)
+        ]
+        self._membership.add_conversations(connection, rows, job)
+        at = rfc3339(new.created_at)
+        writing.tell(connection, job.id, "job", {"state": JobState.QUEUED.value, "at": at})
+        self._membership.tell(connection, [job.id], is_work=not claims)
+        taken = [Claim(job_id=job.id, conversation_id=talk.id, fence=1) for talk in job.conversations] if claims else []
+        return reading.job(job.id)(connection), taken, True
+
+    def take(
+        self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
+    ) -> list[Claim]:
+        """Claim what nobody runs; return it, with whatever this node had claimed without learning of it."""
+        self._membership.claim(connection, models, limit, job_id)
+        owned = self._membership.owned(connection)
+        return [claim for claim in owned if (claim.job_id, claim.conversation_id) not in self._fences]
+
+    def release(self, connection: Connection, wants: Mapping[Place, Sequence[str]]) -> None:
+        """Leave conversations to other nodes, each with the models that it needs next."""
+        for place, models in wants.items():
+            fence = self._fence(place)
+            if fence is not None:
+                self._leaving.add(place)
+                claim = Claim(job_id=place[0], conversation_id=place[1], fence=fence)
+                self._membership.release(connection, claim, models)
+        self._membership.tell(connection, [], is_work=True)
+
+    def apply(self, connection: Connection, records: Sequence[Record]) -> list[Place]:
+        """Apply facts in their order, and return what has ended; refuse those of what is ours no more."""
+        ended: list[Place] = []
+        changed: dict[JobId, None] = {}
+        for record in records:
+            place = writing.place_of(record)
+            fence = self._fence(place)
+            if fence is None:
+                logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), _words(record))
+                continue
+            changed[place[0]] = None
+            if not isinstance(record, ConversationMoved):
+                writing.apply(connection, record)
+                continue
+            writing.move_conversation(connection, record, fence)
+            if record.state in ENDED_CONVERSATIONS:
+                ended.append(place)
+                self._leaving.add(place)
+        self._membership.tell(connection, changed, is_work=False)
+        return ended
+
+    def _fence(self, place: Place) -> int | None:
+        return None if place in self._leaving else self._fences.get(place)
+
+
+def _words(record: Record) -> str:
+    if isinstance(record, TurnEnded):
+        return f"a late result of {record.turn.key.agent_id} in round {record.turn.key.round}, {record.turn.state}"
+    return type(record).__name__

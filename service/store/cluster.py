@@ -1,0 +1,161 @@
+"""The other nodes on the same database, and this node's own lease among them."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+import psycopg
+
+from service.conversations.job import JobId
+from service.store.shared import CHANNEL, LEASE
+
+RENEWALS: Final = 5  # in the time of a lease
+LONGEST_PAUSE_S: Final = 1.0  # between two renewals, and before a lost connection is made again
+COUNTED_JOBS: Final = 1000  # that a node reports of; more would make each renewal a burden
+Counts = Mapping[JobId, Sequence[int]]  # of each job the turns that are ready and in flight
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEvents:
+    """What a node does about its lease and its neighbours; called in the event loop, and none may wait.
+
+    ``ending`` says that the lease may end before it can be renewed, ``renewed`` that it is good (again), ``fenced``
+    that it is over. ``changed`` names jobs that others have written to; ``work`` says that there is something to claim.
+    """
+
+    ending: Callable[[], None]
+    renewed: Callable[[], None]
+    fenced: Callable[[], None]
+    changed: Callable[[Iterable[JobId]], None]
+    work: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Others:
+    models: frozenset[str] = frozenset()
+    counts: Sequence[Mapping[str, Sequence[int]]] = ()
+
+
+class Cluster:
+    """Renews the lease of this node, takes over from those whose lease has ended, and listens. A ``Neighbours``."""
+
+    def __init__(self, url: str, lease_s: float, node_id: Callable[[], str], report: Callable[[], Counts]) -> None:
+        self._url = url
+        self._lease_s = lease_s
+        self._node_id = node_id
+        self._report = report
+        self._others = _Others()
+        self._renewed_at = time.monotonic()
+
+    def __repr__(self) -> str:
+        """State how many others there are."""
+        return f"<Cluster others={len(self._others.counts)}>"
+
+    def models(self) -> frozenset[str]:
+        """Return the models that others have."""
+        return self._others.models
+
+    def counts(self, job_id: JobId) -> tuple[int, int]:
+        """Return how many turns of a job are ready and in flight elsewhere, as of a moment ago."""
+        told = [counts[job_id] for counts in self._others.counts if job_id in counts]
+        return sum(each[0] for each in told), sum(each[1] for each in told)
+
+    async def run(self, events: LeaseEvents) -> None:
+        """Keep the lease until cancelled."""
+        self._renewed_at = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._renew_always, events)
+            tasks.start_soon(self._listen_always, events)
+
+    # Leases
+
+    async def _renew_always(self, events: LeaseEvents) -> None:
+        pause_s = min(LONGEST_PAUSE_S, self._lease_s / RENEWALS)
+        is_good = True
+        while True:
+            try:
+                async with await self._connect() as connection:
+                    while True:
+                        await self._renew(connection, events)
+                        is_good = True
+                        await anyio.sleep(pause_s)
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                logger.warning("store: the lease of %s is not renewed: %s", self._node_id(), error)
+            if is_good and time.monotonic() - self._renewed_at > self._lease_s / 2:
+                is_good = False
+                events.ending()
+            await anyio.sleep(pause_s)
+
+    async def _renew(self, connection: psycopg.AsyncConnection[Any], events: LeaseEvents) -> None:
+        """Renew the lease, take over from the dead, and learn of the living, all within a part of the lease."""
+        asked_at = time.monotonic()
+        with anyio.fail_after(self._lease_s / RENEWALS):
+            report = json.dumps(dict(list(self._report().items())[:COUNTED_JOBS]))
+            renewed = await connection.execute(
+                f"UPDATE nodes SET lease_until = now() + {LEASE.replace('?', '%s')}, report = %s"  # noqa: S608
+                " WHERE id = %s AND is_live = 1",
+                (self._lease_s, report, self._node_id()),
+            )
+            if renewed.rowcount:
+                self._renewed_at = asked_at
+                events.renewed()
+            else:
+                events.fenced()
+            if await self._take_over(connection):
+                events.work()
+            rows = await connection.execute("SELECT id, models, report FROM nodes WHERE is_live = 1")
+            others = [row for row in await rows.fetchall() if row[0] != self._node_id()]
+            self._others = _Others(
+                models=frozenset(model for row in others for model in row[1]),
+                counts=[json.loads(row[2]) for row in others],
+            )
+
+    async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> int:
+        """Mark nodes as dead whose lease has ended, and leave what they ran to whoever claims it."""
+        async with connection.transaction():
+            dead = await connection.execute(
+                "UPDATE nodes SET is_live = 0 WHERE id IN (SELECT id FROM nodes WHERE is_live = 1"
+                " AND lease_until < now() FOR UPDATE SKIP LOCKED) RETURNING id"
+            )
+            names = [row[0] for row in await dead.fetchall()]
+            if not names:
+                return 0
+            # What comes next may need any of the job's models; a node that has not got the right one leaves it again.
+            freed = await connection.execute(
+                "UPDATE conversations SET owner = NULL, wants = jobs.models FROM jobs"
+                " WHERE jobs.id = conversations.job_id AND conversations.owner = ANY(%s)",
+                (names,),
+            )
+        logger.warning("store: %s are dead, and leave %d conversations to others", ", ".join(names), freed.rowcount)
+        return freed.rowcount
+
+    # Notices
+
+    async def _listen_always(self, events: LeaseEvents) -> None:
+        while True:
+            try:
+                async with await self._connect() as connection:
+                    await connection.execute(f"LISTEN {CHANNEL}")
+                    events.work()  # whatever was told while nobody listened
+                    async for notice in connection.notifies():
+                        self._hear(notice.payload, events)
+            except (psycopg.Error, OSError) as error:
+                logger.info("store: no notices of other nodes for the moment: %s", error)
+            await anyio.sleep(LONGEST_PAUSE_S)
+
+    def _hear(self, payload: str, events: LeaseEvents) -> None:
+        told = json.loads(payload)
+        if told["node"] == self._node_id():
+            return
+        events.changed(JobId(name) for name in told["jobs"])
+        if told["work"]:
+            events.work()
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        with anyio.fail_after(self._lease_s / RENEWALS):
+            return await psycopg.AsyncConnection.connect(self._url, autocommit=True, application_name="roundhouse")

@@ -1,0 +1,120 @@
+"""What the store needs of a database; SQLite and PostgreSQL give it in the same words.
+
+Statements are written once, in what both understand, with ``?`` for a parameter; what cannot be the same in both is a
+method here. All of a transaction's statements stand between ``begin`` and ``commit`` or ``rollback``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from service.conversations.job import Job, JobId
+
+Row = Sequence[Any]
+
+
+class Cursor(Protocol):
+    """What a statement has brought."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it has changed."""
+
+    def fetchone(self) -> Row | None:
+        """Return the next row."""
+
+    def fetchall(self) -> Sequence[Row]:
+        """Return all rows that are left."""
+
+    def __iter__(self) -> Iterator[Row]:
+        """Iterate over the rows that are left."""
+
+
+class Connection(Protocol):
+    """One connection, used by one thread at a time."""
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
+        """Run one statement."""
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
+        """Run one statement for each row."""
+
+    def begin(self) -> None:
+        """Begin a transaction that writes; with a reader's connection, one that sees one moment."""
+
+    def commit(self) -> None:
+        """End it; what it wrote is durable when this returns."""
+
+    def rollback(self) -> None:
+        """End it, if it has not ended already, and all that it wrote is gone."""
+
+    def close(self) -> None:
+        """Close it; what is open is rolled back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A conversation that this node runs until it ends, is released, or is taken over; ``fence`` grows each time."""
+
+    job_id: JobId
+    conversation_id: str
+    fence: int
+
+
+class Fenced(Exception):
+    """This node's lease had ended, and another has taken over: nothing that it writes counts any more."""
+
+
+class Membership(Protocol):
+    """This node among those that write here. Used by the writer's thread, inside its transactions."""
+
+    node_id: str
+
+    def enrol(self, connection: Connection) -> None:
+        """Become a member, under a new id, which has claimed nothing."""
+
+    def sign(self, connection: Connection, number: int, jobs: Sequence[JobId]) -> None:
+        """Write the number of the group that the transaction holds, which changes ``jobs``.
+
+        Raises:
+            Fenced: this member is no more.
+        """
+
+    def has_signed(self, connection: Connection, number: int) -> bool:
+        """Whether the group of that number was committed."""
+
+    def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> bool:
+        """Insert a job; False if its idempotency key is another's."""
+
+    def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
+        """Insert the conversations of a job: its id, their id, position, metadata, state, owner and fence."""
+
+    def claim(self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None) -> None:
+        """Claim conversations (of one job) that nobody runs and that need one of ``models`` next, at most ``limit``."""
+
+    def owned(self, connection: Connection) -> list[Claim]:
+        """List all unfinished conversations that this member has claimed, in the order of jobs and conversations."""
+
+    def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
+        """Leave a conversation, which needs one of the models ``wants`` next, to whoever has it."""
+
+    def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+        """Wake other nodes when the transaction is committed: jobs have changed, or there is something to claim."""
+
+
+class Database(Protocol):
+    """Where connections come from; ``readers`` is how many may read at the same time."""
+
+    readers: int
+
+    def connect_writer(self) -> Connection:
+        """Open a connection that may write."""
+
+    def connect_reader(self) -> Connection:
+        """Open a connection that only reads."""
+
+    def membership(self) -> Membership:
+        """Return this node's membership; nothing is written for it yet."""
+
+    def trouble_of(self, error: Exception) -> str | None:
+        """Say in plain words what ails the database, if it may be well again; None where that is no question of it."""

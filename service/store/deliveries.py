@@ -1,0 +1,89 @@
+"""The outbox of webhooks: what callers are to be told is written with the end that it tells of."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from secrets import token_hex
+
+import msgspec
+
+from service.conversations.job import JobId
+from service.conversations.transcript import rfc3339
+from service.store import reading
+from service.store.database import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One message to one place; ``id`` is the same at every try, so that a receiver can tell a repeated one."""
+
+    id: str
+    job_id: JobId
+    url: str
+    secret: str | None
+    body: str
+    attempts: int
+    created_at: datetime
+
+
+def add(connection: Connection, job_id: JobId, at: datetime) -> None:
+    """Write the message that a job has ended, if its caller asked for one."""
+    row = connection.execute("SELECT webhook FROM jobs WHERE id = ?", (job_id,)).fetchone()
+    if row is None or row[0] is None:
+        return
+    webhook = msgspec.json.decode(row[0])
+    stored = reading.job(job_id)(connection)
+    tally = reading.tally(job_id)(connection)
+    body = {
+        "type": "job.ended",
+        "timestamp": rfc3339(at),
+        "data": {
+            "id": stored.id,
+            "name": stored.name,
+            "state": stored.state.value,
+            "created_at": rfc3339(stored.created_at),
+            "started_at": rfc3339(stored.started_at),
+            "finished_at": rfc3339(stored.finished_at),
+            "conversations": {state.value: count for state, count in tally.conversations.items()},
+            "turns": {state.value: count for state, count in tally.turns.items()},
+            "metadata": stored.metadata,
+        },
+    }
+    connection.execute(
+        "INSERT INTO deliveries (id, job_id, url, secret, body, next_at, state, created_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?)",
+        (
+            *(f"msg_{token_hex(12)}", job_id, webhook["url"], webhook.get("secret")),
+            *(msgspec.json.encode(body).decode(), rfc3339(at), rfc3339(at)),
+        ),
+    )
+
+
+def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> list[Delivery]:
+    """Return what is due, and hold it for so many seconds against other takers: a lost one comes again after that."""
+    rows = connection.execute(
+        "UPDATE deliveries SET next_at = ?, attempts = attempts + 1 WHERE id IN ("
+        "SELECT id FROM deliveries WHERE state = 'waiting' AND next_at <= ? ORDER BY next_at LIMIT ?)"
+        " AND state = 'waiting' AND next_at <= ?"
+        " RETURNING id, job_id, url, secret, body, attempts, created_at",
+        (rfc3339(now + timedelta(seconds=hold_s)), rfc3339(now), limit, rfc3339(now)),
+    ).fetchall()
+    return [
+        Delivery(
+            id=row[0],
+            job_id=JobId(row[1]),
+            url=row[2],
+            secret=row[3],
+            body=row[4],
+            attempts=row[5],
+            created_at=datetime.fromisoformat(row[6]),
+        )
+        for row in rows
+    ]
+
+
+def settle(connection: Connection, delivery_id: str, state: str, next_at: datetime, error: str | None) -> None:
+    """Note what came of a try: ``delivered``, ``given_up``, or ``waiting`` until ``next_at``."""
+    connection.execute(
+        "UPDATE deliveries SET state = ?, next_at = ?, last_error = ? WHERE id = ? AND state = 'waiting'",
+        (state, rfc3339(next_at), error, delivery_id),
+    )

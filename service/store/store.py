@@ -1,0 +1,305 @@
+"""Everything that must outlive the process, whatever database holds it."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from service.conversations.job import JobId
+from service.errors import StoreError, StoreUnavailable
+from service.store import writing
+from service.store.claims import Claims, Place
+from service.store.database import Claim, Connection, Database
+from service.store.records import NewJob, Record, StoredJob
+from service.store.writer import Watchers, Writer
+
+T = TypeVar("T")
+Query = Callable[[Connection], T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreWatchers:
+    """What the store calls in the event loop.
+
+    ``committed`` is given the jobs that a commit has changed; ``troubled`` plain words, and None when it is over;
+    ``fenced`` says that another node has taken over whatever was claimed.
+    """
+
+    committed: Callable[[frozenset[JobId]], None] = lambda _jobs: None
+    troubled: Callable[[str | None], None] = lambda _told: None
+    fenced: Callable[[], None] = lambda: None
+
+
+class Store:
+    """Open it with ``open_store``; all of it is called from the event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._watchers = StoreWatchers()
+        self._loop = asyncio.get_running_loop()
+        self._membership = database.membership()
+        self._claims = Claims(self._membership)
+        self._writer = Writer(
+            database,
+            self._membership,
+            Watchers(
+                begins=self._claims.begin_group,
+                troubled=self._troubled,
+                fenced=self._fenced,
+                failed=self._failed_in_thread,
+            ),
+        )
+        self._failed = anyio.Event()
+        self._failure: StoreError | None = None
+        self._readers: list[Connection] = []
+        self._reader_limit = anyio.CapacityLimiter(database.readers)
+
+    def __repr__(self) -> str:
+        """State the database."""
+        return f"<Store {self._database!r} {self._writer!r}>"
+
+    def subscribe(self, watchers: StoreWatchers) -> None:
+        """Call these from now on, and no others."""
+        self._watchers = watchers
+
+    @property
+    def node_id(self) -> str:
+        """This node among those that share the database."""
+        return self._membership.node_id
+
+    @property
+    def trouble(self) -> str | None:
+        """What ails the database, in plain words; None while it is well."""
+        return self._writer.trouble
+
+    async def wait_failed(self) -> None:
+        """Wait for ever, unless a write fails that no waiting will mend.
+
+        Raises:
+            StoreError: it has; what was not acknowledged may be lost, and going on would hide it.
+        """
+        await self._failed.wait()
+        assert self._failure is not None  # noqa: S101 - set before the event
+        raise self._failure
+
+    # Writing
+
+    async def post(self, job: NewJob, *, claims: bool) -> tuple[StoredJob, list[Claim], bool]:
+        """Store a new job, and claim its conversations if told to; return both and whether it is new.
+
+        The same key and body give the job that is there.
+
+        Raises:
+            IdempotencyConflict: the key is another body's.
+            StoreUnavailable: the database is in trouble; it is not known to be stored.
+        """
+        return await self._write(
+            frozenset({job.job.id}),
+            lambda connection: self._claims.post(connection, job, claims=claims),
+            lambda posted: self._claims.keep(posted[1]),
+        )
+
+    async def claim(self, models: Sequence[str], limit: int | None, job_id: JobId | None = None) -> list[Claim]:
+        """Claim conversations that need one of ``models`` next and that nobody runs, at most ``limit``.
+
+        With ``job_id`` only those of that job.
+
+        Those that this node has claimed without learning of it come as well.
+
+        Raises:
+            StoreUnavailable: another node has taken over meanwhile.
+        """
+        return await self._write(
+            frozenset(),
+            lambda connection: self._claims.take(connection, models, limit, job_id),
+            self._claims.keep,
+            is_kept=True,
+        )
+
+    def release_nowait(self, wants: Mapping[Place, Sequence[str]]) -> None:
+        """Leave conversations to whichever node has workers for one of the models that each needs next."""
+        self._submit(
+            frozenset(job_id for job_id, _ in wants),
+            lambda connection: self._claims.release(connection, wants),
+            lambda _: self._claims.drop(wants),
+            is_kept=True,
+        )
+
+    async def request_cancel(self, job_id: JobId) -> StoredJob:
+        """Note durably that a job is to be cancelled; return it.
+
+        Raises:
+            JobNotFound: there is none.
+            StoreUnavailable: the database is in trouble.
+        """
+        return await self._write(
+            frozenset({job_id}), lambda connection: writing.request_cancel(connection, self._membership, job_id)
+        )
+
+    async def delete(self, job_id: JobId) -> None:
+        """Release all that is stored of a job that has ended.
+
+        Raises:
+            JobNotFound: there is none.
+            NotEnded: it has not ended.
+            StoreUnavailable: the database is in trouble.
+        """
+        await self._write(frozenset({job_id}), lambda connection: writing.delete(connection, job_id))
+
+    async def write(self, operation: Query[T]) -> T:
+        """Run an operation of ``service.store`` that somebody waits for.
+
+        Raises:
+            StoreUnavailable: the database is in trouble.
+        """
+        return await self._write(frozenset(), operation)
+
+    def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
+        """Hand in facts that belong together: durable soon, in the order of the calls, or the store fails.
+
+        ``on_durable`` is called in the event loop when they are; never, when the store fails, or when they are of a
+        conversation that another node has taken over: those are refused, and the log says so.
+        """
+        jobs, operation = self._facts(records)
+        self._submit(jobs, operation, self._claims.drop, on_success=on_durable, is_kept=True)
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """Hand in facts as ``append_nowait`` does, and return when they are durable."""
+        jobs, operation = self._facts(records)
+        await self._write(jobs, operation, self._claims.drop, is_kept=True)
+
+    async def flush(self) -> None:
+        """Return when all that was handed in before is durable, or the store has given up."""
+        await self._write(frozenset(), lambda _connection: None, is_kept=True)
+
+    # Reading
+
+    async def read(self, query: Query[T]) -> T:
+        """Run one of the queries of ``service.store.reading`` beside the event loop.
+
+        Raises:
+            StoreUnavailable: the database is in trouble.
+        """
+        return await anyio.to_thread.run_sync(self._read, query, limiter=self._reader_limit)
+
+    # Inside
+
+    def start(self) -> None:
+        """Start the writer."""
+        self._writer.start()
+
+    def close(self) -> None:
+        """Write what was handed in and close all connections."""
+        self._writer.close()
+        while self._readers:
+            self._readers.pop().close()
+
+    def _facts(self, records: Sequence[Record]) -> tuple[frozenset[JobId], Query[list[Place]]]:
+        jobs = frozenset(writing.place_of(record)[0] for record in records)
+        return jobs, lambda connection: self._claims.apply(connection, records)
+
+    async def _write(
+        self,
+        jobs: frozenset[JobId],
+        operation: Query[T],
+        on_committed: Callable[[T], None] = lambda _: None,
+        *,
+        is_kept: bool = False,
+    ) -> T:
+        done = anyio.Event()
+        future = self._submit(jobs, operation, on_committed, on_success=done.set, on_failure=done.set, is_kept=is_kept)
+        await done.wait()
+        return future.result()
+
+    def _submit(
+        self,
+        jobs: frozenset[JobId],
+        operation: Query[T],
+        on_committed: Callable[[T], None],
+        *,
+        on_success: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
+        is_kept: bool,
+    ) -> "Future[T]":
+        """Hand in an operation; ``on_committed`` is called in the writer's thread, the others in the event loop."""
+        future = self._writer.submit(operation, jobs, is_kept=is_kept)
+
+        def take_over(_future: "Future[T]") -> None:
+            if future.exception() is None:
+                on_committed(future.result())
+            # The writer never waits for the loop: the loop may be waiting for the writer, to close.
+            self._loop.call_soon_threadsafe(tell)
+
+        def tell() -> None:
+            if future.exception() is None:
+                on_success()
+                if jobs:
+                    self._watchers.committed(jobs)
+            else:
+                on_failure()
+
+        future.add_done_callback(take_over)
+        return future
+
+    def _troubled(self, told: str | None) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._watchers.troubled(told))
+
+    def _fenced(self) -> None:
+        self._claims.forget_all()
+        self._loop.call_soon_threadsafe(self._watchers.fenced)
+
+    def _failed_in_thread(self, failure: StoreError) -> None:
+        self._failure = failure
+        self._loop.call_soon_threadsafe(self._failed.set)
+
+    def _read(self, query: Query[T]) -> T:
+        try:
+            while self._readers:
+                with suppress(_Stale):  # it broke while nobody looked; the next is another, or new
+                    return self._read_with(self._readers.pop(), query, is_new=False)
+            return self._read_with(self._database.connect_reader(), query, is_new=True)
+        except Exception as error:
+            told = self._database.trouble_of(error)
+            if told is None:
+                raise
+            raise StoreUnavailable(told) from error
+
+    def _read_with(self, connection: Connection, query: Query[T], *, is_new: bool) -> T:
+        """Run a query in one transaction, so that what it returns is of one moment."""
+        try:
+            connection.begin()
+            try:
+                return query(connection)
+            finally:
+                connection.rollback()
+                self._readers.append(connection)
+        except Exception as error:
+            if self._database.trouble_of(error) is None:
+                raise
+            with suppress(Exception):
+                connection.close()
+            if connection in self._readers:
+                self._readers.remove(connection)
+            if is_new:
+                raise
+            raise _Stale from error
+
+
+class _Stale(Exception):
+    """A reader's connection that was left over from better times."""
+
+
+@contextmanager
+def open_store(database: Database) -> Iterator[Store]:
+    """Run the store of a database that is prepared, for a block; it belongs to the event loop that runs."""
+    store = Store(database)
+    store.start()
+    try:
+        yield store
+    finally:
+        store.close()

