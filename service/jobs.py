@@ -21,6 +21,7 @@ from service.intake import Intake
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
 from service.store import reading
+from service.store.alone import Neighbours
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
 from service.watch import JobWatch
@@ -42,12 +43,19 @@ class Jobs:
     """All jobs of this Roundhouse."""
 
     def __init__(
-        self, store: Store, scheduler: Scheduler, intake: Intake, watch: JobWatch, rules: Callable[[], JobRules]
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        intake: Intake,
+        watch: JobWatch,
+        neighbours: Neighbours,
+        rules: Callable[[], JobRules],
     ) -> None:
         self.watch = watch
         self._store = store
         self._scheduler = scheduler
         self._intake = intake
+        self._neighbours = neighbours
         self._rules = rules
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._is_closed = False
@@ -209,7 +217,13 @@ class Jobs:
     async def _view(self, stored: StoredJob) -> JobView:
         tally = await self._store.read(reading.tally(stored.id))
         counts = self._scheduler.view.of_job(stored.id)
-        return JobView(stored=stored, tally=tally, ready=counts[TurnState.READY], in_flight=counts[TurnState.IN_FLIGHT])
+        ready, in_flight = self._neighbours.counts(stored.id)
+        return JobView(
+            stored=stored,
+            tally=tally,
+            ready=counts[TurnState.READY] + ready,
+            in_flight=counts[TurnState.IN_FLIGHT] + in_flight,
+        )
 
 
 def new_job_id() -> JobId:

@@ -5,23 +5,23 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
-from anyio.abc import TaskGroup
 
 from service.config.schema import Config
-from service.conversations.job import JobId
-from service.conversations.states import TurnState
+from service.conversations.spec import JobRules
 from service.intake import Intake
 from service.jobs import Jobs
 from service.rules import rules_of
 from service.scheduling.policies import POLICIES
-from service.scheduling.scheduler import Pause, Scheduler
-from service.store.alone import Alone, Neighbours
+from service.scheduling.scheduler import Scheduler
+from service.sharing import Outlet, join_cluster, watch_store
+from service.store.alone import Neighbours
 from service.store.opening import is_shared, open_database
-from service.store.store import Store, StoreWatchers, open_store
+from service.store.store import Store, open_store
 from service.tools import open_tools
 from service.watch import JobWatch
 from workers.fleet import Fleet
@@ -75,77 +75,20 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     with open_database(config.store, state_dir, models) as database, open_store(database) as store:
         async with open_tools(config, specs) as equipped, anyio.create_task_group() as tasks:
             fleet = Fleet([replace(spec, state_dir=state_dir) for spec in equipped], os.environ, state_dir)
-            outlet = _Outlet(store)
+            outlet = Outlet(store, models)
             scheduler = Scheduler(POLICIES[config.scheduling.policy], fleet, outlet)
             intake = Intake(store, scheduler, models, is_shared=is_shared(config.store))
-            if is_shared(config.store):
-                outlet.neighbours = await _join(config, tasks, store, scheduler, intake, watch)
-            jobs = Jobs(store, scheduler, intake, watch, lambda: rules_of(config, outlet.neighbours.models()))
-            store.subscribe(_store_watchers(tasks, scheduler, intake, watch))
+            watch_store(store, tasks, scheduler, intake, watch)
             await tasks.start(scheduler.run)
             tasks.start_soon(store.wait_failed)
+            if is_shared(config.store):
+                outlet.neighbours = await join_cluster(config.store, store, tasks, scheduler, intake, watch, fleet)
+            rules = partial(_rules, config, outlet.neighbours)
+            jobs = Jobs(store, scheduler, intake, watch, outlet.neighbours, rules)
             async with fleet.running():
                 yield Node(fleet=fleet, scheduler=scheduler, store=store, intake=intake, jobs=jobs)
             tasks.cancel_scope.cancel()
 
 
-class _Outlet:
-    """A ``service.scheduling.scheduler.Outlet``."""
-
-    def __init__(self, store: Store) -> None:
-        self.neighbours: Neighbours = Alone()
-        self.append_nowait = store.append_nowait
-        self.release_nowait = store.release_nowait
-
-    def is_elsewhere(self, model: str) -> bool:
-        """Whether another node has workers for a model."""
-        return model in self.neighbours.models()
-
-
-def _store_watchers(tasks: TaskGroup, scheduler: Scheduler, intake: Intake, watch: JobWatch) -> StoreWatchers:
-    def committed(jobs: frozenset[JobId]) -> None:
-        watch.committed(jobs)
-        intake.hint(is_work=False)  # a turn may have ended, and left its slot to another
-
-    def troubled(told: str | None) -> None:
-        if told is None:
-            scheduler.unpause(Pause.STORE)
-            intake.hint(is_work=True)  # what was claimed as the trouble began, and never answered
-        else:
-            scheduler.pause(Pause.STORE, f"the store, to be well again: {told}")
-
-    def fenced() -> None:
-        tasks.start_soon(intake.start_over)
-
-    return StoreWatchers(committed=committed, troubled=troubled, fenced=fenced)
-
-
-async def _join(
-    config: Config, tasks: TaskGroup, store: Store, scheduler: Scheduler, intake: Intake, watch: JobWatch
-) -> Neighbours:
-    """Become one of several nodes."""
-    from service.store.cluster import Cluster, LeaseEvents  # noqa: PLC0415 - with it comes psycopg
-
-    def ending() -> None:
-        scheduler.pause(Pause.LEASE, "the lease of this node to be renewed: another may take over at any moment")
-        scheduler.interrupt_all()
-
-    def report() -> dict[JobId, tuple[int, int]]:
-        view = scheduler.view
-        counts = {job_id: view.of_job(job_id) for job_id in view.jobs()}
-        return {name: (count[TurnState.READY], count[TurnState.IN_FLIGHT]) for name, count in counts.items()}
-
-    def fenced() -> None:
-        tasks.start_soon(store.flush)  # whoever writes learns of it
-
-    await store.flush()  # the first write makes this node a member
-    cluster = Cluster(config.store.url, config.store.lease_s, lambda: store.node_id, report)
-    events = LeaseEvents(
-        ending=ending,
-        renewed=lambda: scheduler.unpause(Pause.LEASE),
-        fenced=fenced,
-        changed=watch.committed,
-        work=lambda: intake.hint(is_work=True),
-    )
-    tasks.start_soon(cluster.run, events)
-    return cluster
+def _rules(config: Config, neighbours: Neighbours) -> JobRules:
+    return rules_of(config, neighbours.models())

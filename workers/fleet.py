@@ -46,7 +46,11 @@ class Fleet:
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
         ready = {worker.spec.name for worker in self if worker.state is WorkerState.READY}
-        return [model for model in dict.fromkeys(worker.spec.name for worker in self) if model not in ready]
+        return [model for model in self.models() if model not in ready]
+
+    def models(self) -> list[str]:
+        """List the models that there are workers of, ready or not, in the configuration's order."""
+        return list(dict.fromkeys(worker.spec.name for worker in self))
 
     def is_lost(self, model: str) -> bool:
         """Whether no worker of a model will be ready again without an operator."""

@@ -43,7 +43,7 @@ from service.scheduling.events import (
 from service.scheduling.live import LiveJob, Talk
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.pool import ReadyPool
-from service.scheduling.ready import ReadyTurn
+from service.scheduling.ready import ReadyQueue, ReadyTurn
 from service.scheduling.seats import Seats
 from service.scheduling.view import PoolsView
 from service.scheduling.warmth import Paces, Warm
@@ -291,24 +291,30 @@ class SchedulingCore:
     def _dispatch(self) -> Iterator[Action]:
         if self._is_paused:
             return
-        for model, is_elsewhere in self._lost.items():
-            yield from self._release_all(model) if is_elsewhere else self._abandon(model)
+        for model in [model for model, is_elsewhere in self._lost.items() if not is_elsewhere]:
+            yield from self._abandon(model)
         for model, suspects in self._ready.suspects.items():
             while suspects and self._seats.best(model, for_suspect=True) is not None:
                 yield from self._start(model, suspects.pop(), is_suspect=True)
         yield from self._start_held()
         for model, ready in self._ready.queues.items():
-            while ready and self._seats.has_free(model):
-                turn = ready.pop()
-                first = self._jobs[turn.key.job_id].talks[turn.key.conversation_id].first_in_line(turn, model)
-                if first is not turn:  # free mode: whoever is first in its conversation's own queue goes first
-                    ready.discard(first.key)
-                    ready.push(turn)
-                hold = self._hold(model, first)
-                if hold is not None:
-                    yield hold
-                else:
-                    yield from self._start(model, first)
+            yield from self._start_ready(model, ready)
+        # What can be started here is not left to others.
+        for model in [model for model, is_elsewhere in self._lost.items() if is_elsewhere]:
+            yield from self._release_all(model)
+
+    def _start_ready(self, model: str, ready: ReadyQueue) -> Iterator[Action]:
+        while ready and self._seats.has_free(model):
+            turn = ready.pop()
+            first = self._talk(turn.key).first_in_line(turn, model)
+            if first is not turn:  # free mode: whoever is first in its conversation's own queue goes first
+                ready.discard(first.key)
+                ready.push(turn)
+            hold = self._hold(model, first)
+            if hold is not None:
+                yield hold
+            else:
+                yield from self._start(model, first)
 
     def _start_held(self) -> Iterator[Action]:
         """Start those whose worker has a slot for them now."""

@@ -84,6 +84,7 @@ class Scheduler:
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
+        self._released: dict[tuple[JobId, str], Sequence[str]] = {}
         self.life = LifeCounts()
         self._suspicion = Suspicion()
         self._landing = Landing(self._jobs, self._turns, self._suspicion, self.life)
@@ -122,7 +123,12 @@ class Scheduler:
         left = {turn.key: turn for turn in unfinished if turn.key not in known}
         self._turns.resume(left.values())
         suspects = frozenset(key for key, turn in left.items() if turn.deaths)
-        self._post(events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=is_cancelled))
+        absent = [model for model in job.models if model not in self._fleet.models()]
+        missing = [model for model in absent if self._outlet.is_elsewhere(model)]
+        self._post(
+            *(events.ModelLost(model=model, is_elsewhere=True) for model in missing),
+            events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=is_cancelled),
+        )
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: what waits is dropped, what runs is cut off."""
@@ -219,6 +225,9 @@ class Scheduler:
             talks = sum(isinstance(fact, records.ConversationMoved) and fact.state in ENDED_TALKS for fact in facts)
             self.life.finished += talks
             self._outlet.append_nowait(facts, lambda: self._forget_stored(ended, talks))
+        if self._released:  # after what was said of them
+            released, self._released = self._released, {}
+            self._outlet.release_nowait(released)
 
     def _act(self, action: events.Action) -> list[Record]:
         """Carry out one action; return the facts that it makes."""
@@ -251,7 +260,7 @@ class Scheduler:
             case events.ConversationReleased():
                 self._jobs[action.job_id].forget(action.conversation_id)
                 self._turns.leave(action.job_id, action.conversation_id)
-                self._outlet.release_nowait({(action.job_id, action.conversation_id): action.models})
+                self._released[action.job_id, action.conversation_id] = action.models
                 return []
             case events.JobEnded():
                 del self._jobs[action.job_id]

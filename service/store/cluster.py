@@ -16,8 +16,16 @@ from service.store.shared import CHANNEL, LEASE
 RENEWALS: Final = 5  # in the time of a lease
 LONGEST_PAUSE_S: Final = 1.0  # between two renewals, and before a lost connection is made again
 COUNTED_JOBS: Final = 1000  # that a node reports of; more would make each renewal a burden
-Counts = Mapping[JobId, Sequence[int]]  # of each job the turns that are ready and in flight
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node tells of itself: its models, and how many turns of each job are ready and in flight."""
+
+    node_id: str
+    models: Sequence[str]
+    counts: Mapping[JobId, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +52,9 @@ class _Others:
 class Cluster:
     """Renews the lease of this node, takes over from those whose lease has ended, and listens. A ``Neighbours``."""
 
-    def __init__(self, url: str, lease_s: float, node_id: Callable[[], str], report: Callable[[], Counts]) -> None:
+    def __init__(self, url: str, lease_s: float, report: Callable[[], NodeReport]) -> None:
         self._url = url
         self._lease_s = lease_s
-        self._node_id = node_id
         self._report = report
         self._others = _Others()
         self._renewed_at = time.monotonic()
@@ -85,7 +92,7 @@ class Cluster:
                         is_good = True
                         await anyio.sleep(pause_s)
             except (psycopg.Error, OSError, TimeoutError) as error:
-                logger.warning("store: the lease of %s is not renewed: %s", self._node_id(), error)
+                logger.warning("store: the lease of this node is not renewed: %s", error)
             if is_good and time.monotonic() - self._renewed_at > self._lease_s / 2:
                 is_good = False
                 events.ending()
@@ -95,11 +102,12 @@ class Cluster:
         """Renew the lease, take over from the dead, and learn of the living, all within a part of the lease."""
         asked_at = time.monotonic()
         with anyio.fail_after(self._lease_s / RENEWALS):
-            report = json.dumps(dict(list(self._report().items())[:COUNTED_JOBS]))
+            report = self._report()
+            counts = json.dumps(dict(list(report.counts.items())[:COUNTED_JOBS]))
             renewed = await connection.execute(
-                f"UPDATE nodes SET lease_until = now() + {LEASE.replace('?', '%s')}, report = %s"  # noqa: S608
+                f"UPDATE nodes SET lease_until = now() + {LEASE.replace('?', '%s')}, report = %s, models = %s"  # noqa: S608
                 " WHERE id = %s AND is_live = 1",
-                (self._lease_s, report, self._node_id()),
+                (self._lease_s, counts, list(report.models), report.node_id),
             )
             if renewed.rowcount:
                 self._renewed_at = asked_at
@@ -109,7 +117,7 @@ class Cluster:
             if await self._take_over(connection):
                 events.work()
             rows = await connection.execute("SELECT id, models, report FROM nodes WHERE is_live = 1")
-            others = [row for row in await rows.fetchall() if row[0] != self._node_id()]
+            others = [row for row in await rows.fetchall() if row[0] != report.node_id]
             self._others = _Others(
                 models=frozenset(model for row in others for model in row[1]),
                 counts=[json.loads(row[2]) for row in others],
@@ -150,7 +158,7 @@ class Cluster:
 
     def _hear(self, payload: str, events: LeaseEvents) -> None:
         told = json.loads(payload)
-        if told["node"] == self._node_id():
+        if told["node"] == self._report().node_id:
             return
         events.changed(JobId(name) for name in told["jobs"])
         if told["work"]:

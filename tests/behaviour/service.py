@@ -37,11 +37,14 @@ def scripted_model(port: int, *, replicas: int = 1, slots: int = 2, **flags: obj
 class Service:
     """One life of ``roundhouse serve`` after another, on the same state."""
 
-    def __init__(self, folder: Path, port: int, models: Document, server: Document | None = None) -> None:
+    def __init__(
+        self, folder: Path, port: int, models: Document, server: Document | None = None, **sections: Document
+    ) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.config = folder / "roundhouse.yaml"
         settings = {"port": port, "state_dir": str(folder / "state"), "drain_s": 5, **(server or {})}
-        self.config.write_text(yaml.safe_dump({"server": settings, "models": models}))
+        self.config.write_text(yaml.safe_dump({"server": settings, "models": models, **sections}))
         self.url = f"http://127.0.0.1:{port}"
         keys = settings.get("api_keys")
         headers = {"Authorization": f"Bearer {keys[0]}"} if isinstance(keys, list) else {}
@@ -110,10 +113,16 @@ class Service:
 
 @contextmanager
 def serving(
-    folder: Path, port: int, models: Document, server: Document | None = None, *, ready: bool = True
+    folder: Path,
+    port: int,
+    models: Document,
+    server: Document | None = None,
+    *,
+    ready: bool = True,
+    **sections: Document,
 ) -> Iterator[Service]:
     """Run a service for a block; nothing of it is left."""
-    service = Service(folder, port, models, server)
+    service = Service(folder, port, models, server, **sections)
     service.start(ready=ready)
     try:
         yield service

@@ -1,0 +1,104 @@
+"""What joins a node's scheduler to its store, and to the other nodes on it."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from anyio.abc import TaskGroup
+
+from service.config.schema import StoreConfig
+from service.conversations.job import JobId
+from service.conversations.states import TurnState
+from service.intake import Intake
+from service.scheduling.scheduler import Pause, Scheduler
+from service.store.alone import Alone, Neighbours
+from service.store.records import Record
+from service.store.store import Store, StoreWatchers
+from service.watch import JobWatch
+from workers.fleet import Fleet
+
+
+class Outlet:
+    """Where a scheduler's facts and its conversations go: a ``service.scheduling.scheduler.Outlet``."""
+
+    def __init__(self, store: Store, models: Sequence[str]) -> None:
+        self._store = store
+        self._models = models
+        self.neighbours: Neighbours = Alone()
+
+    def __repr__(self) -> str:
+        """State to what."""
+        return f"<Outlet to {self._store!r}>"
+
+    def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
+        """Take facts that belong together, in order, and what to call when they are durable."""
+        self._store.append_nowait(records, on_durable)
+
+    def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
+        """Leave conversations to other nodes, each with the models that it needs next."""
+        self._store.release_nowait(wants)
+
+    def is_elsewhere(self, model: str) -> bool:
+        """Whether a model is for other nodes: one has it, or this one never will."""
+        if isinstance(self.neighbours, Alone):
+            return False
+        return model not in self._models or model in self.neighbours.models()
+
+
+def watch_store(store: Store, tasks: TaskGroup, scheduler: Scheduler, intake: Intake, watch: JobWatch) -> None:
+    """Have the scheduler follow how the store is: it pauses while that is in trouble, and starts over after a fence."""
+
+    def committed(jobs: frozenset[JobId]) -> None:
+        watch.committed(jobs)
+        intake.hint(is_work=False)  # a turn may have ended, and left its slot to another
+
+    def troubled(told: str | None) -> None:
+        if told is None:
+            scheduler.unpause(Pause.STORE)
+            intake.hint(is_work=True)  # what was claimed as the trouble began, and never answered
+        else:
+            scheduler.pause(Pause.STORE, f"the store, to be well again: {told}")
+
+    def fenced() -> None:
+        tasks.start_soon(intake.start_over)
+
+    store.subscribe(StoreWatchers(committed=committed, troubled=troubled, fenced=fenced))
+
+
+async def join_cluster(
+    config: StoreConfig,
+    store: Store,
+    tasks: TaskGroup,
+    scheduler: Scheduler,
+    intake: Intake,
+    watch: JobWatch,
+    fleet: Fleet,
+) -> Neighbours:
+    """Become one of several nodes; the lease is kept as long as ``tasks`` run."""
+    from service.store.cluster import Cluster, LeaseEvents, NodeReport  # noqa: PLC0415 - with it comes psycopg
+
+    def report() -> NodeReport:
+        view = scheduler.view
+        counts = {job_id: view.of_job(job_id) for job_id in view.jobs()}
+        return NodeReport(
+            node_id=store.node_id,
+            models=[model for model in fleet.models() if not fleet.is_lost(model)],
+            counts={name: (count[TurnState.READY], count[TurnState.IN_FLIGHT]) for name, count in counts.items()},
+        )
+
+    def ending() -> None:
+        scheduler.pause(Pause.LEASE, "the lease of this node to be renewed: another may take over at any moment")
+        scheduler.interrupt_all()
+
+    def fenced() -> None:
+        tasks.start_soon(store.flush)  # whoever writes learns of it
+
+    await store.flush()  # the first write makes this node a member
+    cluster = Cluster(config.url, config.lease_s, report)
+    events = LeaseEvents(
+        ending=ending,
+        renewed=lambda: scheduler.unpause(Pause.LEASE),
+        fenced=fenced,
+        changed=watch.committed,
+        work=lambda: intake.hint(is_work=True),
+    )
+    tasks.start_soon(cluster.run, events)
+    return cluster

@@ -1,0 +1,128 @@
+"""Several nodes on one PostgreSQL: one queue, every job seen, watched, cancelled and finished through any of them."""
+
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.behaviour.service import Document, Service, check_debate, debate, scripted_model, serving
+from tests.postgres import PostgresServer
+from tests.waiting import wait_for
+
+LEASE_S = 3.0
+Ports = Callable[[int], int]
+
+
+@contextmanager
+def nodes(folder: Path, ports: Ports, url: str, *models: Document) -> Iterator[list[Service]]:
+    """Run a node for each entry of ``models``, all on one store."""
+    store = {"url": url, "lease_s": LEASE_S}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(serving(folder / f"node-{number}", ports(1), each, {"drain_s": 1}, store=store))
+            for number, each in enumerate(models)
+        ]
+
+
+def turns_of(service: Service, job_id: str) -> list[Document]:
+    result = service.get(f"/v1/jobs/{job_id}/result")
+    return [turn for talk in result["conversations"] for turn in talk["turns"]]
+
+
+def workers_at_work(service: Service) -> int:
+    return sum(worker["slots"]["in_use"] for worker in service.get("/v1/workers")["workers"])
+
+
+def test_work_is_shared_and_seen_through_any_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """Posted to one, run by both, read through the other; each turn once, and prompts stay where they are known."""
+    model = {"interval": 0.01, "tokens": 10}
+    models = [{"m": {**scripted_model(free_ports(1), **model)}} for _ in range(2)]
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (first, second):
+        job = first.post_job(debate(conversations=16, rounds=2))
+        wait_for(lambda: workers_at_work(first) and workers_at_work(second), "both run turns")
+        counted = second.get(f"/v1/jobs/{job}")["progress"]["turns"]
+        assert counted["total"] == 96
+        assert second.wait_ended(job)["state"] == "completed"
+        for talk in second.get(f"/v1/jobs/{job}/result")["conversations"]:
+            check_debate(talk, 2)
+        events = [
+            line for line in second.http.get(f"/v1/jobs/{job}/events").text.splitlines() if line.startswith("id: ")
+        ]
+        assert events == [f"id: {number}" for number in range(1, len(events) + 1)]
+        seen = [json.loads(line) for line in first.http.get(f"/v1/jobs/{job}/result?format=jsonl").text.splitlines()]
+        assert len(seen) == 16
+        second.http.delete(f"/v1/jobs/{job}").raise_for_status()
+        assert first.http.get(f"/v1/jobs/{job}").status_code == 404
+
+
+def test_a_job_is_cancelled_through_another_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """The node that runs it learns of it at once, or by looking."""
+    models = [
+        {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01)},
+        {"other": scripted_model(free_ports(1))},
+    ]
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (runs, asks):
+        job = asks.post_job(debate(conversations=3))
+        wait_for(lambda: workers_at_work(runs) == 2, "it runs where its model is")
+        wait_for(lambda: asks.get(f"/v1/jobs/{job}")["progress"]["turns"]["in_flight"] == 2, "the other node knows")
+        asks.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
+        assert asks.wait_ended(job)["state"] == "cancelled"
+        wait_for(lambda: workers_at_work(runs) == 0, "its slots are free")
+
+
+def test_a_conversation_moves_to_the_models_that_it_needs(
+    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
+) -> None:
+    """No node has both models, and every agent speaks."""
+    models = [{name: scripted_model(free_ports(1))} for name in ("m", "other")]
+    job = debate(conversations=3, rounds=2)
+    job["agents"][1]["model"] = "other"
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (first, second):
+        ended = first.wait_ended(second.post_job(job))
+        assert ended["state"] == "completed"
+        spoken = Counter((turn["agent"], turn["worker"]) for turn in turns_of(first, ended["id"]))
+        assert spoken == {("a", "m-0"): 6, ("b", "other-0"): 6, ("m", "m-0"): 6}
+
+
+def test_the_work_of_a_killed_node_goes_on(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """Within its lease and five seconds, from the last finished turn."""
+    flags = {"interval": 0.05, "tokens": 10}
+    models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (killed, lives):
+        job = lives.post_job(debate(conversations=8, rounds=3))
+        wait_for(lambda: workers_at_work(killed) == 2, "the node to be killed has work")
+        wait_for(lambda: lives.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= 10, "some is done")
+        killed.kill()
+        at = time.monotonic()
+        wait_for(lambda: "leave" in lives.log(), "its work is taken over", LEASE_S + 5)
+        assert time.monotonic() - at < LEASE_S + 5
+        assert lives.wait_ended(job, 60)["state"] == "completed"
+        for talk in lives.get(f"/v1/jobs/{job}/result")["conversations"]:
+            check_debate(talk, 3)
+
+
+def test_a_node_that_was_taken_for_dead_writes_nothing(
+    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
+) -> None:
+    """Stopped past its lease and continued, its late results are refused; it starts over, and has work again."""
+    flags = {"interval": 0.05, "tokens": 10}
+    models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (stopped, lives):
+        job = lives.post_job(debate(conversations=8, rounds=3))
+        wait_for(lambda: workers_at_work(stopped) == 2, "the node to be stopped has work")
+        assert stopped.process is not None
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            wait_for(lambda: "leave" in lives.log(), "its work is taken over", LEASE_S + 5)
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: "another node has taken over" in stopped.log(), "it learns of it")
+        assert lives.wait_ended(job, 60)["state"] == "completed"
+        for talk in stopped.get(f"/v1/jobs/{job}/result")["conversations"]:
+            check_debate(talk, 3)
+        again = stopped.post_job(debate(conversations=8))
+        wait_for(lambda: workers_at_work(stopped) > 0, "it has work again")
+        assert stopped.wait_ended(again)["state"] == "completed"
