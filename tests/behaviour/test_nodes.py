@@ -38,8 +38,8 @@ def workers_at_work(service: Service) -> int:
 
 def test_work_is_shared_and_seen_through_any_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
     """Posted to one, run by both, read through the other; each turn once, and prompts stay where they are known."""
-    model = {"interval": 0.01, "tokens": 10}
-    models = [{"m": {**scripted_model(free_ports(1), **model)}} for _ in range(2)]
+    flags: Document = {"interval": 0.01, "tokens": 10}
+    models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
     with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (first, second):
         job = first.post_job(debate(conversations=16, rounds=2))
         wait_for(lambda: workers_at_work(first) and workers_at_work(second), "both run turns")
@@ -89,7 +89,7 @@ def test_a_conversation_moves_to_the_models_that_it_needs(
 
 def test_the_work_of_a_killed_node_goes_on(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
     """Within its lease and five seconds, from the last finished turn."""
-    flags = {"interval": 0.05, "tokens": 10}
+    flags: Document = {"interval": 0.05, "tokens": 10}
     models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
     with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (killed, lives):
         job = lives.post_job(debate(conversations=8, rounds=3))
@@ -108,7 +108,7 @@ def test_a_node_that_was_taken_for_dead_writes_nothing(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
     """Stopped past its lease and continued, its late results are refused; it starts over, and has work again."""
-    flags = {"interval": 0.05, "tokens": 10}
+    flags: Document = {"interval": 0.05, "tokens": 10}
     models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
     with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (stopped, lives):
         job = lives.post_job(debate(conversations=8, rounds=3))
