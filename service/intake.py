@@ -18,7 +18,8 @@ import anyio.to_thread
 from service.conversations.job import Job, JobId
 from service.conversations.spec import parse_stored
 from service.errors import JobNotFound, StoreUnavailable
-from service.scheduling.scheduler import Pause, Scheduler
+from service.scheduling.outlet import Pause
+from service.scheduling.scheduler import Scheduler
 from service.store import reading
 from service.store.database import Claim
 from service.store.store import Store

@@ -5,19 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 from anyio.abc import TaskGroup
 
 from service.config.schema import StoreConfig
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKey
 from service.conversations.states import TurnState
 from service.intake import Intake
-from service.scheduling.scheduler import Pause, Scheduler
+from service.scheduling.outlet import Pause
+from service.scheduling.scheduler import Scheduler
+from service.store import reading
 from service.store.alone import Alone, Neighbours
-from service.store.records import Record
+from service.store.records import Record, StoredToolCall
 from service.store.store import Store, StoreWatchers
 from service.watch import JobWatch
 from workers.fleet import Fleet
 
 
 class Outlet:
-    """Where a scheduler's facts and its conversations go: a ``service.scheduling.scheduler.Outlet``."""
+    """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.Outlet``."""
 
     def __init__(self, store: Store, models: Sequence[str]) -> None:
         self._store = store
@@ -31,6 +33,14 @@ class Outlet:
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
         """Take facts that belong together, in order, and what to call when they are durable."""
         self._store.append_nowait(records, on_durable)
+
+    async def append(self, records: Sequence[Record]) -> bool:
+        """Take facts, and return when they are durable; False if they were refused, as another node's by now."""
+        return await self._store.append(records)
+
+    async def calls_of(self, key: TurnKey) -> Sequence[StoredToolCall]:
+        """Return the calls of tools that a turn has begun, in whatever attempt."""
+        return await self._store.read(reading.tool_calls(key))
 
     def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
         """Leave conversations to other nodes, each with the models that it needs next."""

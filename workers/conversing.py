@@ -127,7 +127,9 @@ class Conversing:
     async def _run_tools(self, reading: Reading, calls: Sequence[ToolCall]) -> RequestFailed | None:
         """Run the calls of one message and put them into the conversation; return what ends the request, if any."""
         answer = self._answer
-        desk = MessageTools(self._tools, self._manner.runner, self._manner.tool_limits, self._request.job_name)
+        desk = MessageTools(
+            self._tools, self._manner.runner, self._manner.tool_limits, self._request.job_name, self._request.ledger
+        )
         answer.phase = Phase.TOOLS
         try:
             results = await desk.run(calls, answer.iterations_used, reading.text, answer.tool_calls)

@@ -9,6 +9,7 @@
     └── ToolError         something about tools
         ├── InvalidTool     a definition is none, or two have one name
         ├── UnknownTool     nobody can run a tool of that name
+        ├── LedgerClosed    a call must not be made: its request is somebody else's by now
         ├── ToolRunFailed   a tool's endpoint or server did not do what it was asked
         └── ToolsUnreachable  a tool server could not be started or reached at all
     IllegalTransition     (a RuntimeError) a move that the table of states does not have: a defect of ours
@@ -62,6 +63,10 @@ class UnknownTool(ToolError):
     def __init__(self, name: str) -> None:
         super().__init__(f"nobody here can run a tool named {name!r}")
         self.name = name
+
+
+class LedgerClosed(ToolError):
+    """A call must not be made: its request is somebody else's by now."""
 
 
 class ToolRunFailed(ToolError):

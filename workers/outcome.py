@@ -34,6 +34,7 @@ class CancelReason(StrEnum):
     CONVERSATION_ENDED = "cancelled"  # nobody wants the answer any more
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"  # another node may run it by now
+    STORE_LOST = "store_lost"  # what it needs to know cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import NewType
 
 from transport.request import Message
 from workers.tools.definition import ToolDefinition
+from workers.tools.ledger import CallLedger
 
 RequestId = NewType("RequestId", int)
 
@@ -16,6 +17,7 @@ class Request:
 
     ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
     for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
+    ``ledger`` remembers calls of tools over a crash; without one none is remembered.
     """
 
     job_name: str
@@ -25,6 +27,7 @@ class Request:
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
     markup: bool = False
+    ledger: CallLedger | None = None
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

@@ -6,10 +6,11 @@ from datetime import datetime
 
 from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
-from service.conversations.rendering import Rejected, render_conversation, render_rejections
+from service.conversations.rendering import Rejected, render_conversation, render_rejections, render_told
 from service.conversations.transcript import Turn
 from workers.outcome import FailureReason
 from workers.request import Request
+from workers.tools.ledger import CallLedger
 
 
 class JobPrompts:
@@ -72,8 +73,14 @@ class JobPrompts:
                 for agent in self.job.agents:
                     self.discussion(conversation_id).make_prompt_once(agent.id, 0, 0)
 
-    def request(self, key: TurnKey, rejected: Sequence[Rejected]) -> Request:
-        """Return what a worker is asked for a turn that starts now."""
+    def has_tools(self, agent_id: str) -> bool:
+        """Whether an agent may call any."""
+        return bool(self.agents[agent_id].tools)
+
+    def request(
+        self, key: TurnKey, rejected: Sequence[Rejected], told: str | None = None, ledger: CallLedger | None = None
+    ) -> Request:
+        """Return what a worker is asked for a turn that starts now; ``told`` is said to its agent at the end."""
         agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
         if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
@@ -82,11 +89,14 @@ class JobPrompts:
         return Request(
             job_name=f"{self.job.name}/{key.conversation_id}/{key.agent_id}/{key.round}",
             system=agent.system,
-            conversation=render_conversation(conversation, agent, key.round, heard) + render_rejections(rejected),
+            conversation=render_told(
+                render_conversation(conversation, agent, key.round, heard) + render_rejections(rejected), told
+            ),
             params=agent.params,
             tools=agent.tools,
             exit_tools=agent.exit_tools,
             markup=agent.markup,
+            ledger=ledger,
         )
 
 

@@ -5,10 +5,9 @@ back before anything is written, and nothing here waits for the store.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Protocol, TypeVarTuple, assert_never
+from typing import Final, TypeVarTuple, assert_never
 
 import anyio
 import anyio.lowlevel
@@ -18,10 +17,13 @@ from service.conversations.job import Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
+from service.errors import StoreUnavailable
 from service.scheduling import events
+from service.scheduling.calls import TurnCalls, describe_calls
 from service.scheduling.core import SchedulingCore
 from service.scheduling.landing import End, Landing
 from service.scheduling.life import LifeCounts
+from service.scheduling.outlet import Outlet, Pause
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.retry import Suspicion
@@ -32,33 +34,13 @@ from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
+from workers.request import Request
 from workers.slots import Lease
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
-
-class Pause(StrEnum):
-    """Why nothing is started."""
-
-    CLOSING = "closing"
-    STORE = "store"  # what has happened cannot be written
-    LEASE = "lease"  # another node may take over at any moment
-
-
-class Outlet(Protocol):
-    """Where the scheduler's facts go, and conversations that it cannot go on with."""
-
-    def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
-        """Take facts that belong together, in order, and what to call when they are durable."""
-
-    def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
-        """Leave conversations to other nodes, each with the models that it needs next."""
-
-    def is_elsewhere(self, model: str) -> bool:
-        """Whether another node has workers for a model."""
-
-
 Args = TypeVarTuple("Args")
+STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
 logger = logging.getLogger(__name__)
 
 
@@ -331,12 +313,16 @@ class Scheduler:
         outcome: Outcome
         try:
             with lease, scope:
-                request = self._jobs[key.job_id].request(key, run.rejected)
+                request = await self._request(run)
                 run.flight = worker.prepare(request, answer)
                 outcome = await worker.perform(request, answer, run.flight)
             if scope.cancelled_caught:
                 reason = CancelReason.LEASE_LOST if run.is_interrupted else CancelReason.CONVERSATION_ENDED
                 outcome = Cancelled(reason=reason)
+        except StoreUnavailable as error:
+            logger.warning("turn %s: %s", key, error)
+            await anyio.sleep(STORE_PAUSE_S)
+            outcome = Cancelled(reason=CancelReason.STORE_LOST)
         except Exception as error:
             logger.exception("turn %s: a defect of Roundhouse", key)
             outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
@@ -344,6 +330,15 @@ class Scheduler:
         if len(self._landed) == 1:  # whatever else ends at this moment is applied with it, before the next start
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self._land_all()
+
+    async def _request(self, run: TurnRun) -> Request:
+        """Return what is asked of a worker; with tools, after a look at the calls of earlier attempts."""
+        key, prompts = run.key, self._jobs[run.key.job_id]
+        if not prompts.has_tools(key.agent_id):
+            return prompts.request(key, run.rejected)
+        earlier = await self._outlet.calls_of(key)
+        ledger = TurnCalls(key, earlier, self._outlet.append)
+        return prompts.request(key, run.rejected, describe_calls(earlier), ledger)
 
     def _land_all(self) -> None:
         landed, self._landed = self._landed, []

@@ -23,6 +23,7 @@ from workers.policy.liveness import Verdict
 WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.CONVERSATION_ENDED: None,
     CancelReason.SHUTDOWN: "Roundhouse was stopped",
+    CancelReason.STORE_LOST: "the store could not be read",
     CancelReason.LEASE_LOST: "this node could not renew its lease, and another may take over",
 }
 QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})

@@ -6,6 +6,7 @@ Used by the writer's thread alone. What an operation changes here it returns as 
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, JobState
@@ -16,6 +17,14 @@ from service.store.records import ConversationMoved, NewJob, Record, StoredJob, 
 
 Place = tuple[JobId, str]  # a conversation
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of facts: conversations that ended with them, and how many were refused."""
+
+    ended: Sequence[Place]
+    refused: int
 
 
 class Claims:
@@ -39,6 +48,10 @@ class Claims:
     def keep(self, claims: Iterable[Claim]) -> None:
         """Take what was claimed."""
         self._fences |= {(claim.job_id, claim.conversation_id): claim.fence for claim in claims}
+
+    def take_over(self, applied: "Applied") -> None:
+        """Take what facts have ended."""
+        self.drop(applied.ended)
 
     def drop(self, places: Iterable[Place]) -> None:
         """Take what has ended or was released."""
@@ -91,14 +104,16 @@ class Claims:
                 self._membership.release(connection, claim, models)
         self._membership.tell(connection, [], is_work=True)
 
-    def apply(self, connection: Connection, records: Sequence[Record]) -> list[Place]:
-        """Apply facts in their order, and return what has ended; refuse those of what is ours no more."""
+    def apply(self, connection: Connection, records: Sequence[Record]) -> "Applied":
+        """Apply facts in their order; refuse those of what is ours no more."""
         ended: list[Place] = []
+        refused = 0
         changed: dict[JobId, None] = {}
         for record in records:
             place = writing.place_of(record)
             fence = self._fence(place)
             if fence is None:
+                refused += 1
                 logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), _words(record))
                 continue
             changed[place[0]] = None
@@ -110,7 +125,7 @@ class Claims:
                 ended.append(place)
                 self._leaving.add(place)
         self._membership.tell(connection, changed, is_work=False)
-        return ended
+        return Applied(ended=ended, refused=refused)
 
     def _fence(self, place: Place) -> int | None:
         return None if place in self._leaving else self._fences.get(place)

@@ -13,7 +13,7 @@ import anyio.to_thread
 from service.conversations.job import JobId
 from service.errors import StoreError, StoreUnavailable
 from service.store import writing
-from service.store.claims import Claims, Place
+from service.store.claims import Applied, Claims, Place
 from service.store.database import Claim, Connection, Database
 from service.store.records import NewJob, Record, StoredJob
 from service.store.writer import Watchers, Writer
@@ -166,12 +166,16 @@ class Store:
         conversation that another node has taken over: those are refused, and the log says so.
         """
         jobs, operation = self._facts(records)
-        self._submit(jobs, operation, self._claims.drop, on_success=on_durable, is_kept=True)
+        self._submit(jobs, operation, self._claims.take_over, on_success=on_durable, is_kept=True)
 
-    async def append(self, records: Sequence[Record]) -> None:
-        """Hand in facts as ``append_nowait`` does, and return when they are durable."""
+    async def append(self, records: Sequence[Record]) -> bool:
+        """Hand in facts as ``append_nowait`` does, and return when they are durable; False if any was refused."""
         jobs, operation = self._facts(records)
-        await self._write(jobs, operation, self._claims.drop, is_kept=True)
+        try:
+            applied = await self._write(jobs, operation, self._claims.take_over, is_kept=True)
+        except StoreUnavailable:  # it is tried again for as long as it is ours: so it is ours no more
+            return False
+        return not applied.refused
 
     async def flush(self) -> None:
         """Return when all that was handed in before is durable, or the store has given up."""
@@ -199,7 +203,7 @@ class Store:
         while self._readers:
             self._readers.pop().close()
 
-    def _facts(self, records: Sequence[Record]) -> tuple[frozenset[JobId], Query[list[Place]]]:
+    def _facts(self, records: Sequence[Record]) -> tuple[frozenset[JobId], Query[Applied]]:
         jobs = frozenset(writing.place_of(record)[0] for record in records)
         return jobs, lambda connection: self._claims.apply(connection, records)
 

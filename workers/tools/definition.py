@@ -5,17 +5,22 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from workers.errors import InvalidTool
+from workers.tools.ledger import Unverified
 from workers.tools.schemas import schema_fault, schema_trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """One tool; ``document`` is its OpenAI definition as it was given, and goes to the engine so."""
+    """One tool; ``document`` is its OpenAI definition, and goes to the engine so.
+
+    ``unverified`` is an addition of ours to such definitions: what is done with a call whose outcome nobody knows.
+    """
 
     name: str
     description: str
     parameters: dict[str, object]
     document: Mapping[str, object]
+    unverified: Unverified = Unverified.ASK_MODEL
 
     @classmethod
     def parse(cls, document: object) -> Self:
@@ -36,7 +41,16 @@ class ToolDefinition:
         if not isinstance(description, str):
             raise InvalidTool("function.description: is not text")
         parameters = _check_schema(function.get("parameters") or {})
-        return cls(name=name, description=description, parameters=parameters, document=document)
+        policy = document.get("unverified", Unverified.ASK_MODEL)
+        if policy not in tuple(Unverified):
+            raise InvalidTool(f"unverified: {policy!r} is not one of {', '.join(Unverified)}")
+        return cls(
+            name=name,
+            description=description,
+            parameters=parameters,
+            document={key: value for key, value in document.items() if key != "unverified"},
+            unverified=Unverified(policy),
+        )
 
     def faults_of(self, arguments: dict[str, Any]) -> str | None:
         """Return what the schema finds wrong with ``arguments``, None where nothing is."""

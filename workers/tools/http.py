@@ -17,6 +17,8 @@ DETAIL_CHARS: Final = 200
 class HttpTools:
     """Posts each call as JSON ``{name, arguments, call_id, job_name}``; the body of a 2xx answer is the result.
 
+    The header ``Idempotency-Key`` is the same when the same call is made again after a crash.
+
     404 says that there is no such tool; any other status, and a body that is no JSON, is a failure of the tool.
     """
 
@@ -35,7 +37,8 @@ class HttpTools:
     async def run(self, use: ToolUse) -> object:
         """Ask the endpoint once."""
         body = {"name": use.name, "arguments": use.arguments, "call_id": use.call_id, "job_name": use.job_name}
-        async with self._client.stream("POST", self._url, json=body) as response:
+        headers = {"Idempotency-Key": use.key} if use.key is not None else {}
+        async with self._client.stream("POST", self._url, json=body, headers=headers) as response:
             content = bytearray()
             async for chunk in response.aiter_bytes():
                 content += chunk

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import anyio
 
@@ -23,7 +23,7 @@ from workers.tools.runner import ToolUse
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.types import CallToolResult
+    from mcp.types import CallToolResult, RequestParamsMeta
 
 CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packages
 RECONNECT_FIRST_S: Final = 0.5
@@ -80,7 +80,7 @@ class McpTools:
         client = await self._connected()
         self._calls += 1
         try:
-            result = await client.call_tool(use.name, dict(use.arguments))
+            result = await client.call_tool(use.name, dict(use.arguments), meta=_meta(use))
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
                 self._break()
@@ -189,6 +189,10 @@ async def _all_tools(client: "Client") -> frozenset[str]:
         cursor = page.next_cursor
         if cursor is None:
             return frozenset(names)
+
+
+def _meta(use: ToolUse) -> "RequestParamsMeta | None":
+    return None if use.key is None else cast("RequestParamsMeta", {"roundhouse/idempotency-key": use.key})
 
 
 def _plain(result: "CallToolResult") -> object:

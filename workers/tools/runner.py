@@ -4,22 +4,27 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from workers.errors import UnknownTool
 from workers.tools.threads import ToolThreads
 
+KEY_PARAMETER: Final = "idempotency_key"
 Callables = Mapping[str, Callable[..., object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """One call that is to be run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate."""
+    """One call that is to be run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate.
+
+    ``key`` is the same when the same call is made again after a crash: whoever keeps it acts once.
+    """
 
     call_id: str
     name: str
     arguments: Mapping[str, object]
     job_name: str
+    key: str | None = None
 
 
 class ToolRunner(Protocol):
@@ -38,10 +43,14 @@ class ToolRunner(Protocol):
 
 
 class PythonTools:
-    """Runs callables of this process: coroutine functions in the event loop, all others in a thread."""
+    """Runs callables of this process: coroutine functions in the event loop, all others in a thread.
+
+    One that has a parameter ``idempotency_key`` is given the call's key in it.
+    """
 
     def __init__(self, callables: Callables) -> None:
         self._callables = dict(callables)
+        self._keyed = {name for name, function in self._callables.items() if _takes_key(function)}
         self._threads = ToolThreads()
 
     def __repr__(self) -> str:
@@ -57,11 +66,19 @@ class PythonTools:
         function = self._callables.get(use.name)
         if function is None:
             raise UnknownTool(use.name)
+        arguments = {**use.arguments, KEY_PARAMETER: use.key} if use.name in self._keyed else use.arguments
         if inspect.iscoroutinefunction(function):
-            awaited: Awaitable[object] = function(**use.arguments)
+            awaited: Awaitable[object] = function(**arguments)
             return await awaited
-        result = await self._threads.run(use.name, lambda: function(**use.arguments))
+        result = await self._threads.run(use.name, lambda: function(**arguments))
         return await result if inspect.isawaitable(result) else result
+
+
+def _takes_key(function: Callable[..., object]) -> bool:
+    try:
+        return KEY_PARAMETER in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a builtin that tells no signature
+        return False
 
 
 class ToolRunners:

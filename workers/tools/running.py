@@ -15,9 +15,10 @@ from typing import Any, Final
 import anyio
 
 from transport.request import ToolCall
-from workers.errors import UnknownTool
+from workers.errors import LedgerClosed, UnknownTool
 from workers.outcome import FailureReason, RequestFailed
 from workers.tools.definition import ToolDefinition
+from workers.tools.ledger import CallLedger, Unverified
 from workers.tools.reading import read_json
 from workers.tools.runner import ToolRunner, ToolUse
 
@@ -93,12 +94,18 @@ class MessageTools:
     """Runs the calls of one message at the same time; the first that fails ends the others."""
 
     def __init__(
-        self, tools: Mapping[str, ToolDefinition], runner: ToolRunner | None, limits: ToolLimits, job_name: str
+        self,
+        tools: Mapping[str, ToolDefinition],
+        runner: ToolRunner | None,
+        limits: ToolLimits,
+        job_name: str,
+        ledger: CallLedger | None = None,
     ) -> None:
         self._tools = tools
         self._runner = runner
         self._limits = limits
         self._job_name = job_name
+        self._ledger = ledger
 
     def __repr__(self) -> str:
         """State which tools there are."""
@@ -121,7 +128,7 @@ class MessageTools:
             started_at = anyio.current_time()
             record = ToolRecord(iteration=iteration, id=use.call_id, name=use.name, arguments=use.arguments, said=said)
             try:
-                results[place] = encoded = await self._run_one(use)
+                results[place] = encoded = await self._run_noted(use)
                 record = replace(record, result=json.loads(encoded))
             except ToolTrouble as trouble:
                 troubles.append(trouble)
@@ -162,6 +169,28 @@ class MessageTools:
             raise ToolTrouble(FailureReason.TOOL_ARGUMENTS, f"{call.name}: {fault[:DETAIL_CHARS]}")
         return ToolUse(call_id=call.id, name=call.name, arguments=arguments, job_name=self._job_name)
 
+    async def _run_noted(self, use: ToolUse) -> str:
+        """Run a call between two notes of it; one that was begun in an earlier attempt is not simply made again."""
+        if self._ledger is None:
+            return await self._run_one(use)
+        policy = self._tools[use.name].unverified
+        try:
+            begun = await self._ledger.begin(use.name, use.arguments, policy)
+        except LedgerClosed as error:
+            raise ToolTrouble(FailureReason.SHUTDOWN, f"{use.name}: {error}") from error
+        if begun.result is not None:
+            return begun.result
+        if begun.was_begun and policy is not Unverified.RETRY:
+            return _unverified(use, policy)
+        use = replace(use, key=begun.key)
+        try:
+            result = await self._run_one(use)
+        except ToolTrouble as trouble:
+            await self._ledger.end(begun.key, result=None, failure=f"{trouble.reason}: {trouble}")
+            raise
+        await self._ledger.end(begun.key, result=result, failure=None)
+        return result
+
     async def _run_one(self, use: ToolUse) -> str:
         if self._runner is None:
             raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"{use.name}: no tool runner is configured for this model")
@@ -187,6 +216,16 @@ class MessageTools:
         logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=error)
         text = f"{use.name}: {type(error).__name__}: {error}"
         return ToolTrouble(FailureReason.TOOL_EXCEPTION, text.encode("utf-8", "replace").decode()[:DETAIL_CHARS])
+
+
+def _unverified(use: ToolUse, policy: Unverified) -> str:
+    told = (
+        f"{use.name} was called with these arguments before, in an attempt that was interrupted; "
+        "whether it took effect is not known"
+    )
+    if policy is Unverified.FAIL:
+        raise ToolTrouble(FailureReason.TOOL_EXCEPTION, f"unverified: {told}")
+    return json.dumps({"unverified": told})
 
 
 def _is_cancelled() -> bool:

@@ -4,8 +4,9 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import anyio
 import anyio.lowlevel
@@ -20,6 +21,7 @@ from workers.errors import InvalidTool, ToolRunFailed, UnknownTool
 from workers.outcome import FailureReason, RequestFailed
 from workers.tools.definition import ToolDefinition, check_names
 from workers.tools.http import http_tools
+from workers.tools.ledger import Begun, Unverified
 from workers.tools.reading import Fallback, join_fragments, read_message
 from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
 from workers.tools.running import MessageTools, Signal, ToolLimits, ToolRecord, signal_of
@@ -389,3 +391,72 @@ class TestHttp:
             assert [await both.run(use("find")), await both.run(use("other"))] == ["near", "far"]
         with pytest.raises(UnknownTool):
             await ToolRunners([]).run(use("find"))
+
+
+class Ledger:
+    """Remembers calls of an attempt before, and what is noted."""
+
+    def __init__(self, **begun: Begun) -> None:
+        self.begun = begun
+        self.notes: list[object] = []
+
+    async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
+        self.notes.append((name, dict(arguments), policy))
+        return self.begun.get(name, Begun(key="new"))
+
+    async def end(self, key: str, *, result: str | None, failure: str | None) -> None:
+        self.notes.append((key, result, failure))
+
+
+class TestLedger:
+    """Before a call and after it stands a note; what was begun before is not simply made again."""
+
+    made: ClassVar[list[str | None]] = []
+
+    async def ask(self, ledger: Ledger, policy: str) -> tuple[list[str] | RequestFailed, list[str | None]]:
+        self.made.clear()
+        definition = ToolDefinition.parse({"type": "function", "unverified": policy, "function": {"name": "pay"}})
+        assert "unverified" not in definition.document
+
+        def pay(idempotency_key: str) -> None:
+            self.made.append(idempotency_key)
+
+        runner = PythonTools({"pay": pay})
+        tools = MessageTools({"pay": definition}, runner, ToolLimits(), "a job", ledger)
+        return await tools.run([call("pay", "{}")], 0, "", []), self.made
+
+    async def test_a_call_is_noted_before_and_after(self) -> None:
+        """With the key that the tool is given."""
+        ledger = Ledger()
+        assert await self.ask(ledger, "fail") == (["null"], ["new"])
+        assert ledger.notes == [("pay", {}, Unverified.FAIL), ("new", "null", None)]
+
+    async def test_a_known_result_stands(self) -> None:
+        """Nothing is made twice of which the outcome is known."""
+        ledger = Ledger(pay=Begun(key="k", was_begun=True, result='{"paid": 1}'))
+        assert await self.ask(ledger, "retry") == (['{"paid": 1}'], [])
+
+    @pytest.mark.parametrize(("policy", "made"), [("retry", ["k"]), ("ask_model", []), ("fail", [])])
+    async def test_an_unverified_call_goes_by_its_policy(self, policy: str, made: list[str]) -> None:
+        """Again with the same key, or told to the model, or the end of the turn."""
+        result, called = await self.ask(Ledger(pay=Begun(key="k", was_begun=True)), policy)
+        assert called == made
+        if policy == "fail":
+            assert isinstance(result, RequestFailed)
+            assert result.reason is FailureReason.TOOL_EXCEPTION
+            assert "whether it took effect is not known" in result.detail
+        else:
+            assert isinstance(result, list)
+            assert ("unverified" in result[0]) is (policy == "ask_model")
+
+    async def test_a_failure_is_noted_too(self) -> None:
+        """Why there is no result."""
+        ledger = Ledger()
+        tools = MessageTools(TOOLS, RUNNER, ToolLimits(), "a job", ledger)
+        assert isinstance(await tools.run([call("raise", "{}")], 0, "", []), RequestFailed)
+        assert str(ledger.notes[-1]).startswith("('new', None, 'tool_exception: raise: ")
+
+    def test_a_policy_that_is_none_is_refused(self) -> None:
+        """With what there is."""
+        with pytest.raises(InvalidTool, match="retry, ask_model, fail"):
+            ToolDefinition.parse({"type": "function", "unverified": "maybe", "function": {"name": "pay"}})

@@ -1,0 +1,92 @@
+"""The ledger of one attempt's calls of tools: a note in the store before each call, and after it."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from service.conversations.job import TurnKey
+from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
+from workers.errors import LedgerClosed
+from workers.tools.ledger import Begun, Unverified
+
+EARLIER: Final = (
+    "You began this turn before, and were interrupted or asked to answer again. "
+    "These calls of tools were made then, and need not be made again:"
+)
+Append = Callable[[Sequence[Record]], Awaitable[bool]]
+
+
+class TurnCalls:
+    """A ``workers.tools.ledger.CallLedger``.
+
+    The same call is the n-th with that name and those arguments in an attempt: it has the same key in the next one,
+    whatever other calls that makes. ``append`` tells whether facts were written, or refused as another node's.
+    """
+
+    def __init__(self, key: TurnKey, earlier: Sequence[StoredToolCall], append: Append) -> None:
+        self._turn = key
+        self._earlier = {call.call: call for call in earlier}
+        self._numbers = len(earlier)
+        self._append = append
+        self._made: Counter[bytes] = Counter()
+
+    def __repr__(self) -> str:
+        """State how many there are."""
+        return f"<TurnCalls {self._turn} earlier={len(self._earlier)} made={self._made.total()}>"
+
+    async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
+        """Note that a call is about to be made.
+
+        Raises:
+            LedgerClosed: another node runs this turn by now.
+        """
+        encoded = msgspec.json.encode(arguments, order="sorted")
+        what = name.encode() + b"\0" + encoded
+        self._made[what] += 1
+        place = msgspec.json.encode([*self._turn, self._made[what]])
+        key = hashlib.sha256(place + b"\0" + what).hexdigest()[:32]
+        known = self._earlier.get(key)
+        if known is not None and known.outcome is not None:
+            result = msgspec.json.decode(known.outcome).get("result")
+            if result is not None:
+                return Begun(key=key, was_begun=True, result=result)
+        self._numbers += known is None
+        started = ToolCallStarted(
+            key=self._turn,
+            call=key,
+            number=known.number if known else self._numbers,
+            name=name,
+            arguments=encoded.decode(),
+            policy=policy.value,
+            at=datetime.now(UTC),
+        )
+        await self._write(started)
+        return Begun(key=key, was_begun=known is not None and known.outcome is None)
+
+    async def end(self, key: str, *, result: str | None, failure: str | None) -> None:
+        """Note what came of a call."""
+        outcome = msgspec.json.encode({"result": result, "failure": failure}).decode()
+        await self._write(ToolCallEnded(key=self._turn, call=key, outcome=outcome, at=datetime.now(UTC)))
+
+    async def _write(self, record: Record) -> None:
+        if not await self._append([record]):
+            raise LedgerClosed("another node runs this turn by now")
+
+
+def describe_calls(calls: Sequence[StoredToolCall]) -> str | None:
+    """Return what a model is told of the calls that it made in earlier attempts at the same turn."""
+    if not calls:
+        return None
+    lines = [f"- {call.name}({call.arguments}): {_outcome(call)}" for call in calls]
+    return "\n".join([EARLIER, *lines])
+
+
+def _outcome(call: StoredToolCall) -> str:
+    if call.outcome is None:
+        return "whether it took effect is not known"
+    outcome = msgspec.json.decode(call.outcome)
+    return str(outcome["result"]) if outcome.get("result") is not None else f"it failed ({outcome.get('failure')})"

@@ -1,0 +1,35 @@
+"""What the scheduler needs of whoever keeps its facts, and the reasons for which it is told to start nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from service.conversations.job import JobId, TurnKey
+from service.store.records import Record, StoredToolCall
+
+
+class Pause(StrEnum):
+    """Why nothing is started."""
+
+    CLOSING = "closing"
+    STORE = "store"  # what has happened cannot be written
+    LEASE = "lease"  # another node may take over at any moment
+
+
+class Outlet(Protocol):
+    """Where the scheduler's facts go, and conversations that it cannot go on with."""
+
+    def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
+        """Take facts that belong together, in order, and what to call when they are durable."""
+
+    async def append(self, records: Sequence[Record]) -> bool:
+        """Take facts, and return when they are durable; False if they were refused, as another node's by now."""
+
+    async def calls_of(self, key: TurnKey) -> Sequence[StoredToolCall]:
+        """Return the calls of tools that a turn has begun, in whatever attempt."""
+
+    def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
+        """Leave conversations to other nodes, each with the models that it needs next."""
+
+    def is_elsewhere(self, model: str) -> bool:
+        """Whether another node has workers for a model."""

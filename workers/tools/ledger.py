@@ -1,0 +1,40 @@
+"""The seam to whoever remembers calls of tools over crashes: told before each call and after it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class Unverified(StrEnum):
+    """What is done with a call that was begun before, and of whose outcome nothing is known."""
+
+    RETRY = "retry"  # make it again, with the same key: it is idempotent
+    ASK_MODEL = "ask_model"  # tell the model, which may call once more
+    FAIL = "fail"  # end the request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A call that is noted; ``key`` is the same for the same call in another attempt.
+
+    ``was_begun`` says that it is one of those; ``result`` is then what came of it, as JSON, None where that is unknown.
+    """
+
+    key: str
+    was_begun: bool = False
+    result: str | None = None
+
+
+class CallLedger(Protocol):
+    """The calls of one request, in one attempt."""
+
+    async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
+        """Note that a call is about to be made; it may be made once this returns.
+
+        Raises:
+            LedgerClosed: it must not be made: this request is somebody else's by now.
+        """
+
+    async def end(self, key: str, *, result: str | None, failure: str | None) -> None:
+        """Note what came of a call: its result as JSON, or why there is none."""
