@@ -20,7 +20,7 @@ from service.errors import NoSlotAvailable, NotFinished, ShuttingDown, StoreUnav
 from service.intake import Intake
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
-from service.store import reading
+from service.store import deliveries, reading
 from service.store.alone import Neighbours
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
@@ -129,6 +129,21 @@ class Jobs:
             self._promised -= wanted
 
     # Looking
+
+    def view_of_new(self, stored: StoredJob) -> JobView:
+        """Return a job that was stored this very moment: nothing of it can have ended."""
+        tally = Tally(conversations={}, turns={})
+        counts = self._scheduler.view.of_job(stored.id)
+        return JobView(stored=stored, tally=tally, ready=counts[TurnState.READY], in_flight=counts[TurnState.IN_FLIGHT])
+
+    async def deliveries(self, job_id: JobId) -> list[dict[str, object]]:
+        """Return what became of the messages that its caller was to be sent.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        await self._store.read(reading.job(job_id))
+        return await self._store.read(deliveries.of_job(job_id))
 
     async def get(self, job_id: JobId) -> JobView:
         """Return a job.

@@ -16,6 +16,8 @@ from service.api.app import build_app
 from service.config.schema import Config
 from service.errors import ConfigError
 from service.node import open_node
+from service.retention import release_always
+from service.webhooks import Webhooks
 from workers.spec import WorkerSpec
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
@@ -62,9 +64,15 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
     with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry)
-            async with open_node(config, specs, state_dir) as node, anyio.create_task_group() as tasks:
+            async with (
+                open_node(config, specs, state_dir) as node,
+                anyio.create_task_group() as keeping,
+                anyio.create_task_group() as tasks,
+            ):
                 await node.intake.take()
                 tasks.start_soon(node.intake.run)
+                keeping.start_soon(Webhooks(node.store, config.webhooks).run)
+                keeping.start_soon(release_always, node.store, config.store)
                 server = _http_server(build_app(node, config.limits, config.server.api_keys))
                 tasks.start_soon(_run_http, server, listener)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
@@ -72,6 +80,7 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
                 logger.info("draining for up to %g s", config.server.drain_s)
                 await node.shut_down(config.server.drain_s, hurry)
                 server.should_exit = True
+                keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
     logger.info("stopped")
 

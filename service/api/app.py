@@ -8,6 +8,7 @@ from service import __version__
 from service.api import problems
 from service.api.auth import KeyGate
 from service.api.jobs import jobs_router
+from service.api.schemas import BatchLine
 from service.api.status import status_router
 from service.api.workers import health_router, workers_router
 from service.conversations.spec import JobSpec, Limits
@@ -33,7 +34,8 @@ def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
     # The body of POST /v1/jobs is read by ourselves, bounded, so FastAPI does not know its schema.
     job = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas = description["components"]["schemas"]
-    schemas |= {**job.pop("$defs"), "JobSpec": job}
+    line = BatchLine.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas |= {**job.pop("$defs"), "JobSpec": job, **line.pop("$defs"), "BatchLine": line}
     # A bad parameter is a 400 of our own form; FastAPI writes its own 422 wherever there is a parameter.
     for route in (route for path in description["paths"].values() for route in path.values()):
         if "HTTPValidationError" in str(route["responses"].get("422")):

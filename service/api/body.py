@@ -19,6 +19,15 @@ async def read_document(request: Request, limits: Limits) -> object:
         body += chunk
         if len(body) > limits.body_bytes:
             raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
+    return decode_document(bytes(body), limits)
+
+
+def decode_document(body: bytes, limits: Limits) -> object:
+    """Return the JSON document of some bytes.
+
+    Raises:
+        BodyMalformed: no JSON, or deeper than ``limits.depth``.
+    """
     try:
         document: object = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -40,6 +40,8 @@ async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]
         except JobNotFound:
             return  # deleted while it was followed
         if events:
+            if events[0].number > after + 1:
+                yield _gap(after + 1, events[0].number - 1)
             after = events[-1].number
             silent_s = 0.0
             yield b"".join(map(_frame, events))
@@ -61,6 +63,11 @@ async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]
 
 def _frame(event: StoredEvent) -> bytes:
     return f"id: {event.number}\nevent: {event.kind}\ndata: {event.data}\n\n".encode()
+
+
+def _gap(first: int, last: int) -> bytes:
+    """Say which events are there no more: of each job the newest are kept."""
+    return b"event: gap\ndata: %s\n\n" % msgspec.json.encode({"first": first, "last": last})
 
 
 def _turn(progress: Progress) -> dict[str, object]:

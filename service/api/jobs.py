@@ -8,6 +8,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from service.api import schemas
+from service.api.batch import MEDIA_TYPE as NDJSON
+from service.api.batch import is_batch, post_batch
 from service.api.body import read_document
 from service.api.events import follow
 from service.api.problems import refused
@@ -22,7 +24,10 @@ MAX_KEY_LENGTH: Final = 255
 MAX_DIGITS: Final = 18  # within 64 bits
 JSON: Final = "application/json"
 BODY: Final = {
-    "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": "#/components/schemas/JobSpec"}}}}
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": {"$ref": "#/components/schemas/JobSpec"}} for kind in (JSON, NDJSON)},
+    }
 }
 
 
@@ -44,7 +49,11 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
         openapi_extra=BODY,
         summary="Post a job",
         responses={
-            200: {"model": schemas.JobOut, "description": "The job of the same Idempotency-Key and body"},
+            200: {
+                "model": schemas.JobOut,
+                "description": "The job of the same Idempotency-Key and body; of a batch, a line for each job",
+                "content": {NDJSON: {"schema": {"$ref": "#/components/schemas/BatchLine"}}},
+            },
             **refused(400, 401, 409, 413, 422, 429, 503),
         },
     )
@@ -55,9 +64,11 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
     ) -> Response:
         if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
             raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
+        if is_batch(request):
+            return await post_batch(request, jobs, limits, idempotency_key)
         document = await read_document(request, limits)
         stored, is_new = await jobs.post(document, idempotency_key, queue=queue)
-        body = job_document(await jobs.get(stored.id))
+        body = job_document(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
         location = {"Location": f"/v1/jobs/{stored.id}"}
         return _json(body, status=202 if is_new else 200, headers=location)
 
@@ -102,7 +113,7 @@ def _add_reading(router: APIRouter, jobs: Jobs) -> None:
         stored = await jobs.ended(JobId(job_id))
         transcripts = jobs.transcripts(stored.id)
         if format == "jsonl":
-            return StreamingResponse(_lines(transcripts), media_type="application/x-ndjson")
+            return StreamingResponse(_lines(transcripts), media_type=NDJSON)
         conversations = [transcript async for transcript in transcripts]
         return _json({"id": stored.id, "state": stored.state, "conversations": conversations})
 
@@ -114,6 +125,15 @@ def _add_reading(router: APIRouter, jobs: Jobs) -> None:
     )
     async def get_conversation(job_id: str, conversation_id: str) -> Response:
         return _json(await jobs.transcript(JobId(job_id), conversation_id))
+
+    @router.get(
+        "/{job_id}/deliveries",
+        response_model=schemas.DeliveryList,
+        summary="See what became of the job's webhook",
+        responses=refused(401, 404),
+    )
+    async def get_deliveries(job_id: str) -> Response:
+        return _json({"deliveries": await jobs.deliveries(JobId(job_id))})
 
 
 def _add_ending(router: APIRouter, jobs: Jobs) -> None:

@@ -62,6 +62,44 @@ class JobList(Answer):
     next_cursor: str | None
 
 
+class ProblemFault(Answer):
+    """One thing that is wrong with a request."""
+
+    path: str
+    message: str
+
+
+class BatchLine(Answer):
+    """What became of one line of a batch: a job, or a problem."""
+
+    line: int
+    status: int
+    id: str | None = None
+    name: str | None = None
+    state: JobState | None = None
+    code: str | None = None
+    detail: str | None = None
+    errors: list[ProblemFault] = []
+
+
+class DeliveryOut(Answer):
+    """One message to a webhook: waiting, delivered or given up."""
+
+    id: str
+    url: str
+    state: str
+    attempts: int
+    last_error: str | None
+    next_at: str
+    created_at: str
+
+
+class DeliveryList(Answer):
+    """The messages of a job."""
+
+    deliveries: list[DeliveryOut]
+
+
 class AttemptOut(Answer):
     """One try of a turn."""
 
@@ -265,13 +303,6 @@ class ReadyOut(Answer):
     """Every model has a ready worker."""
 
     status: Literal["ready"]
-
-
-class ProblemFault(Answer):
-    """One thing that is wrong with a request."""
-
-    path: str
-    message: str
 
 
 class Problem(Answer):

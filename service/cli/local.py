@@ -8,6 +8,7 @@ from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import typer
@@ -107,7 +108,13 @@ def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:
     worker_specs(settings, config.parent, settings.server.state_dir)
     shown = settings.model_dump(mode="json")
     shown["server"]["api_keys"] = [MASK for _ in settings.server.api_keys]
+    shown["store"]["url"] = _without_password(settings.store.url)
+    shown["webhooks"]["secrets"] = dict.fromkeys(settings.webhooks.secrets, MASK)
     for model in shown["models"].values():
+        for place in (model["tools"]["http"] or {}, *model["tools"]["mcp"].values()):
+            for key in ("headers", "env"):
+                if place.get(key):
+                    place[key] = dict.fromkeys(place[key], MASK)
         for key in ("env", "args", "params"):
             model[key] = {name: _masked(name, value) for name, value in model[key].items()}
         model["command"] = [_masked(before, word) for before, word in pairwise(["", *model["command"]])]
@@ -162,6 +169,13 @@ def _check_writable(output: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror}; give another folder") from error
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", f":{MASK}@")))
 
 
 def _masked(name: str, value: object) -> object:

@@ -30,6 +30,7 @@ class Limits(StrictModel):
     conversations: int = Field(default=10_000, gt=0, description="conversations of a job")
     rounds: int = Field(default=1_000, gt=0, description="rounds of a conversation")
     tools: int = Field(default=128, gt=0, description="tools of an agent, exit tools included")
+    batch: int = Field(default=100_000, gt=0, description="jobs of one posted batch, a line each")
     turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
 
 

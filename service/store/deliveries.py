@@ -1,5 +1,6 @@
 """The outbox of webhooks: what callers are to be told is written with the end that it tells of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex
@@ -56,6 +57,33 @@ def add(connection: Connection, job_id: JobId, at: datetime) -> None:
             *(msgspec.json.encode(body).decode(), rfc3339(at), rfc3339(at)),
         ),
     )
+
+
+def is_any_due(now: datetime) -> Callable[[Connection], bool]:
+    """Whether any message is to be sent by now."""
+
+    def query(connection: Connection) -> bool:
+        found = connection.execute(
+            "SELECT 1 FROM deliveries WHERE state = 'waiting' AND next_at <= ? LIMIT 1", (rfc3339(now),)
+        )
+        return found.fetchone() is not None
+
+    return query
+
+
+def of_job(job_id: JobId) -> Callable[[Connection], list[dict[str, object]]]:
+    """List the messages of a job, without their bodies."""
+
+    def query(connection: Connection) -> list[dict[str, object]]:
+        rows = connection.execute(
+            "SELECT id, url, state, attempts, last_error, next_at, created_at FROM deliveries WHERE job_id = ?"
+            " ORDER BY created_at",
+            (job_id,),
+        )
+        names = ("id", "url", "state", "attempts", "last_error", "next_at", "created_at")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    return query
 
 
 def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> list[Delivery]:

@@ -1,0 +1,151 @@
+"""Tells callers of the ends of their jobs: at least once, signed, from the outbox that the end itself was written to.
+
+The form is that of Standard Webhooks (standardwebhooks.com): ``webhook-id``, ``webhook-timestamp`` and
+``webhook-signature``, an HMAC-SHA256 over id, timestamp and body.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import logging
+import math
+import random
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Final
+
+import anyio
+import httpx
+
+from service.config.schema import WebhooksConfig
+from service.errors import StoreUnavailable
+from service.store import deliveries
+from service.store.deliveries import Delivery
+from service.store.store import Store
+
+POLL_S: Final = 1.0
+AT_ONCE: Final = 16  # messages that are sent at the same time
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 3600.0
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - of secrets, and none itself
+DETAIL_CHARS: Final = 200
+logger = logging.getLogger(__name__)
+
+
+class Webhooks:
+    """Takes messages from the store when they are due; its tasks are those of ``run``."""
+
+    def __init__(self, store: Store, config: WebhooksConfig) -> None:
+        self._store = store
+        self._config = config
+        # No proxy of the environment, no redirect: what was checked is where it goes.
+        self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
+
+    def __repr__(self) -> str:
+        """State whom it may tell."""
+        return f"<Webhooks to {self._config.hosts}>"
+
+    async def run(self) -> None:
+        """Send whatever is due, until cancelled."""
+        async with self._http:
+            while True:
+                try:
+                    await self._send_due()
+                except StoreUnavailable as error:
+                    logger.debug("no messages are sent: %s", error)
+                await anyio.sleep(POLL_S)
+
+    async def _send_due(self) -> None:
+        hold_s = 2 * self._config.timeout_s + POLL_S  # whoever dies while it sends leaves it to others
+        while await self._store.read(deliveries.is_any_due(datetime.now(UTC))):
+            due = await self._store.write(lambda each: deliveries.take(each, datetime.now(UTC), hold_s, AT_ONCE))
+            async with anyio.create_task_group() as tasks:
+                for delivery in due:
+                    tasks.start_soon(self._send, delivery)
+
+    async def _send(self, delivery: Delivery) -> None:
+        error: str | None = None
+        is_final = False
+        try:
+            with anyio.fail_after(self._config.timeout_s):
+                answer = await self._post(delivery)
+            if not answer.is_success:
+                error = f"answered {answer.status_code}: {answer.text[:DETAIL_CHARS]}"
+                is_final = answer.status_code == HTTPStatus.GONE
+        except (httpx.HTTPError, OSError, TimeoutError, ValueError) as failure:
+            error = f"{type(failure).__name__}: {failure}"[:DETAIL_CHARS]
+        now = datetime.now(UTC)
+        is_final |= now - delivery.created_at > timedelta(seconds=self._config.give_up_s)
+        state = "delivered" if error is None else "given_up" if is_final else "waiting"
+        next_at = now + timedelta(seconds=pause_after(delivery.attempts))
+        if error is not None:
+            logger.warning(
+                "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, delivery.url, state, error
+            )
+        text = None if error is None else error.replace("\0", "")
+        try:
+            await self._store.write(lambda each: deliveries.settle(each, delivery.id, state, next_at, text))
+        except StoreUnavailable:
+            logger.warning("webhook %s is sent again, since its end cannot be written", delivery.id)
+
+    async def _post(self, delivery: Delivery) -> httpx.Response:
+        url = httpx.URL(delivery.url)
+        if url.host not in self._config.hosts:
+            raise ValueError(f"{url.host} is not one of webhooks.hosts any more")
+        address = await self._address(url)
+        body = delivery.body.encode()
+        headers = {
+            "content-type": "application/json",
+            "host": url.netloc.decode(),
+            **self._signed(delivery, body, datetime.now(UTC)),
+        }
+        # By the address that was checked: a second look-up could bring another.
+        request = self._http.build_request(
+            "POST",
+            url.copy_with(host=address),
+            content=body,
+            headers=headers,
+            extensions={"sni_hostname": url.host},
+        )
+        return await self._http.send(request)
+
+    async def _address(self, url: httpx.URL) -> str:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        found = await anyio.getaddrinfo(url.host, port)
+        addresses = [str(entry[4][0]) for entry in found]
+        if not self._config.private:
+            addresses = [address for address in addresses if ipaddress.ip_address(address).is_global]
+        if not addresses:
+            raise ValueError(f"{url.host} has only private addresses, and webhooks.private is false")
+        return addresses[0]
+
+    def _signed(self, delivery: Delivery, body: bytes, now: datetime) -> Mapping[str, str]:
+        at = str(int(now.timestamp()))
+        headers = {"webhook-id": delivery.id, "webhook-timestamp": at}
+        if delivery.secret is None:
+            return headers
+        secret = self._config.secrets.get(delivery.secret)
+        if secret is None:
+            raise ValueError(f"the secret {delivery.secret!r} is configured no more")
+        return {**headers, "webhook-signature": sign(secret, delivery.id, at, body)}
+
+
+def sign(secret: str, message_id: str, at: str, body: bytes) -> str:
+    """Return the signature of a message; what follows ``whsec_`` in a secret is base64, any other is taken as it is."""
+    key = secret.encode()
+    if secret.startswith(SECRET_PREFIX):
+        try:
+            key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+        except binascii.Error as error:
+            raise ValueError("a secret that begins with whsec_ goes on in base64") from error
+    signed = hmac.digest(key, f"{message_id}.{at}.".encode() + body, hashlib.sha256)
+    return f"v1,{base64.b64encode(signed).decode()}"
+
+
+def pause_after(attempts: int) -> float:
+    """Return how long to wait after so many tries, in seconds: doubled each time, and spread."""
+    pause_s = min(LONGEST_PAUSE_S, math.ldexp(FIRST_PAUSE_S, min(attempts - 1, 16)))
+    return pause_s * random.uniform(0.75, 1.25)  # noqa: S311

@@ -1,0 +1,188 @@
+"""What callers get besides answers: webhooks, batches, keys and jobs that are kept for a time."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from standardwebhooks import Webhook
+
+from tests.behaviour.service import Document, Service, run_command, scripted_model, serving
+from tests.waiting import wait_for
+
+Ports = Callable[[int], int]
+SECRET = "whsec_c2l4dGVlbiBieXRlcyBhdCBsZWFzdA=="  # noqa: S105
+JOB: Document = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "Speak."}]}
+
+
+class Receiver:
+    """An HTTP server that takes messages, and refuses the first few if it is told to."""
+
+    def __init__(self, port: int, refusals: int) -> None:
+        self.taken: list[tuple[dict[str, str], bytes]] = []
+        self.tries: list[str] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.tries.append(self.headers["webhook-id"])
+                is_taken = len(receiver.tries) > refusals
+                if is_taken:
+                    receiver.taken.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                self.send_response(204 if is_taken else 503)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Be silent."""
+
+        self.server = HTTPServer(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{port}/ended"
+
+
+@contextmanager
+def receiving(port: int, refusals: int = 0) -> Iterator[Receiver]:
+    receiver = Receiver(port, refusals)
+    thread = threading.Thread(target=receiver.server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.server.shutdown()
+        thread.join()
+        receiver.server.server_close()
+
+
+def hooked(private: bool = True) -> Document:
+    return {"hosts": ["127.0.0.1"], "secrets": {"ours": SECRET}, "private": private, "timeout_s": 2}
+
+
+def test_a_caller_is_told_at_least_once_and_can_tell_who_told(tmp_path: Path, free_ports: Ports) -> None:
+    """Signed as Standard Webhooks are, tried again after a refusal and over a restart, with the same id."""
+    model = {"m": scripted_model(free_ports(1))}
+    with (
+        receiving(free_ports(1), refusals=2) as receiver,
+        serving(tmp_path, free_ports(1), model, webhooks=hooked()) as service,
+    ):
+        job = service.post_job({**JOB, "webhook": {"url": receiver.url, "secret": "ours"}, "metadata": {"k": 1}})
+        wait_for(lambda: receiver.tries, "the first try was refused")
+        service.kill()
+        service.start()
+        wait_for(lambda: receiver.taken, "it is delivered")
+        wait_for(lambda: service.get(f"/v1/jobs/{job}/deliveries")["deliveries"][0]["state"] != "waiting", "noted")
+        (delivery,) = service.get(f"/v1/jobs/{job}/deliveries")["deliveries"]
+    assert (delivery["state"], delivery["attempts"] >= 3, delivery["last_error"]) == ("delivered", True, None)
+    headers, body = receiver.taken[0]
+    told = Webhook(SECRET).verify(body, headers)
+    assert (told["type"], told["data"]["id"], told["data"]["state"]) == ("job.ended", job, "completed")
+    assert (told["data"]["metadata"], told["data"]["turns"]) == ({"k": 1}, {"completed": 1})
+    assert set(receiver.tries) == {headers["webhook-id"]}
+
+
+def test_private_addresses_are_refused_unless_configured(tmp_path: Path, free_ports: Ports) -> None:
+    """A job must not have Roundhouse speak to whatever stands beside it."""
+    model = {"m": scripted_model(free_ports(1))}
+    with (
+        receiving(free_ports(1)) as receiver,
+        serving(tmp_path, free_ports(1), model, webhooks=hooked(private=False)) as service,
+    ):
+        job = service.post_job({**JOB, "webhook": {"url": receiver.url}})
+
+        def error() -> str:
+            told = service.get(f"/v1/jobs/{job}/deliveries")["deliveries"]
+            return str(told[0]["last_error"] or "") if told else ""
+
+        wait_for(error, "it was tried")
+        assert "only private addresses" in error()
+        assert receiver.tries == []
+
+
+@pytest.mark.parametrize(
+    ("webhook", "path"),
+    [
+        ({"url": "http://elsewhere.example/x"}, "webhook.url"),
+        ({"url": "ftp://127.0.0.1/x"}, "webhook.url"),
+        ({"url": "http://me:secret@127.0.0.1/x"}, "webhook.url"),
+        ({"url": "http://127.0.0.1/x", "secret": "theirs"}, "webhook.secret"),
+    ],
+)
+def test_a_webhook_that_is_not_allowed_is_a_fault(service: Service, webhook: Document, path: str) -> None:
+    """Hosts and secrets are the operator's to name."""
+    answer = service.http.post("/v1/jobs", json={**JOB, "webhook": webhook})
+    assert answer.status_code == 422
+    assert [fault["path"] for fault in answer.json()["errors"]] == [path]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Ports) -> Iterator[Service]:
+    limits = {"batch": 500, "body_bytes": 10_000}
+    with serving(
+        tmp_path_factory.mktemp("callers"),
+        free_ports(1),
+        {"m": scripted_model(free_ports(1), slots=8)},
+        webhooks=hooked(),
+        limits=limits,
+    ) as running:
+        yield running
+
+
+def post_lines(service: Service, *lines: str, **headers: str) -> list[Document]:
+    answer = service.http.post(
+        "/v1/jobs", content="\n".join(lines), headers={"content-type": "application/x-ndjson", **headers}
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_a_batch_is_a_job_a_line_and_each_fault_apart(service: Service) -> None:
+    """What is wrong with one line keeps no other from being taken."""
+    good = json.dumps(JOB)
+    told = post_lines(service, good, "", "{", json.dumps({"agents": []}), good, "x" * 20_000, good)
+    assert [(line["line"], line["status"]) for line in told] == [(1, 202), (2, 400), (3, 422), (4, 202), (5, 413)]
+    assert told[1]["code"] == "body_malformed"
+    assert {"agents", "conversations"} <= {fault["path"] for fault in told[2]["errors"]}
+    for line in (told[0], told[3]):
+        assert service.wait_ended(line["id"])["state"] == "completed"
+
+
+def test_a_batch_that_is_posted_again_is_the_same_jobs(service: Service) -> None:
+    """With a key, line by line; and three hundred lines are three hundred jobs."""
+    lines = [json.dumps({**JOB, "name": f"n{number}"}) for number in range(300)]
+    first = post_lines(service, *lines, **{"Idempotency-Key": "batch"})
+    again = post_lines(service, *lines, **{"Idempotency-Key": "batch"})
+    assert {line["status"] for line in first} == {202}
+    assert [line["name"] for line in first] == [f"n{number}" for number in range(300)]
+    assert {line["status"] for line in again} == {200}
+    assert [line["id"] for line in again] == [line["id"] for line in first]
+    assert post_lines(service, *[json.dumps(JOB)] * 501)[-1]["code"] == "body_too_large"
+
+
+def test_ended_jobs_and_keys_are_kept_for_a_time(tmp_path: Path, free_ports: Ports) -> None:
+    """Then the one is released, and the other free for another body."""
+    store = {"keep_jobs_s": 2, "keep_keys_s": 1}
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}, store=store) as service:
+        job = service.post_job(JOB, **{"Idempotency-Key": "mine"})
+        other = {**JOB, "name": "other"}
+
+        def is_free() -> bool:
+            return service.http.post("/v1/jobs", json=other, headers={"Idempotency-Key": "mine"}).status_code == 202
+
+        wait_for(is_free, "the key is free")
+        wait_for(lambda: service.http.get(f"/v1/jobs/{job}").status_code == 404, "the job is released")
+
+
+def test_check_shows_no_secret(tmp_path: Path) -> None:
+    """Neither a database's password nor what messages are signed with."""
+    (tmp_path / "roundhouse.yaml").write_text(
+        "store: {url: 'postgresql://me:hidden-one@db/jobs'}\n"
+        "webhooks: {secrets: {ours: hidden-two-hidden-two}}\n"
+        "models: {m: {engine: embedded, tools: {http: {url: 'http://127.0.0.1:1', headers: {x: hidden-3}}}}}"
+    )
+    shown = run_command("check", "--config", str(tmp_path / "roundhouse.yaml"))
+    assert shown.returncode == 0, shown.stderr
+    assert "hidden" not in shown.stdout
+    assert "postgresql://me:********@db/jobs" in shown.stdout
