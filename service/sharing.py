@@ -60,12 +60,16 @@ def watch_store(store: Store, tasks: TaskGroup, scheduler: Scheduler, intake: In
         watch.committed(jobs)
         intake.hint(is_work=False)  # a turn may have ended, and left its slot to another
 
-    def troubled(told: str | None) -> None:
+    async def follow(told: str | None) -> None:
         if told is None:
             scheduler.unpause(Pause.STORE)
             intake.hint(is_work=True)  # what was claimed as the trouble began, and never answered
         else:
             scheduler.pause(Pause.STORE, f"the store, to be well again: {told}")
+
+    # The store calls from no task; whatever starts turns has to run in one.
+    def troubled(told: str | None) -> None:
+        tasks.start_soon(follow, told)
 
     def fenced() -> None:
         tasks.start_soon(intake.start_over)

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Query
 from service.api import schemas
 from service.api.problems import refused
 from service.conversations.transcript import rfc3339
-from service.errors import NotReady, WorkerNotFound
+from service.errors import NotReady, StoreUnavailable, WorkerNotFound
+from service.store.store import Store
 from workers.fleet import Fleet
 from workers.incident import Incident, incident_document
 from workers.logring import LogLine
@@ -79,7 +80,7 @@ def workers_router(fleet: Fleet) -> APIRouter:
     return router
 
 
-def health_router(fleet: Fleet) -> APIRouter:
+def health_router(fleet: Fleet, store: Store) -> APIRouter:
     """Return the routes that orchestrators probe."""
     router = APIRouter(tags=["health"])
 
@@ -87,11 +88,13 @@ def health_router(fleet: Fleet) -> APIRouter:
     async def healthz() -> schemas.HealthOut:
         return schemas.HealthOut(status="ok")
 
-    @router.get("/readyz", summary="200 when every model has a ready worker", responses=refused(401, 503))
+    @router.get("/readyz", summary="200 when models and store are ready", responses=refused(401, 503))
     async def readyz() -> schemas.ReadyOut:
         missing = fleet.models_without_ready_worker()
         if missing:
             raise NotReady(missing)
+        if store.trouble is not None:
+            raise StoreUnavailable(store.trouble)
         return schemas.ReadyOut(status="ready")
 
     return router

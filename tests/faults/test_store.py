@@ -1,0 +1,239 @@
+"""Databases that fail: power that goes, disks that are full, files that are damaged, commits that nobody answers."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import anyio
+import pytest
+
+from service.conversations.job import JobId
+from service.conversations.states import ConversationState, JobState
+from service.errors import StoreError, StoreUnavailable
+from service.store import reading
+from service.store.migrations import migrations_of
+from service.store.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase, own_folder
+from service.store.store import StoreWatchers, open_store
+from tests.contract.test_store import J, append, ended, moved, new
+from tests.power import Disk, ForgetfulDatabase
+from tests.unit.service.jobs import DEBATE, job
+from tests.waiting import LIMIT_S, wait_until
+
+TRIALS, SOAK_TRIALS = 10, 100
+
+
+async def lose_power(folder: Path, seed: int, synchronous: str) -> tuple[int, int]:
+    """Post jobs until the power goes; return how many were acknowledged by then, and how many of those are lost."""
+    chance = Random(seed)  # noqa: S311
+    disk = Disk(fails_at=chance.randrange(200, 3000), chance=chance)
+    source, restored = folder / f"{seed}", folder / f"{seed}-restored"
+    source.mkdir()
+    database = ForgetfulDatabase(source / FILE_NAME, synchronous)
+    database.prepare()
+    acknowledged: list[str] = []
+    with open_store(database) as store:
+        number = 0
+        while disk.left is None:
+            number += 1
+            posts = [new(job(*DEBATE, name=f"j{number}-{each}")) for each in range(chance.randrange(1, 5))]
+
+            async def post(each: int, posts: Sequence[object] = posts) -> None:
+                stored, _, _ = await store.post(posts[each], claims=True)  # type: ignore[arg-type]
+                if disk.left is None:
+                    acknowledged.append(stored.id)
+
+            async with anyio.create_task_group() as tasks:
+                for each in range(len(posts)):
+                    tasks.start_soon(post, each)
+    restored.mkdir()
+    for name, image in disk.left.items():
+        (restored / name).write_bytes(image)
+    repaired = SqliteDatabase(restored / FILE_NAME)
+    repaired.prepare()
+    with open_store(repaired) as store:
+        there = {stored.id for stored in await store.read(reading.jobs(None, 100_000, None))}
+    return len(acknowledged), len(set(acknowledged) - there)
+
+
+@pytest.mark.anyio
+async def test_no_power_loss_takes_an_acknowledged_job(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Whatever is left of unsynced writes, the last of it torn: what was acknowledged is there, and nothing damaged."""
+    trials = SOAK_TRIALS if request.config.getoption("--soak") else TRIALS
+    acknowledged = 0
+    for seed in range(trials):
+        count, lost = await lose_power(tmp_path, seed, "FULL")
+        acknowledged += count
+        assert lost == 0, f"seed {seed}: {lost} of {count}"
+    assert acknowledged > 10 * trials
+
+
+@pytest.mark.anyio
+async def test_the_power_loss_is_real(tmp_path: Path) -> None:
+    """Without syncs the same trials lose much, or damage the file: the disk forgets."""
+    losses = 0
+    for seed in range(3):
+        try:
+            losses += (await lose_power(tmp_path, seed, "OFF"))[1]
+        except StoreError:
+            losses += 1
+    assert losses > 0
+
+
+class BreakingDatabase(SqliteDatabase):
+    """Breaks commits: before or after they are durable, as a connection that is lost does."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.breaks: list[str] = []
+
+    def connect_writer(self) -> SqliteConnection:
+        return _Breaking(self._path, self.breaks)
+
+    def trouble_of(self, error: Exception) -> str | None:
+        return str(error) if isinstance(error, ConnectionError) else super().trouble_of(error)
+
+
+class _Breaking(SqliteConnection):
+    def __init__(self, path: Path, breaks: list[str]) -> None:
+        super().__init__(path, WRITER_PRAGMAS, "BEGIN IMMEDIATE")
+        self._breaks = breaks
+
+    def commit(self) -> None:
+        if self._breaks[:1] == ["before"]:
+            self._breaks.pop(0)
+            self.rollback()
+            raise ConnectionError("the disk is full, it seems")
+        super().commit()
+        if self._breaks[:1] == ["after"]:
+            self._breaks.pop(0)
+            raise ConnectionError("nobody answered the commit")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("breaks", [["before"], ["after"], ["before", "before", "after"], ["after", "after"]])
+async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, breaks: list[str]) -> None:
+    """What has happened is kept and written once; whoever asks meanwhile is refused."""
+    database = BreakingDatabase(tmp_path / FILE_NAME)
+    database.prepare()
+    told: list[str | None] = []
+    with open_store(database) as store:
+        store.subscribe(StoreWatchers(troubled=told.append))
+        await store.post(new(job(*DEBATE)), claims=True)
+        database.breaks += breaks
+        await append(store, moved(ConversationState.RUNNING), ended("a"), ended("b"))
+        await append(store, ended("m"), moved(ConversationState.COMPLETED))
+        await wait_until(lambda: told[-1:] == [None], "it is well again")
+        assert store.trouble is None
+        turns = await store.read(reading.turns(J, ["c0"]))
+        assert [turn.key.agent_id for turn in turns] == ["a", "b", "m"]
+        assert (await store.read(reading.job(J))).state is JobState.COMPLETED
+        events, _ = await store.read(reading.events(J, 0, 99))
+        assert [event.number for event in events] == list(range(1, len(events) + 1))
+    assert told[0] is not None
+
+
+@pytest.mark.anyio
+async def test_nothing_is_taken_while_the_database_is_in_trouble(tmp_path: Path) -> None:
+    """Refused with the reason, at once; what has happened waits, and is there when it is well."""
+    database = BreakingDatabase(tmp_path / FILE_NAME)
+    database.prepare()
+    with open_store(database) as store:
+        await store.post(new(job(*DEBATE)), claims=True)
+        database.breaks += ["before"] * 4
+        durable = anyio.Event()
+        store.append_nowait([ended("a")], durable.set)
+        await wait_until(lambda: store.trouble is not None, "it is in trouble")
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            await store.post(new(job(*DEBATE, name="other")), claims=True)
+        with anyio.fail_after(LIMIT_S):
+            await durable.wait()
+        await store.post(new(job(*DEBATE, name="other")), claims=True)
+
+
+def legacy(path: Path, version: int) -> None:
+    """Make a database as the first Roundhouse did: by numbered files, with no note of their checksums."""
+    connection = sqlite3.connect(path)
+    for migration in migrations_of("sqlite")[:version]:
+        connection.executescript(migration.sql)
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.execute(
+        "INSERT INTO jobs (id, number, name, state, document, body_hash, metadata, total_conversations, total_turns,"
+        " created_at) VALUES ('old', 1, 'old', 'running', '{}', 'h', '{}', 2, 2, '2026-11-20T00:00:00.000000Z')"
+    )
+    connection.executemany(
+        "INSERT INTO conversations (job_id, id, position, metadata, state) VALUES ('old', ?, ?, '{}', ?)",
+        [("c0", 0, "completed"), ("c1", 1, "running")],
+    )
+    connection.execute("INSERT INTO events (job_id, number, kind, data) VALUES ('old', 1, 'job', '{}')")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("version", [1, 2])
+async def test_an_older_file_is_brought_up_to_date_and_a_copy_is_kept(tmp_path: Path, version: int) -> None:
+    """What was unfinished goes on, events go on counting, and the file as it was stands beside."""
+    legacy(tmp_path / FILE_NAME, version)
+    database = SqliteDatabase(tmp_path / FILE_NAME)
+    database.prepare()
+    database.prepare()  # there is nothing to do any more
+    with open_store(database) as store:
+        (claim,) = await store.claim([], None)
+        assert (claim.job_id, claim.conversation_id) == ("old", "c1")
+        await append(store, moved(ConversationState.COMPLETED, "c1", "old"))
+        assert (await store.read(reading.job(JobId("old")))).state is JobState.COMPLETED
+        events, is_over = await store.read(reading.events(JobId("old"), 0, 99))
+        assert ([event.kind for event in events], is_over) == (["job", "conversation", "end"], True)
+    (copy,) = list(tmp_path.glob(f"{FILE_NAME}.before-*"))  # noqa: ASYNC240
+    assert sqlite3.connect(copy).execute("PRAGMA user_version").fetchone() == (version,)
+
+
+def damage_pages(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4096:20480] = bytes(range(256)) * 64
+    path.write_bytes(content)
+
+
+def change_checksum(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE migrations SET checksum = 'other' WHERE number = 2")
+
+
+def add_migration(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO migrations VALUES (99, 'later', 'x', 'now')")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (damage_pages, "damaged|malformed"),
+        (change_checksum, "0002_unfinished_turns is not that of this Roundhouse"),
+        (add_migration, "of version 99"),
+        (lambda path: path.write_bytes(b"this is no database, whatever its name says" * 100), "not a database"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], object], told: str
+) -> None:
+    """Damaged, changed, of a newer version, or none at all: each is told, and nothing is written to it."""
+    database = SqliteDatabase(tmp_path / FILE_NAME)
+    database.prepare()
+    with open_store(database) as store:
+        await store.post(new(job(*DEBATE)), claims=True)
+    spoil(tmp_path / FILE_NAME)
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(StoreError, match=told):
+        database.prepare()
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_a_folder_is_one_process_s(tmp_path: Path) -> None:
+    """Two Roundhouses in one would undo each other's work; the second is told whose it is."""
+    with own_folder(tmp_path), pytest.raises(StoreError, match="another Roundhouse"), own_folder(tmp_path):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be used"), own_folder(tmp_path / "file" / "state"):
+        pass
