@@ -7,7 +7,7 @@ know the prompts.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -115,17 +115,27 @@ class Intake:
 
     # Admitting
 
-    async def admit(self, claims: Iterable[Claim], posted: Job | None = None) -> None:
-        """Put conversations on the scheduler, each where it was left; ``posted`` is their job, if it is new."""
-        for job_id, group in groupby(claims, lambda claim: claim.job_id):
-            names = [claim.conversation_id for claim in group]
-            if posted is not None and posted.id == job_id:
-                self._scheduler.admit(posted)
-                continue
-            try:
-                await self._go_on(job_id, names)
-            except JobNotFound:
-                logger.warning("job %s was deleted as it was claimed", job_id)
+    async def admit(self, claims: Sequence[Claim], posted: Job | None = None) -> None:
+        """Put conversations on the scheduler, each where it was left; ``posted`` is their job, if it is new.
+
+        Raises:
+            StoreUnavailable: they cannot be read; those that are not on the scheduler come with a later claim.
+        """
+        if posted is not None and claims:
+            self._scheduler.admit(posted)
+            return
+        left = {(claim.job_id, claim.conversation_id) for claim in claims}
+        try:
+            for job_id, group in groupby(claims, lambda claim: claim.job_id):
+                names = [claim.conversation_id for claim in group]
+                try:
+                    await self._go_on(job_id, names)
+                except JobNotFound:
+                    logger.warning("job %s was deleted as it was claimed", job_id)
+                left.difference_update((job_id, name) for name in names)
+        finally:
+            if left:
+                self._store.unlearn_nowait(left)
 
     async def _go_on(self, job_id: JobId, names: Sequence[str]) -> None:
         stored = await self._store.read(reading.job(job_id))

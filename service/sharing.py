@@ -1,6 +1,8 @@
 """What joins a node's scheduler to its store, and to the other nodes on it."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from anyio.abc import TaskGroup
 
@@ -55,6 +57,8 @@ class Outlet:
 
 def watch_store(store: Store, tasks: TaskGroup, scheduler: Scheduler, intake: Intake, watch: JobWatch) -> None:
     """Have the scheduler follow how the store is: it pauses while that is in trouble, and starts over after a fence."""
+    # The store calls from no task, and whatever starts turns has to run in one.
+    news: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
 
     def committed(jobs: frozenset[JobId]) -> None:
         watch.committed(jobs)
@@ -67,14 +71,18 @@ def watch_store(store: Store, tasks: TaskGroup, scheduler: Scheduler, intake: In
         else:
             scheduler.pause(Pause.STORE, f"the store, to be well again: {told}")
 
-    # The store calls from no task; whatever starts turns has to run in one.
-    def troubled(told: str | None) -> None:
-        tasks.start_soon(follow, told)
+    async def hear() -> None:
+        while True:
+            await (await news.get())()
 
-    def fenced() -> None:
-        tasks.start_soon(intake.start_over)
-
-    store.subscribe(StoreWatchers(committed=committed, troubled=troubled, fenced=fenced))
+    tasks.start_soon(hear)
+    store.subscribe(
+        StoreWatchers(
+            committed=committed,
+            troubled=lambda told: news.put_nowait(partial(follow, told)),
+            fenced=lambda: news.put_nowait(intake.start_over),
+        )
+    )
 
 
 async def join_cluster(

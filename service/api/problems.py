@@ -33,7 +33,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ServiceError)
     async def service_error(_request: Request, error: ServiceError) -> Response:
-        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a 503 is told by whatever is not available
             logger.error("%s: %s", error.code, error)
         return problem(error)
 

@@ -33,7 +33,8 @@ class Claims:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._fences: dict[Place, int] = {}
-        self._leaving: set[Place] = set()  # within the group that is being written
+        self._arriving: set[Place] = set()  # within the group that is being written
+        self._leaving: set[Place] = set()
 
     def __repr__(self) -> str:
         """State how many there are."""
@@ -41,13 +42,14 @@ class Claims:
 
     def begin_group(self) -> None:
         """Take the fact that a group is written, for the first time or again."""
+        self._arriving.clear()
         self._leaving.clear()
 
     # When a group is committed
 
     def keep(self, claims: Iterable[Claim]) -> None:
         """Take what was claimed."""
-        self._fences |= {(claim.job_id, claim.conversation_id): claim.fence for claim in claims}
+        self._fences |= {_place(claim): claim.fence for claim in claims}
 
     def take_over(self, applied: "Applied") -> None:
         """Take what facts have ended."""
@@ -84,15 +86,20 @@ class Claims:
         writing.tell(connection, job.id, "job", {"state": JobState.QUEUED.value, "at": at})
         self._membership.tell(connection, [job.id], is_work=not claims)
         taken = [Claim(job_id=job.id, conversation_id=talk.id, fence=1) for talk in job.conversations] if claims else []
-        return reading.job(job.id)(connection), taken, True
+        return reading.job(job.id)(connection), self._arrive(taken), True
 
     def take(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
         """Claim what nobody runs; return it, with whatever this node had claimed without learning of it."""
         self._membership.claim(connection, models, limit, job_id)
-        owned = self._membership.owned(connection)
-        return [claim for claim in owned if (claim.job_id, claim.conversation_id) not in self._fences]
+        return self._arrive(self._membership.owned(connection))
+
+    def _arrive(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Return those of ``claims`` that are new, and take them as known for the rest of the group."""
+        fresh = [claim for claim in claims if _place(claim) not in self._fences and _place(claim) not in self._arriving]
+        self._arriving.update(map(_place, fresh))
+        return fresh
 
     def release(self, connection: Connection, wants: Mapping[Place, Sequence[str]]) -> None:
         """Leave conversations to other nodes, each with the models that it needs next."""
@@ -129,6 +136,10 @@ class Claims:
 
     def _fence(self, place: Place) -> int | None:
         return None if place in self._leaving else self._fences.get(place)
+
+
+def _place(claim: Claim) -> Place:
+    return claim.job_id, claim.conversation_id
 
 
 def _words(record: Record) -> str:

@@ -1,7 +1,7 @@
 """Everything that must outlive the process, whatever database holds it."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -129,6 +129,10 @@ class Store:
             lambda _: self._claims.drop(wants),
             is_kept=True,
         )
+
+    def unlearn_nowait(self, places: Collection[Place]) -> None:
+        """Take back what a claim has told: the next one tells it again."""
+        self._submit(frozenset(), lambda _connection: None, lambda _: self._claims.drop(places), is_kept=True)
 
     async def request_cancel(self, job_id: JobId) -> StoredJob:
         """Note durably that a job is to be cancelled; return it.

@@ -331,3 +331,21 @@ async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None
         StoredToolCall(call="y", number=2, name="pay", arguments="{}", policy="ask_model", outcome='{"result": 1}'),
     ]
     assert await store.read(reading.tool_calls(key("b"))) == []
+
+
+async def test_what_is_posted_and_claimed_at_once_comes_once(store: Store) -> None:
+    """A post that claims and a claim of everything may be written together; whoever admits must not do so twice."""
+    claims: list[Claim] = []
+
+    async def post_one(number: int) -> None:
+        claims.extend((await store.post(new(job(*DEBATE, name=f"j{number}")), claims=True))[1])
+
+    async def take() -> None:
+        claims.extend(await store.claim(["m"], 1000))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(post_one, number)
+            tasks.start_soon(take)
+    assert len(claims) == 50
+    assert len(set(claims)) == 50
