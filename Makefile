@@ -16,7 +16,8 @@ test: $(READY)
 
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)
-	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py
+	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
+	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py
 
 # The engine suites against the real programs; the first time builds llama-server, some five minutes on two cores.
 test-engines: $(READY) $(ENGINES)/.ready
@@ -38,6 +39,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.orders
 	$(BIN)/python -m bench.prefix
 	$(BIN)/python -m bench.replicas
+	$(BIN)/python -m bench.posting
 	$(BIN)/python -m bench.queued
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16

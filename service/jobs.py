@@ -26,6 +26,7 @@ from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
 from service.watch import JobWatch
 
+SMALL_BYTES: Final = 16 * 1024  # of a job that is looked at sooner than a thread would take it up
 EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
 
 
@@ -93,7 +94,10 @@ class Jobs:
         if self._store.trouble is not None:
             raise StoreUnavailable(self._store.trouble)
         rules = self._rules()
-        job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
+        if len(text) <= SMALL_BYTES:
+            job = parse_job(document, new_job_id(), rules)
+        else:
+            job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
         new = NewJob(
             job=job,
             document=text.decode(),

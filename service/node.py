@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import anyio
 
 from service.config.schema import Config
 from service.conversations.spec import JobRules
+from service.errors import StoreUnavailable
 from service.intake import Intake
 from service.jobs import Jobs
 from service.rules import rules_of
@@ -55,7 +56,8 @@ class Node:
                 await self.fleet.stop(STOPPING)
             await self.fleet.stop(STOPPING, at_once=hurry.is_set())
             tasks.cancel_scope.cancel()
-        await self.store.flush()
+        with suppress(StoreUnavailable):  # another node has taken over: nothing of ours is left to be written
+            await self.store.flush()
 
     async def _hurry(self, hurry: anyio.Event, patience: anyio.CancelScope) -> None:
         await hurry.wait()

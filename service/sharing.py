@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from anyio.abc import TaskGroup
@@ -9,6 +10,7 @@ from anyio.abc import TaskGroup
 from service.config.schema import StoreConfig
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import TurnState
+from service.errors import StoreUnavailable
 from service.intake import Intake
 from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
@@ -110,8 +112,12 @@ async def join_cluster(
         scheduler.pause(Pause.LEASE, "the lease of this node to be renewed: another may take over at any moment")
         scheduler.interrupt_all()
 
+    async def learn() -> None:
+        with suppress(StoreUnavailable):  # whoever writes is told
+            await store.flush()
+
     def fenced() -> None:
-        tasks.start_soon(store.flush)  # whoever writes learns of it
+        tasks.start_soon(learn)
 
     await store.flush()  # the first write makes this node a member
     cluster = Cluster(config.url, config.lease_s, report)

@@ -107,10 +107,19 @@ def test_the_readmes_examples_are_valid(tmp_path: Path) -> None:
         assert set(re.findall(r"\b[A-Z]\w+\b", code.split("\n")[1])) <= set(workers.__all__)
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "roundhouse.yaml"])
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.nodes.yaml", "roundhouse.yaml"])
 def test_deployment_files_are_yaml(name: str) -> None:
     """What cannot be run here can at least be read."""
     assert yaml.safe_load((ROOT / "deploy" / name).read_text())
+
+
+def test_the_nodes_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What compose.nodes.yaml gives each node is a configuration of a shared store."""
+    monkeypatch.setenv("POSTGRES_PASSWORD", "word")
+    loaded = load_config(ROOT / "deploy" / "roundhouse.nodes.yaml")
+    assert loaded.store.url == "postgresql://roundhouse:word@postgres/roundhouse"
+    nodes = yaml.safe_load((ROOT / "deploy" / "compose.nodes.yaml").read_text())["services"]
+    assert sorted(nodes) == ["node-1", "node-2", "node-3", "postgres"]
 
 
 def test_files_that_are_named_are_there() -> None:

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.conversations.job import JobId
-from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, JobState
-from service.conversations.transcript import rfc3339
-from service.store import reading, writing
+from service.conversations.states import ENDED_CONVERSATIONS, ConversationState
+from service.store import writing
 from service.store.database import Claim, Connection, Membership
 from service.store.records import ConversationMoved, NewJob, Record, StoredJob, TurnEnded
 
@@ -72,7 +71,8 @@ class Claims:
         if stored is not None:
             return stored, [], False
         job = new.job
-        if not self._membership.add_job(connection, writing.job_columns(new), job):
+        number = self._membership.add_job(connection, writing.job_columns(new), job)
+        if number is None:
             stored = writing.find_posted(connection, new)  # another node was quicker, this very moment
             assert stored is not None  # noqa: S101 - its key is why ours was not inserted
             return stored, [], False
@@ -82,11 +82,10 @@ class Claims:
             for place, talk in enumerate(job.conversations)
         ]
         self._membership.add_conversations(connection, rows, job)
-        at = rfc3339(new.created_at)
-        writing.tell(connection, job.id, "job", {"state": JobState.QUEUED.value, "at": at})
+        writing.tell_posted(connection, new)
         self._membership.tell(connection, [job.id], is_work=not claims)
         taken = [Claim(job_id=job.id, conversation_id=talk.id, fence=1) for talk in job.conversations] if claims else []
-        return reading.job(job.id)(connection), self._arrive(taken), True
+        return writing.as_stored(new, number), self._arrive(taken), True
 
     def take(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None

@@ -83,8 +83,8 @@ class Membership(Protocol):
     def has_signed(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number was committed."""
 
-    def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> bool:
-        """Insert a job; False if its idempotency key is another's."""
+    def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:
+        """Insert a job and return its number; None if its idempotency key is another's."""
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
         """Insert the conversations of a job: its id, their id, position, metadata, state, owner and fence."""

@@ -39,15 +39,15 @@ class ExclusiveMembership:
         """Whether the group of that number was committed."""
         return has_signed(connection, self.node_id, number)
 
-    def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> bool:
+    def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> int | None:
         """Insert a job; there is nobody who could have been quicker."""
         marks = ", ".join("?" * len(columns))
-        connection.execute(
+        row = connection.execute(
             f"INSERT INTO jobs ({', '.join(columns)}, number)"  # noqa: S608 - names of our own
-            f" VALUES ({marks}, (SELECT coalesce(max(number), 0) + 1 FROM jobs))",
+            f" VALUES ({marks}, (SELECT coalesce(max(number), 0) + 1 FROM jobs)) RETURNING number",
             tuple(columns.values()),
-        )
-        return True
+        ).fetchone()
+        return None if row is None else int(row[0])
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], _job: Job) -> None:
         """Insert conversations."""

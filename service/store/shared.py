@@ -52,16 +52,16 @@ class SharedMembership:
         """Whether the group of that number was committed."""
         return has_signed(connection, self.node_id, number)
 
-    def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> bool:
-        """Insert a job; False if another node has one of its key, from this very moment."""
+    def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:
+        """Insert a job; None if another node has one of its key, from this very moment."""
         known = {**columns, "priority": job.priority, "models": list(job.models)}
         marks = ", ".join("?" * len(known))
-        added = connection.execute(
+        row = connection.execute(
             f"INSERT INTO jobs ({', '.join(known)}, number) VALUES ({marks}, nextval('job_numbers'))"  # noqa: S608
-            " ON CONFLICT (idempotency_key) DO NOTHING",
+            " ON CONFLICT (idempotency_key) DO NOTHING RETURNING number",
             tuple(known.values()),
-        )
-        return added.rowcount == 1
+        ).fetchone()
+        return None if row is None else int(row[0])
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
         """Insert conversations, which need the models of those who speak first."""

@@ -63,7 +63,34 @@ def job_columns(new: NewJob) -> dict[str, object]:
         "unfinished": len(job.conversations),
         "webhook": None if job.webhook is None else to_json(job.webhook.document),
         "created_at": rfc3339(new.created_at),
+        "last_event": 1,
     }
+
+
+def tell_posted(connection: Connection, new: NewJob) -> None:
+    """Write the first event of a job, which its row counts already."""
+    data = {"state": JobState.QUEUED.value, "at": rfc3339(new.created_at)}
+    connection.execute(
+        "INSERT INTO events (job_id, number, kind, data) VALUES (?, 1, 'job', ?)", (new.job.id, to_json(data))
+    )
+
+
+def as_stored(new: NewJob, number: int) -> StoredJob:
+    """Return a job as it would be read now."""
+    return StoredJob(
+        id=new.job.id,
+        number=number,
+        name=new.job.name,
+        state=JobState.QUEUED,
+        body_hash=new.body_hash,
+        metadata=new.job.metadata,
+        total_conversations=len(new.job.conversations),
+        total_turns=new.job.total_turns,
+        is_cancel_requested=False,
+        created_at=new.created_at,
+        started_at=None,
+        finished_at=None,
+    )
 
 
 def request_cancel(connection: Connection, membership: Membership, job_id: JobId) -> StoredJob:

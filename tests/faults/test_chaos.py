@@ -33,7 +33,8 @@ class Cluster:
     def rate(self) -> float:
         """Count the turns a second that engines were asked for in the last moments."""
         since = time.time() - WINDOW_S
-        lines = [line for record in self.records if record.exists() for line in record.read_text().splitlines()[-500:]]
+        texts = [record.read_text().rpartition("\n")[0] for record in self.records if record.exists()]  # whole lines
+        lines = [line for text in texts for line in text.splitlines()[-500:]]
         asked: list[float] = [json.loads(line)["at"] for line in lines]
         return sum(at > since for at in asked) / WINDOW_S
 
