@@ -16,10 +16,23 @@ LEASE_S = 1.0
 SLOTS = 8
 RACES, SOAK_RACES = 16, 500
 TAKEN_OVER = "another node has taken over"
+DEAD = "are dead, and leave"
 
 
 def in_flight(service: Service) -> int:
     return sum(worker["slots"]["in_use"] for worker in service.get("/v1/workers")["workers"])
+
+
+def stop_past_its_lease(stopped: Service, lives: Service) -> None:
+    """Stop a node until the other has taken over, let it go on, and return when it has learned of that."""
+    assert stopped.process is not None
+    dead, told = lives.log().count(DEAD), stopped.log().count(TAKEN_OVER)
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        wait_for(lambda: lives.log().count(DEAD) > dead, "it is taken for dead")
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: stopped.log().count(TAKEN_OVER) > told, "it learns of it")
 
 
 def test_no_stale_write_is_taken(
@@ -29,12 +42,6 @@ def test_no_stale_write_is_taken(
     request: pytest.FixtureRequest,
 ) -> None:
     """Issue D: 500 races in a soak; each turn in flight on the stopped node is one, since its engine goes on."""
-
-    def takeovers() -> int:
-        return lives.log().count("are dead, and leave")
-
-    def has_grown(before: int) -> bool:
-        return takeovers() > before
 
     races = SOAK_RACES if request.config.getoption("--soak") else RACES
     flags: Document = {"tokens": 5, "interval": 0.1}
@@ -52,22 +59,13 @@ def test_no_stale_write_is_taken(
             )
             for number in range(2)
         )
-        assert stopped.process is not None
         run = stops = 0
         with under_load([lives.url]) as load:
             while run < races:
                 wait_for(lambda: in_flight(stopped) >= SLOTS // 2, "the node has turns in flight")
                 run += in_flight(stopped)
                 stops += 1
-                told = takeovers()
-                stopped.process.send_signal(signal.SIGSTOP)
-                try:
-                    wait_for(
-                        lambda before=told: lives.log().count("are dead, and leave") > before, "it is taken for dead"
-                    )  # type: ignore[misc]
-                finally:
-                    stopped.process.send_signal(signal.SIGCONT)
-                wait_for(lambda number=stops: stopped.log().count(TAKEN_OVER) >= number, "it learns of it")  # type: ignore[misc]
+                stop_past_its_lease(stopped, lives)
         counts = audit(load, lives.url)
         print(f"{run} races in {stops} stops: {dict(counts)}; refused: {stopped.log().count('refused')}")
         assert stopped.log().count(TAKEN_OVER) >= stops
