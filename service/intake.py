@@ -26,6 +26,7 @@ from service.store.store import Store
 
 LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
 POLL_S: Final = 1.0  # hints may be lost; looking is what counts
+HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
 PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Intake:
         self._models = tuple(models)
         self._is_shared = is_shared
         self._hint = anyio.Event()
+        self._is_starting_over = False
         self._is_drained = False  # the last claim brought less than there was room for
         self._parsed: OrderedDict[JobId, Job] = OrderedDict()
 
@@ -74,21 +76,29 @@ class Intake:
 
     async def start_over(self) -> None:
         """Drop everything that was claimed: another node has taken over."""
-        await self._scheduler.forget_all()
+        self._is_starting_over = True
+        try:
+            await self._scheduler.forget_all()
+            # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
+            await self._store.unlearn_all()
+        finally:
+            self._is_starting_over = False
         self._scheduler.unpause(Pause.LEASE)
         self.hint(is_work=True)
 
     async def take(self, job_id: JobId | None = None) -> None:
         """Claim what there is room for, or only what is of one job, and go on with it."""
-        if self._scheduler.is_closing:
+        if self._scheduler.is_closing or self._is_starting_over:
             return
         if not self._is_shared:
             await self.admit(await self._store.claim(self._models, None, job_id))
             return
+        is_drained = True
         for model, room in self._rooms().items():
             claims = await self._store.claim([model], room, job_id)
             await self.admit(claims)
-            self._is_drained = len(claims) < room
+            is_drained &= len(claims) < room
+        self._is_drained = is_drained
 
     def has_room_for(self, job: Job) -> bool:
         """Whether a new job is claimed as it is posted."""
@@ -103,15 +113,22 @@ class Intake:
         if self._scheduler.paused_by is not None:
             return {}
         view = self._scheduler.view
-        rooms = {model: view.free(model) + (LOOKAHEAD - 1) * view.slots(model) for model in self._models}
-        return {model: room for model, room in rooms.items() if room > 0 and view.slots(model)}
+        rooms = {
+            # What nobody will ever serve is claimed as well: it is ended here, with the reason.
+            model: HOPELESS if view.is_hopeless(model) else view.free(model) + (LOOKAHEAD - 1) * view.slots(model)
+            for model in self._models
+            if view.slots(model) or view.is_hopeless(model)
+        }
+        return {model: room for model, room in rooms.items() if room > 0}
 
     async def _cancel_wanted(self) -> None:
-        if self._is_shared:
-            live = set(self._scheduler.view.jobs())
-            for job_id in await self._store.read(reading.to_cancel()):
-                if job_id in live:
-                    self._scheduler.cancel(job_id)
+        if not self._is_shared:
+            return
+        live = set(self._scheduler.view.jobs())
+        for job_id in await self._store.read(reading.to_cancel()):
+            if job_id in live:
+                self._scheduler.cancel(job_id)
+            await self.admit(await self._store.claim([], None, job_id))  # what nobody runs needs no model to end
 
     # Admitting
 
@@ -121,10 +138,13 @@ class Intake:
         Raises:
             StoreUnavailable: they cannot be read; those that are not on the scheduler come with a later claim.
         """
+        left = {(claim.job_id, claim.conversation_id) for claim in claims}
+        if self._is_starting_over:
+            self._store.unlearn_nowait(left)
+            return
         if posted is not None and claims:
             self._scheduler.admit(posted)
             return
-        left = {(claim.job_id, claim.conversation_id) for claim in claims}
         try:
             for job_id, group in groupby(claims, lambda claim: claim.job_id):
                 names = [claim.conversation_id for claim in group]

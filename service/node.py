@@ -29,6 +29,7 @@ from workers.fleet import Fleet
 from workers.spec import WorkerSpec
 
 STOPPING: Final = "the service is stopping"
+LANDING_S: Final = 2.0
 logger = logging.getLogger(__name__)
 
 
@@ -56,8 +57,10 @@ class Node:
                 await self.fleet.stop(STOPPING)
             await self.fleet.stop(STOPPING, at_once=hurry.is_set())
             tasks.cancel_scope.cancel()
+        with anyio.move_on_after(LANDING_S):  # the last of them tell their ends
+            await self.scheduler.wait_idle()
         with suppress(StoreUnavailable):  # another node has taken over: nothing of ours is left to be written
-            await self.store.flush()
+            await self.store.leave()
 
     async def _hurry(self, hurry: anyio.Event, patience: anyio.CancelScope) -> None:
         await hurry.wait()
@@ -77,7 +80,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     with open_database(config.store, state_dir, models) as database, open_store(database) as store:
         async with open_tools(config, specs) as equipped, anyio.create_task_group() as tasks:
             fleet = Fleet([replace(spec, state_dir=state_dir) for spec in equipped], os.environ, state_dir)
-            outlet = Outlet(store, models)
+            outlet = Outlet(store, models, config.store.lease_s)
             scheduler = Scheduler(POLICIES[config.scheduling.policy], fleet, outlet)
             intake = Intake(store, scheduler, models, is_shared=is_shared(config.store))
             watch_store(store, tasks, scheduler, intake, watch)

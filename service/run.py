@@ -23,6 +23,7 @@ from service.rules import rules_of
 from workers.spec import WorkerSpec
 
 STORE_FOLDER: Final = ".roundhouse"
+FOR_EVER_S: Final = 3e9  # a job file that is run again on its output is the same job, however late
 LOOK_INTERVAL_S: Final = 0.25  # how often progress is shown, and how long an ended conversation waits for its file
 
 
@@ -70,7 +71,8 @@ async def run_jobs(
         if folder in folders[:index]:
             raise ConfigError(f"{files[index].source}: name: another job is named {files[index].job.name!r} as well")
     # Whatever store the service uses: what is run here is kept beside its transcripts.
-    own = config.model_copy(update={"store": config.store.model_copy(update={"url": "sqlite"})})
+    kept = config.store.model_copy(update={"url": "sqlite", "keep_keys_s": FOR_EVER_S})
+    own = config.model_copy(update={"store": kept})
     async with open_node(own, specs, output / STORE_FOLDER) as node:
         await node.fleet.wait_ready(first_try_only=True)
         posted = {await _post(node, file): Export(folder) for file, folder in zip(files, folders, strict=True)}

@@ -1,6 +1,7 @@
 """What joins a node's scheduler to its store, and to the other nodes on it."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,9 +26,11 @@ from workers.fleet import Fleet
 class Outlet:
     """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.Outlet``."""
 
-    def __init__(self, store: Store, models: Sequence[str]) -> None:
+    def __init__(self, store: Store, models: Sequence[str], lease_s: float) -> None:
         self._store = store
         self._models = models
+        self._lease_s = lease_s
+        self._missed_at: dict[str, float] = {}  # models that no other node had when it was asked for
         self.neighbours: Neighbours = Alone()
 
     def __repr__(self) -> str:
@@ -54,7 +57,13 @@ class Outlet:
         """Whether a model is for other nodes: one has it, or this one never will."""
         if isinstance(self.neighbours, Alone):
             return False
-        return model not in self._models or model in self.neighbours.models()
+        if model not in self._models:
+            return True
+        if model in self.neighbours.models():
+            self._missed_at.pop(model, None)
+            return True
+        # One that starts this moment is known a little later; only after a lease is nobody there.
+        return time.monotonic() - self._missed_at.setdefault(model, time.monotonic()) < self._lease_s
 
 
 def watch_store(store: Store, tasks: TaskGroup, scheduler: Scheduler, intake: Intake, watch: JobWatch) -> None:
@@ -121,9 +130,14 @@ async def join_cluster(
 
     await store.flush()  # the first write makes this node a member
     cluster = Cluster(config.url, config.lease_s, report)
+
+    def renewed() -> None:
+        scheduler.unpause(Pause.LEASE)
+        scheduler.look_elsewhere()
+
     events = LeaseEvents(
         ending=ending,
-        renewed=lambda: scheduler.unpause(Pause.LEASE),
+        renewed=renewed,
         fenced=fenced,
         changed=watch.committed,
         work=lambda: intake.hint(is_work=True),

@@ -62,7 +62,7 @@ class SchedulingCore:
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
-        self.view = PoolsView(self._jobs, self._ready, self._seats)
+        self.view = PoolsView(self._jobs, self._ready, self._seats, self._lost)
 
     def __repr__(self) -> str:
         """State the pools."""

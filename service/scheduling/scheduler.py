@@ -172,6 +172,7 @@ class Scheduler:
     async def forget_all(self) -> None:
         """Drop every job: another node has taken over. Attempts are ended first, and what they bring is refused."""
         self._is_forgetting = True
+        self._core.handle(events.Paused())
         try:
             self._turns.interrupt_all()
             await self.wait_idle()
@@ -284,6 +285,15 @@ class Scheduler:
         turn = self._turns.end_waiting(key, TurnState.CANCELLED, FailureReason.CANCELLED)
         return records.TurnEnded(turn=turn, at=now)
 
+    def look_elsewhere(self) -> None:
+        """Take the fact that other nodes have come or gone."""
+        for model in self._fleet.models():
+            self._note_model(model)
+
+    def _note_model(self, model: str) -> None:
+        if self._fleet.is_lost(model):
+            self._post(events.ModelLost(model=model, is_elsewhere=self._outlet.is_elsewhere(model)))
+
     async def _end_hold(self, hold: events.HoldTurn) -> None:
         await anyio.sleep(hold.seconds)
         self._post(events.HoldOver(key=hold.key))
@@ -300,9 +310,8 @@ class Scheduler:
         else:
             self._post(events.WorkerNotReady(worker=worker.spec.id))
             model = worker.spec.name
-            if self._fleet.is_lost(model):
-                self._post(events.ModelLost(model=model, is_elsewhere=self._outlet.is_elsewhere(model)))
-            else:
+            self._note_model(model)
+            if not self._fleet.is_lost(model):
                 self._post(events.ModelRegained(model=model))
 
     # Turns

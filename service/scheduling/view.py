@@ -13,10 +13,11 @@ from service.scheduling.seats import Seats
 class PoolsView:
     """The present moment of a core that is not running meanwhile: all of it is one thread's."""
 
-    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, seats: Seats) -> None:
+    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, seats: Seats, lost: Mapping[str, bool]) -> None:
         self._jobs = jobs
         self._ready = ready
         self._seats = seats
+        self._lost = lost  # models, and whether another node has them
 
     def __repr__(self) -> str:
         """State how many turns are where."""
@@ -39,6 +40,10 @@ class PoolsView:
     def free(self, model: str) -> int:
         """Count the slots of a model that nobody has and nobody waits for; less than none is a queue."""
         return self._seats.free(model) - self._ready.waiting(model)
+
+    def is_hopeless(self, model: str) -> bool:
+        """Whether no worker of a model will be ready without an operator, here or elsewhere."""
+        return self._lost.get(model) is False
 
     def slots(self, model: str) -> int:
         """Count the slots of a model's ready workers."""

@@ -11,7 +11,7 @@ import anyio
 import psycopg
 
 from service.conversations.job import JobId
-from service.store.shared import CHANNEL, LEASE
+from service.store.shared import CHANNEL, LEASE, LEAVE
 
 RENEWALS: Final = 5  # in the time of a lease
 LONGEST_PAUSE_S: Final = 1.0  # between two renewals, and before a lost connection is made again
@@ -133,12 +133,7 @@ class Cluster:
             names = [row[0] for row in await dead.fetchall()]
             if not names:
                 return 0
-            # What comes next may need any of the job's models; a node that has not got the right one leaves it again.
-            freed = await connection.execute(
-                "UPDATE conversations SET owner = NULL, wants = jobs.models FROM jobs"
-                " WHERE jobs.id = conversations.job_id AND conversations.owner = ANY(%s)",
-                (names,),
-            )
+            freed = await connection.execute(LEAVE.replace("?", "%s"), (names,))
         logger.warning("store: %s are dead, and leave %d conversations to others", ", ".join(names), freed.rowcount)
         return freed.rowcount
 

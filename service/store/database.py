@@ -98,6 +98,9 @@ class Membership(Protocol):
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
         """Leave a conversation, which needs one of the models ``wants`` next, to whoever has it."""
 
+    def leave(self, connection: Connection) -> None:
+        """Leave everything that is claimed to whoever has the models for it."""
+
     def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Wake other nodes when the transaction is committed: jobs have changed, or there is something to claim."""
 

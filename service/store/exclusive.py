@@ -76,6 +76,9 @@ class ExclusiveMembership:
             (claim.job_id, claim.conversation_id, claim.fence),
         )
 
+    def leave(self, connection: Connection) -> None:
+        """There is nobody to leave it to; the next life claims it."""
+
     def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """There is nobody to tell."""
 

@@ -15,6 +15,11 @@ from service.store.exclusive import has_signed, new_node_id, owned
 
 CHANNEL: Final = "roundhouse"
 JOBS_A_NOTICE: Final = 100  # of 20 bytes each, and PostgreSQL takes 8000
+# What comes next may need any of the job's models; a node that has not got the right one leaves it again.
+LEAVE: Final = (
+    "UPDATE conversations SET owner = NULL, wants = jobs.models FROM jobs"
+    " WHERE jobs.id = conversations.job_id AND conversations.owner = ANY(?)"
+)
 LEASE: Final = "make_interval(secs => ?)"
 
 
@@ -94,6 +99,12 @@ class SharedMembership:
             "UPDATE conversations SET owner = NULL, wants = ? WHERE job_id = ? AND id = ? AND fence = ?",
             (list(wants), claim.job_id, claim.conversation_id, claim.fence),
         )
+
+    def leave(self, connection: Connection) -> None:
+        """Leave everything that is claimed, and be dead: no lease has to end before others go on with it."""
+        connection.execute("UPDATE nodes SET is_live = 0 WHERE id = ?", (self.node_id,))
+        connection.execute(LEAVE, ([self.node_id],))
+        self.tell(connection, [], is_work=True)
 
     def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Notify the other nodes when the transaction is committed."""

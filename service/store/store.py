@@ -134,6 +134,18 @@ class Store:
         """Take back what a claim has told: the next one tells it again."""
         self._submit(frozenset(), lambda _connection: None, lambda _: self._claims.drop(places), is_kept=True)
 
+    async def unlearn_all(self) -> None:
+        """Take back all that claims have told."""
+        await self._write(frozenset(), lambda _connection: None, lambda _: self._claims.forget_all(), is_kept=True)
+
+    async def leave(self) -> None:
+        """Leave everything that is claimed to other nodes, now and not when the lease ends.
+
+        Raises:
+            StoreUnavailable: they have taken over already.
+        """
+        await self._write(frozenset(), self._membership.leave, lambda _: self._claims.forget_all(), is_kept=True)
+
     async def request_cancel(self, job_id: JobId) -> StoredJob:
         """Note durably that a job is to be cancelled; return it.
 

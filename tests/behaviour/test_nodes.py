@@ -126,3 +126,40 @@ def test_a_node_that_was_taken_for_dead_writes_nothing(
         again = stopped.post_job(debate(conversations=8))
         wait_for(lambda: workers_at_work(stopped) > 0, "it has work again")
         assert stopped.wait_ended(again)["state"] == "completed"
+
+
+def test_a_node_that_is_stopped_leaves_its_work_at_once(
+    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
+) -> None:
+    """No lease has to end first; what it cut off stays in the transcript as an attempt."""
+    flags: Document = {"interval": 0.1, "tokens": 10}
+    url = postgres.new_database()
+    models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
+    with nodes(tmp_path, free_ports, url, *models) as (stops, lives):
+        job = lives.post_job(debate(conversations=6, rounds=2))
+        wait_for(lambda: workers_at_work(stops) == 2, "the node to be stopped has work")
+        assert stops.stop() == 0
+        owners = postgres.execute("SELECT DISTINCT owner FROM conversations WHERE owner IS NOT NULL", database=url)
+        assert len(owners) <= 1, "nothing is left to the lease"
+        assert lives.wait_ended(job, 60)["state"] == "completed"
+        for talk in lives.get(f"/v1/jobs/{job}/result")["conversations"]:
+            check_debate(talk, 2)
+
+
+def test_what_one_node_will_never_serve_goes_to_another(
+    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
+) -> None:
+    """A model whose workers have given up here is another node's; what nobody has ends with the reason."""
+    broken = {**scripted_model(free_ports(1), exit_at_once=3), "restart": {"failures": 1, "retry_s": None}}
+    models = [{"m": broken, "only": broken | {"port": free_ports(1)}}, {"m": scripted_model(free_ports(1))}]
+    store = {"url": postgres.new_database(), "lease_s": LEASE_S}
+    with (
+        serving(tmp_path / "a", free_ports(1), models[0], {"drain_s": 1}, ready=False, store=store) as gives_up,
+        serving(tmp_path / "b", free_ports(1), models[1], {"drain_s": 1}, store=store),
+    ):
+        wait_for(lambda: gives_up.get("/v1/workers/only-0")["state"] == "failed", "it has given up")
+        assert gives_up.wait_ended(gives_up.post_job(debate(conversations=2)))["state"] == "completed"
+        hopeless = gives_up.wait_ended(gives_up.post_job(debate(model="only")))
+        assert hopeless["state"] == "failed"
+        (talk,) = gives_up.get(f"/v1/jobs/{hopeless['id']}/result")["conversations"]
+        assert talk["reason"] == "engine_unreachable"
