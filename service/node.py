@@ -20,7 +20,7 @@ from service.rules import rules_of
 from service.scheduling.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.sharing import Outlet, join_cluster, watch_store
-from service.store.alone import Neighbours
+from service.store.alone import Alone, Neighbours
 from service.store.opening import is_shared, open_database
 from service.store.store import Store, open_store
 from service.tools import open_tools
@@ -42,6 +42,20 @@ class Node:
     store: Store
     intake: Intake
     jobs: Jobs
+    neighbours: Neighbours
+
+    async def unclaimed(self) -> dict[str, str]:
+        """Return what the conversations wait for that no node runs, by the model that they need next."""
+        if isinstance(self.neighbours, Alone):
+            return {}
+        from service.store.shared import unclaimed  # noqa: PLC0415 - a node alone needs none of it
+
+        known = {*self.fleet.models(), *self.neighbours.models()}
+        return {
+            model: f"{count} conversations: "
+            + (f"a slot of {model}, on any node" if model in known else f"a node that has {model}")
+            for model, count in (await self.store.read(unclaimed)).items()
+        }
 
     async def shut_down(self, drain_s: float, hurry: anyio.Event) -> None:
         """Admit nothing new, give turns in flight ``drain_s``, then stop every engine; ``hurry`` cuts it short."""
@@ -91,7 +105,14 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             rules = partial(_rules, config, outlet.neighbours)
             jobs = Jobs(store, scheduler, intake, watch, outlet.neighbours, rules)
             async with fleet.running():
-                yield Node(fleet=fleet, scheduler=scheduler, store=store, intake=intake, jobs=jobs)
+                yield Node(
+                    fleet=fleet,
+                    scheduler=scheduler,
+                    store=store,
+                    intake=intake,
+                    jobs=jobs,
+                    neighbours=outlet.neighbours,
+                )
             tasks.cancel_scope.cancel()
 
 

@@ -27,7 +27,7 @@ def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
     problems.install(app)
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(workers_router(node.fleet))
-    app.include_router(status_router(node.scheduler, node.fleet))
+    app.include_router(status_router(node))
     app.include_router(health_router(node.fleet, node.store))
     app.add_middleware(KeyGate, keys=api_keys)
     description = app.openapi()

@@ -359,12 +359,24 @@ class HeadsOut(Answer):
     ready: list[HeadOut]
 
 
+class StoreOut(Answer):
+    """The store as this node sees it; ``trouble`` is what ails it."""
+
+    node: str
+    trouble: str | None
+
+
 class StatusOut(Answer):
-    """A moment of the whole service; ``jobs`` are those that have not ended."""
+    """A moment of this node; ``jobs`` are those that have not ended.
+
+    ``unclaimed`` says of each model what the conversations wait for that need it next and that no node runs.
+    """
 
     jobs: int
     conversations: ConversationCountsOut
     pools: PoolsOut
     prefix_tokens: PrefixTokensOut
     heads: HeadsOut
+    unclaimed: dict[str, str]
+    store: StoreOut
     workers: list[WorkerOut]

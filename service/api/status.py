@@ -1,30 +1,32 @@
 """GET /v1/status: one snapshot for live displays."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 from fastapi import APIRouter
 
 from service.api import schemas
 from service.api.problems import refused
 from service.api.workers import worker_document
-from service.scheduling.scheduler import Scheduler
+from service.node import Node
 from service.status import status_of
-from workers.fleet import Fleet
 
 
-def status_router(scheduler: Scheduler, fleet: Fleet) -> APIRouter:
+def status_router(node: Node) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1", tags=["status"])
 
-    @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401))
+    @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
     async def status() -> schemas.StatusOut:
-        return status_document(scheduler, fleet)
+        return status_document(node, await node.unclaimed())
 
     return router
 
 
-def status_document(scheduler: Scheduler, fleet: Fleet) -> schemas.StatusOut:
+def status_document(node: Node, unclaimed: Mapping[str, str] = MappingProxyType({})) -> schemas.StatusOut:
     """Return a snapshot as it is shown."""
-    now = status_of(scheduler, fleet)
+    now = status_of(node.scheduler, node.fleet)
     told = msgspec.to_builtins(now)
     return schemas.StatusOut(
         jobs=now.jobs,
@@ -32,5 +34,7 @@ def status_document(scheduler: Scheduler, fleet: Fleet) -> schemas.StatusOut:
         pools=schemas.PoolsOut.model_validate(told["pools"]),
         prefix_tokens=schemas.PrefixTokensOut.model_validate(told["prefix_tokens"]),
         heads=schemas.HeadsOut(pending=told["pending"], ready=told["ready"]),
-        workers=[worker_document(worker) for worker in fleet],
+        unclaimed=dict(unclaimed),
+        store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
+        workers=[worker_document(worker) for worker in node.fleet],
     )

@@ -34,7 +34,7 @@ class _Table:
 
     def show(self, views: Sequence[JobView], node: Node) -> None:
         told = "\n".join(escape(_line(view)) for view in views)
-        self._live.update(table(status_document(node.scheduler, node.fleet).model_dump(), told))
+        self._live.update(table(status_document(node).model_dump(), told))
 
 
 class _Lines:

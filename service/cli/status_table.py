@@ -36,7 +36,7 @@ def plain_lines(status: Document) -> list[str]:
     lines += [f"  worker {_worker_line(worker)}" for worker in status["workers"]]
     for pool, heads in status["heads"].items():
         lines += [f"  {pool}: {_turn(head)} waits for {head['waits_for']}" for head in heads]
-    return lines
+    return [*lines, *(f"  {note}" for note in _notes(status))]
 
 
 def table(status: Document, title: str = "") -> RenderableType:
@@ -57,7 +57,15 @@ def table(status: Document, title: str = "") -> RenderableType:
             worker["verdict"] or "-", escape(worker["because"]),
         )  # fmt: skip
     head = [title] if title else []
-    return Group(*head, Rule(), Text(summary(status), style="bold"), Rule(), pools, Rule(), workers, Rule())
+    notes = [Text(note, style="red") for note in _notes(status)]
+    return Group(*head, Rule(), Text(summary(status), style="bold"), *notes, Rule(), pools, Rule(), workers, Rule())
+
+
+def _notes(status: Document) -> list[str]:
+    """Return what waits for more than this node has, and what ails the store."""
+    trouble = status["store"]["trouble"]
+    waiting = [f"claimed by no node, {waits_for}" for waits_for in status["unclaimed"].values()]
+    return waiting + ([f"the store: {trouble}"] if trouble is not None else [])
 
 
 def _cell(heads: Sequence[Document], place: int) -> str:

@@ -23,6 +23,15 @@ LEAVE: Final = (
 LEASE: Final = "make_interval(secs => ?)"
 
 
+def unclaimed(connection: Connection) -> dict[str, int]:
+    """Count the conversations that no node runs, by each model that they need next."""
+    rows = connection.execute(
+        "SELECT model, count(*) FROM conversations, unnest(wants) AS model"
+        " WHERE owner IS NULL AND state IN ('queued', 'running') GROUP BY model ORDER BY model"
+    )
+    return {row[0]: row[1] for row in rows}
+
+
 class SharedMembership:
     """A ``service.store.database.Membership``."""
 

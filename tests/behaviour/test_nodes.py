@@ -163,3 +163,26 @@ def test_what_one_node_will_never_serve_goes_to_another(
         assert hopeless["state"] == "failed"
         (talk,) = gives_up.get(f"/v1/jobs/{hopeless['id']}/result")["conversations"]
         assert talk["reason"] == "engine_unreachable"
+
+
+def test_what_waits_for_a_node_that_is_not_there_is_told(
+    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
+) -> None:
+    """A model that was another node's, which has gone: the status names it, and goes on when it is back."""
+    flags: Document = {"interval": 0.1, "tokens": 10}
+    models = [{"m": scripted_model(free_ports(1))}, {"other": scripted_model(free_ports(1), **flags)}]
+    job = debate(conversations=4, rounds=2)
+    job["agents"][2]["model"] = "other"
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (stays, goes):
+        wait_for(lambda: stays.http.post("/v1/jobs", json=debate(model="other")).status_code == 202, "they know")
+        job_id = stays.post_job(job)
+        wait_for(lambda: stays.get(f"/v1/jobs/{job_id}")["progress"]["turns"]["completed"] > 0, "it runs")
+        assert goes.stop() == 0
+
+        def told() -> str:
+            return str(stays.get("/v1/status")["unclaimed"].get("other", ""))
+
+        wait_for(lambda: told().endswith("conversations: a node that has other"), "it is told")
+        goes.start()
+        assert stays.wait_ended(job_id, 60)["state"] == "completed"
+        wait_for(lambda: told() == "", "nothing waits any more")
