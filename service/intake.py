@@ -8,6 +8,7 @@ know the prompts.
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -41,6 +42,7 @@ class Intake:
         self._is_shared = is_shared
         self._hint = anyio.Event()
         self._is_starting_over = False
+        self.epoch = 0  # grows when everything that was claimed is another node's
         self._is_drained = False  # the last claim brought less than there was room for
         self._parsed: OrderedDict[JobId, Job] = OrderedDict()
 
@@ -77,10 +79,12 @@ class Intake:
     async def start_over(self) -> None:
         """Drop everything that was claimed: another node has taken over."""
         self._is_starting_over = True
+        self.epoch += 1
         try:
             await self._scheduler.forget_all()
             # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
-            await self._store.unlearn_all()
+            with suppress(StoreUnavailable):  # taken over again: that comes next
+                await self._store.unlearn_all()
         finally:
             self._is_starting_over = False
         self._scheduler.unpause(Pause.LEASE)
@@ -91,14 +95,18 @@ class Intake:
         if self._scheduler.is_closing or self._is_starting_over:
             return
         if not self._is_shared:
-            await self.admit(await self._store.claim(self._models, None, job_id))
+            await self._take(self._models, None, job_id)
             return
         is_drained = True
         for model, room in self._rooms().items():
-            claims = await self._store.claim([model], room, job_id)
-            await self.admit(claims)
-            is_drained &= len(claims) < room
+            is_drained &= await self._take([model], room, job_id) < room
         self._is_drained = is_drained
+
+    async def _take(self, models: Sequence[str], limit: int | None, job_id: JobId | None) -> int:
+        epoch = self.epoch
+        claims = await self._store.claim(models, limit, job_id)
+        await self.admit(claims, epoch)
+        return len(claims)
 
     def has_room_for(self, job: Job) -> bool:
         """Whether a new job is claimed as it is posted."""
@@ -128,17 +136,22 @@ class Intake:
         for job_id in await self._store.read(reading.to_cancel()):
             if job_id in live:
                 self._scheduler.cancel(job_id)
-            await self.admit(await self._store.claim([], None, job_id))  # what nobody runs needs no model to end
+            await self._take([], None, job_id)  # what nobody runs needs no model to end
 
     # Admitting
 
-    async def admit(self, claims: Sequence[Claim], posted: Job | None = None) -> None:
+    async def admit(self, claims: Sequence[Claim], epoch: int, posted: Job | None = None) -> None:
         """Put conversations on the scheduler, each where it was left; ``posted`` is their job, if it is new.
+
+        ``epoch`` is that of the moment when the claim was handed in: of an earlier one nothing is ours any more, and
+        what the store knows of it is taken back by whoever has begun the new one.
 
         Raises:
             StoreUnavailable: they cannot be read; those that are not on the scheduler come with a later claim.
         """
         left = {(claim.job_id, claim.conversation_id) for claim in claims}
+        if epoch != self.epoch:
+            return
         if self._is_starting_over:
             self._store.unlearn_nowait(left)
             return
@@ -149,7 +162,7 @@ class Intake:
             for job_id, group in groupby(claims, lambda claim: claim.job_id):
                 names = [claim.conversation_id for claim in group]
                 try:
-                    await self._go_on(job_id, names)
+                    await self._go_on(job_id, names, epoch)
                 except JobNotFound:
                     logger.warning("job %s was deleted as it was claimed", job_id)
                 left.difference_update((job_id, name) for name in names)
@@ -157,7 +170,7 @@ class Intake:
             if left:
                 self._store.unlearn_nowait(left)
 
-    async def _go_on(self, job_id: JobId, names: Sequence[str]) -> None:
+    async def _go_on(self, job_id: JobId, names: Sequence[str], epoch: int) -> None:
         stored = await self._store.read(reading.job(job_id))
         job = await self._job(job_id)
         wanted = frozenset(names)
@@ -167,6 +180,8 @@ class Intake:
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
             logger.warning("job %s waits for models that are configured no more: %s", job_id, ", ".join(missing))
+        if epoch != self.epoch:
+            return
         if turns or unfinished:
             logger.info("job %s goes on with %d of %d turns done", job_id, len(turns), share.total_turns)
         self._scheduler.admit(share, turns, unfinished, is_cancelled=stored.is_cancel_requested)

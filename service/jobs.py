@@ -112,9 +112,10 @@ class Jobs:
             return await self._store_and_admit(new, claims=True)
 
     async def _store_and_admit(self, new: NewJob, *, claims: bool) -> tuple[StoredJob, bool]:
+        epoch = self._intake.epoch
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._is_closed:  # closed meanwhile: it is stored, and the next life admits it
-            await self._intake.admit(claimed, new.job)
+            await self._intake.admit(claimed, epoch, new.job)
             self._intake.hint(is_work=not claims)
         return stored, is_new
 

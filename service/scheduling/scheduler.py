@@ -177,6 +177,7 @@ class Scheduler:
             self._turns.interrupt_all()
             await self.wait_idle()
             self._jobs.clear()
+            self._released.clear()
             self._turns.clear()
             self._suspicion.clear()
             self._core = SchedulingCore(self._policy)
