@@ -186,3 +186,23 @@ def test_check_shows_no_secret(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "hidden" not in shown.stdout
     assert "postgresql://me:********@db/jobs" in shown.stdout
+
+
+def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Ports) -> None:
+    """Of each job the newest are kept; whoever asks for earlier ones learns which he has missed."""
+    model = {"m": scripted_model(free_ports(1), tokens=2, interval=0.05)}
+    store = {"keep_events": 100, "keep_jobs_s": 2}  # with it, what is old is released every second
+    agents = [{"id": "a", "model": "m"}]
+    with serving(tmp_path, free_ports(1), model, store=store) as service:
+        job = service.post_job({"agents": agents, "rounds": 100, "conversations": [{"prompt": "Go on."}] * 4})
+
+        def watch() -> tuple[str, str]:
+            with service.http.stream("GET", f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "3"}) as events:
+                lines = events.iter_lines()
+                return next(lines), next(lines)
+
+        wait_for(lambda: watch()[0] == "event: gap", "the oldest are gone")
+        gap = json.loads(watch()[1].removeprefix("data: "))
+        assert gap["first"] == 4
+        assert gap["last"] > 4
+        service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
