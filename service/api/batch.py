@@ -1,7 +1,7 @@
 """Many jobs in one request, one a line (NDJSON): each is taken or refused by itself."""
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import IO, Final
 
 import anyio
@@ -13,8 +13,9 @@ from starlette.responses import StreamingResponse
 from service.api.body import decode_document
 from service.conversations.spec import Limits
 from service.errors import BodyTooLarge, ServiceError
-from service.jobs import Jobs
+from service.store.records import StoredJob
 
+Post = Callable[[object, str | None], Awaitable[tuple[StoredJob, bool]]]
 MEDIA_TYPE: Final = "application/x-ndjson"
 AT_ONCE: Final = 64  # lines that are being stored at the same time: they share commits
 IN_MEMORY: Final = 1 << 20
@@ -26,7 +27,7 @@ def is_batch(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == MEDIA_TYPE
 
 
-async def post_batch(request: Request, jobs: Jobs, limits: Limits, key: str | None) -> StreamingResponse:
+async def post_batch(request: Request, post: Post, limits: Limits, key: str | None) -> StreamingResponse:
     """Post every line's job; answer with a line for each, in their order.
 
     The answer begins when the body has ended, since most clients read nothing before that; it waits on the disk.
@@ -39,25 +40,25 @@ async def post_batch(request: Request, jobs: Jobs, limits: Limits, key: str | No
             number += 1
             group.append(line)
             if len(group) == AT_ONCE:
-                await _post_group(group, number - len(group), jobs, limits, key, answers)
+                await _post_group(group, number - len(group), post, limits, key, answers)
                 group = []
-        await _post_group(group, number - len(group), jobs, limits, key, answers)
+        await _post_group(group, number - len(group), post, limits, key, answers)
     except BodyTooLarge as error:  # what came before it is taken, and its caller has to learn of that
-        await _post_group(group, number - len(group), jobs, limits, key, answers)
+        await _post_group(group, number - len(group), post, limits, key, answers)
         answers.write(_line(number + 1, error))
     answers.seek(0)
     return StreamingResponse(_read(answers), media_type=MEDIA_TYPE, background=BackgroundTask(answers.close))
 
 
 async def _post_group(
-    lines: list[bytes], before: int, jobs: Jobs, limits: Limits, key: str | None, answers: IO[bytes]
+    lines: list[bytes], before: int, post: Post, limits: Limits, key: str | None, answers: IO[bytes]
 ) -> None:
     told: dict[int, bytes] = {}
 
-    async def post(number: int, line: bytes) -> None:
+    async def post_line(number: int, line: bytes) -> None:
         try:
             document = decode_document(line, limits)
-            stored, is_new = await jobs.post(document, None if key is None else f"{key}:{number}")
+            stored, is_new = await post(document, None if key is None else f"{key}:{number}")
         except ServiceError as error:
             told[number] = _line(number, error)
             return
@@ -67,7 +68,7 @@ async def _post_group(
 
     async with anyio.create_task_group() as tasks:
         for number, line in enumerate(lines, start=before + 1):
-            tasks.start_soon(post, number, line)
+            tasks.start_soon(post_line, number, line)
     for number in sorted(told):
         answers.write(told[number])
 

@@ -1,6 +1,7 @@
 """The HTTP surface of jobs."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -65,7 +66,7 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
         if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
             raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
         if is_batch(request):
-            return await post_batch(request, jobs, limits, idempotency_key)
+            return await post_batch(request, partial(jobs.post, queue=queue), limits, idempotency_key)
         document = await read_document(request, limits)
         stored, is_new = await jobs.post(document, idempotency_key, queue=queue)
         body = job_document(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))

@@ -86,7 +86,10 @@ class PostgresDatabase:
     @property
     def place(self) -> str:
         """The host and the name of the database."""
-        known = psycopg.conninfo.conninfo_to_dict(self.url)
+        try:
+            known = psycopg.conninfo.conninfo_to_dict(self.url)
+        except psycopg.ProgrammingError:
+            return "an address that is none"
         return f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
 
     def connect_writer(self) -> PostgresConnection:

@@ -279,15 +279,21 @@ class Store:
 
     def _read(self, query: Query[T]) -> T:
         try:
-            while self._readers:
+            for connection in iter(self._spare_reader, None):
                 with suppress(_Stale):  # it broke while nobody looked; the next is another, or new
-                    return self._read_with(self._readers.pop(), query, is_new=False)
+                    return self._read_with(connection, query, is_new=False)
             return self._read_with(self._database.connect_reader(), query, is_new=True)
         except Exception as error:
             told = self._database.trouble_of(error)
             if told is None:
                 raise
             raise StoreUnavailable(told) from error
+
+    def _spare_reader(self) -> Connection | None:
+        try:
+            return self._readers.pop()  # several threads may ask at once
+        except IndexError:
+            return None
 
     def _read_with(self, connection: Connection, query: Query[T], *, is_new: bool) -> T:
         """Run a query in one transaction, so that what it returns is of one moment."""
