@@ -9,18 +9,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import groupby
+from functools import partial
+from itertools import islice
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from service.conversations.job import Job, JobId
-from service.conversations.spec import parse_stored
-from service.errors import JobNotFound, StoreUnavailable
+from service.errors import StoreUnavailable
 from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
+from service.shares import Share, read_shares
 from service.store import reading
 from service.store.database import Claim
 from service.store.store import Store
@@ -28,6 +27,7 @@ from service.store.store import Store
 LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
 POLL_S: Final = 1.0  # hints may be lost; looking is what counts
 HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
+JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
 PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ class Intake:
         self._is_shared = is_shared
         self._hint = anyio.Event()
         self._is_starting_over = False
+        self._claimed: Sequence[Claim] = ()  # before anything was served
+        self._admitting = 0
+        self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
         self.epoch = 0  # grows when everything that was claimed is another node's
         self._is_drained = False  # the last claim brought less than there was room for
         self._parsed: OrderedDict[JobId, Job] = OrderedDict()
@@ -52,8 +55,16 @@ class Intake:
 
     # Claiming
 
+    async def claim_first(self) -> None:
+        """Claim what the life before has left, so that nothing of it is anybody's when this one begins to serve."""
+        if not self._is_shared:
+            self._claimed = await self._store.claim(self._models, None)
+
     async def run(self) -> None:
         """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
+        claimed, self._claimed = self._claimed, ()
+        with suppress(StoreUnavailable):  # the rest comes with a later claim
+            await self.admit(claimed, self.epoch)
         while not self._scheduler.is_closing:
             hint = self._hint
             try:
@@ -140,8 +151,13 @@ class Intake:
 
     # Admitting
 
-    async def admit(self, claims: Sequence[Claim], epoch: int, posted: Job | None = None) -> None:
-        """Put conversations on the scheduler, each where it was left; ``posted`` is their job, if it is new.
+    def admit_posted(self, job: Job, claims: Sequence[Claim], epoch: int) -> None:
+        """Put a job that was claimed as it was posted on the scheduler."""
+        if claims and self._may_admit(claims, epoch):
+            self._scheduler.admit(job)
+
+    async def admit(self, claims: Sequence[Claim], epoch: int) -> None:
+        """Put conversations on the scheduler, each where it was left.
 
         ``epoch`` is that of the moment when the claim was handed in: of an earlier one nothing is ours any more, and
         what the store knows of it is taken back by whoever has begun the new one.
@@ -149,50 +165,52 @@ class Intake:
         Raises:
             StoreUnavailable: they cannot be read; those that are not on the scheduler come with a later claim.
         """
-        left = {(claim.job_id, claim.conversation_id) for claim in claims}
-        if epoch != self.epoch:
+        if not self._may_admit(claims, epoch):
             return
-        if self._is_starting_over:
-            self._store.unlearn_nowait(left)
-            return
-        if posted is not None and claims:
-            self._scheduler.admit(posted)
-            return
+        wanted: dict[JobId, list[str]] = {}
+        for claim in claims:
+            wanted.setdefault(claim.job_id, []).append(claim.conversation_id)
+        self._admitting += 1
         try:
-            for job_id, group in groupby(claims, lambda claim: claim.job_id):
-                names = [claim.conversation_id for claim in group]
-                try:
-                    await self._go_on(job_id, names, epoch)
-                except JobNotFound:
-                    logger.warning("job %s was deleted as it was claimed", job_id)
-                left.difference_update((job_id, name) for name in names)
+            while wanted and epoch == self.epoch:
+                some = dict(islice(wanted.items(), JOBS_A_READ))
+                shares = await self._store.read(partial(read_shares, wanted=some, known=dict(self._parsed)))
+                if epoch == self.epoch:
+                    for share in shares:
+                        self._go_on(share)
+                    for job_id in some:
+                        del wanted[job_id]
         finally:
-            if left:
-                self._store.unlearn_nowait(left)
+            self._admitting -= 1
+            if not self._admitting:
+                self._cancelled.clear()
+            if wanted and epoch == self.epoch:
+                self._store.unlearn_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
 
-    async def _go_on(self, job_id: JobId, names: Sequence[str], epoch: int) -> None:
-        stored = await self._store.read(reading.job(job_id))
-        job = await self._job(job_id)
-        wanted = frozenset(names)
-        share = replace(job, conversations=tuple(talk for talk in job.conversations if talk.id in wanted))
-        turns = await self._store.read(reading.turns(job_id, names))
-        unfinished = await self._store.read(reading.unfinished_turns(job_id, names))
+    def _may_admit(self, claims: Sequence[Claim], epoch: int) -> bool:
+        if epoch != self.epoch:
+            return False
+        if self._is_starting_over:
+            self._store.unlearn_nowait([(claim.job_id, claim.conversation_id) for claim in claims])
+        return not self._is_starting_over
+
+    def cancel(self, job_id: JobId) -> None:
+        """End a job here, whether it is on the scheduler by now or about to be."""
+        if self._admitting:
+            self._cancelled.add(job_id)
+        self._scheduler.cancel(job_id)
+        self.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
+
+    def _go_on(self, share: Share) -> None:
+        job = share.job
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
-            logger.warning("job %s waits for models that are configured no more: %s", job_id, ", ".join(missing))
-        if epoch != self.epoch:
-            return
-        if turns or unfinished:
-            logger.info("job %s goes on with %d of %d turns done", job_id, len(turns), share.total_turns)
-        self._scheduler.admit(share, turns, unfinished, is_cancelled=stored.is_cancel_requested)
-
-    async def _job(self, job_id: JobId) -> Job:
-        job = self._parsed.get(job_id)
-        if job is None:
-            document = await self._store.read(reading.document(job_id))
-            job = await anyio.to_thread.run_sync(parse_stored, document, job_id)
-            self._parsed[job_id] = job
-            while len(self._parsed) > PARSED_JOBS:
-                self._parsed.popitem(last=False)
-        self._parsed.move_to_end(job_id)
-        return job
+            logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
+        if share.ended or share.unfinished:
+            logger.info("job %s goes on with %d of %d turns done", job.id, len(share.ended), job.total_turns)
+        is_cancelled = share.is_cancelled or job.id in self._cancelled
+        self._scheduler.admit(job, share.ended, share.unfinished, is_cancelled=is_cancelled)
+        self._parsed[job.id] = share.whole
+        self._parsed.move_to_end(job.id)
+        while len(self._parsed) > PARSED_JOBS:
+            self._parsed.popitem(last=False)

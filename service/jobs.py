@@ -115,7 +115,7 @@ class Jobs:
         epoch = self._intake.epoch
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._is_closed:  # closed meanwhile: it is stored, and the next life admits it
-            await self._intake.admit(claimed, epoch, new.job)
+            self._intake.admit_posted(new.job, claimed, epoch)
             self._intake.hint(is_work=not claims)
         return stored, is_new
 
@@ -221,8 +221,7 @@ class Jobs:
             JobNotFound: there is none.
         """
         stored = await self._store.request_cancel(job_id)
-        self._scheduler.cancel(job_id)
-        self._intake.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
+        self._intake.cancel(job_id)
         return stored
 
     async def delete(self, job_id: JobId) -> None:

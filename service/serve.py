@@ -84,7 +84,7 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,
             ):
-                await node.intake.take()
+                await node.intake.claim_first()
                 tasks.start_soon(node.intake.run)
                 keeping.start_soon(Webhooks(node.store, config.webhooks).run)
                 keeping.start_soon(release_always, node.store, config.store)

@@ -1,0 +1,56 @@
+"""What a node goes on with of a job: some of its conversations, and where each was left."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from service.conversations.job import Job, JobId
+from service.conversations.spec import parse_stored
+from service.conversations.transcript import Turn, UnfinishedTurn
+from service.errors import JobNotFound
+from service.store import reading
+from service.store.database import Connection
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Conversations of one job, with the turns that have ended and what others have behind them.
+
+    ``whole`` is the job with all its conversations.
+    """
+
+    whole: Job
+    job: Job
+    ended: Sequence[Turn]
+    unfinished: Sequence[UnfinishedTurn]
+    is_cancelled: bool
+
+
+def read_shares(
+    connection: Connection, wanted: Mapping[JobId, Sequence[str]], known: Mapping[JobId, Job]
+) -> list[Share]:
+    """Read conversations of several jobs at one moment; ``known`` are jobs that need not be parsed again.
+
+    A job that is there no more has no share.
+    """
+    shares: list[Share] = []
+    for job_id, names in wanted.items():
+        try:
+            stored = reading.job(job_id)(connection)
+        except JobNotFound:
+            logger.warning("job %s was deleted as it was claimed", job_id)
+            continue
+        whole = known.get(job_id) or parse_stored(reading.document(job_id)(connection), job_id)
+        mine = frozenset(names)
+        shares.append(
+            Share(
+                whole=whole,
+                job=replace(whole, conversations=tuple(talk for talk in whole.conversations if talk.id in mine)),
+                ended=reading.turns(job_id, names)(connection),
+                unfinished=reading.unfinished_turns(job_id, names)(connection),
+                is_cancelled=stored.is_cancel_requested,
+            )
+        )
+    return shares
