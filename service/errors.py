@@ -6,6 +6,7 @@ ServiceError
 ├── InvalidParameter      400  a query parameter or a header
 ├── InvalidJob            422  with every fault by its path
 ├── NotAuthorised         401
+├── PathNotFound          404
 ├── JobNotFound           404
 ├── ConversationNotFound  404
 ├── WorkerNotFound        404
@@ -89,6 +90,14 @@ class NotAuthorised(ServiceError):
     status = 401
     code = "not_authorised"
     title = "A key is needed"
+
+
+class PathNotFound(ServiceError):
+    """No such path."""
+
+    status = 404
+    code = "not_found"
+    title = "Not Found"
 
 
 class JobNotFound(ServiceError):

@@ -28,8 +28,13 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
             faults.append(Fault(path=path_of(location), message="is required"))
         else:
             text = entry["msg"].removeprefix("Value error, ")
-            faults.append(Fault(path=path_of(location), message=text[:1].lower() + text[1:]))
+            faults.append(Fault(path=path_of(location), message=_small(text)))
     return faults
+
+
+def _small(text: str) -> str:
+    """Return a message that begins with a small letter, unless with an abbreviation."""
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -30,6 +30,7 @@ from workers.spec import WorkerSpec
 
 STOPPING: Final = "the service is stopping"
 LANDING_S: Final = 2.0
+LEAVING_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
@@ -70,11 +71,20 @@ class Node:
                     await self.scheduler.wait_idle()
                 await self.fleet.stop(STOPPING)
             await self.fleet.stop(STOPPING, at_once=hurry.is_set())
+            await self._leave(hurry)
             tasks.cancel_scope.cancel()
-        with anyio.move_on_after(LANDING_S):  # the last of them tell their ends
-            await self.scheduler.wait_idle()
-        with suppress(StoreUnavailable):  # another node has taken over: nothing of ours is left to be written
-            await self.store.leave()
+
+    async def _leave(self, hurry: anyio.Event) -> None:
+        """Have the last turns tell their ends, and leave what is unfinished; a store in trouble is not waited for."""
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as patience:
+                tasks.start_soon(self._hurry, hurry, patience)
+                with anyio.move_on_after(LANDING_S):
+                    await self.scheduler.wait_idle()
+                # Another node may have taken over: then nothing of ours is left to be written.
+                with anyio.move_on_after(LEAVING_S), suppress(StoreUnavailable):
+                    await self.store.leave()
+            tasks.cancel_scope.cancel()
 
     async def _hurry(self, hurry: anyio.Event, patience: anyio.CancelScope) -> None:
         await hurry.wait()
@@ -117,4 +127,4 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
 
 
 def _rules(config: Config, neighbours: Neighbours) -> JobRules:
-    return rules_of(config, neighbours.models())
+    return rules_of(config, neighbours.known_models())

@@ -4,33 +4,34 @@ The form is that of Standard Webhooks (standardwebhooks.com): ``webhook-id``, ``
 ``webhook-signature``, an HMAC-SHA256 over id, timestamp and body.
 """
 
-import base64
-import binascii
-import hashlib
-import hmac
 import ipaddress
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
 import anyio
 import httpx
+from anyio.abc import TaskGroup
 
 from service.config.schema import WebhooksConfig
 from service.errors import StoreUnavailable
+from service.hosts import canonical_host
+from service.signing import sign
 from service.store import deliveries
 from service.store.deliveries import Delivery
 from service.store.store import Store
 
 POLL_S: Final = 1.0
-AT_ONCE: Final = 16  # messages that are sent at the same time
+AT_ONCE: Final = 32  # messages that are sent at the same time
+AT_ONCE_A_HOST: Final = 4
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 3600.0
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - of secrets, and none itself
 DETAIL_CHARS: Final = 200
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Webhooks:
     def __init__(self, store: Store, config: WebhooksConfig) -> None:
         self._store = store
         self._config = config
+        self._sending: Counter[str] = Counter()  # by host
         # No proxy of the environment, no redirect: what was checked is where it goes.
         self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
 
@@ -50,21 +52,36 @@ class Webhooks:
 
     async def run(self) -> None:
         """Send whatever is due, until cancelled."""
-        async with self._http:
+        async with self._http, anyio.create_task_group() as tasks:
             while True:
                 try:
-                    await self._send_due()
+                    await self._send_due(tasks)
                 except StoreUnavailable as error:
                     logger.debug("no messages are sent: %s", error)
                 await anyio.sleep(POLL_S)
 
-    async def _send_due(self) -> None:
+    async def _send_due(self, tasks: TaskGroup) -> None:
         hold_s = 2 * self._config.timeout_s + POLL_S  # whoever dies while it sends leaves it to others
-        while await self._store.read(deliveries.is_any_due(datetime.now(UTC))):
-            due = await self._store.write(lambda each: deliveries.take(each, datetime.now(UTC), hold_s, AT_ONCE))
-            async with anyio.create_task_group() as tasks:
-                for delivery in due:
-                    tasks.start_soon(self._send, delivery)
+        while self._sending.total() < AT_ONCE and await self._store.read(deliveries.is_any_due(datetime.now(UTC))):
+            room = AT_ONCE - self._sending.total()
+            due = await self._store.write(partial(deliveries.take, now=datetime.now(UTC), hold_s=hold_s, limit=room))
+            late: list[str] = []
+            for delivery in due:
+                host = httpx.URL(delivery.url).host
+                if self._sending[host] >= AT_ONCE_A_HOST:
+                    late.append(delivery.id)
+                    continue
+                self._sending[host] += 1
+                tasks.start_soon(self._send_counted, delivery, host)
+            if late:  # one that hangs must not keep the others from being told
+                later = datetime.now(UTC) + timedelta(seconds=2 * POLL_S)
+                await self._store.write(partial(deliveries.postpone, delivery_ids=late, until=later))
+
+    async def _send_counted(self, delivery: Delivery, host: str) -> None:
+        try:
+            await self._send(delivery)
+        finally:
+            self._sending[host] -= 1
 
     async def _send(self, delivery: Delivery) -> None:
         error: str | None = None
@@ -75,6 +92,8 @@ class Webhooks:
             if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
                 error = f"answered {status}: {told}"
                 is_final = status == HTTPStatus.GONE
+        except TimeoutError:
+            error = f"no answer within webhooks.timeout_s = {self._config.timeout_s:g} s"
         except Exception as failure:  # noqa: BLE001 - whatever a receiver does, it must not end the service
             error = f"{type(failure).__name__}: {failure}"[:DETAIL_CHARS]
         now = datetime.now(UTC)
@@ -94,7 +113,7 @@ class Webhooks:
     async def _post(self, delivery: Delivery) -> tuple[int, str]:
         """Return the receiver's status, and how its answer begins; the rest of it is not read."""
         url = httpx.URL(delivery.url)
-        if url.host not in self._config.hosts:
+        if canonical_host(url.host) not in self._config.hosts:
             raise ValueError(f"{url.host} is not one of webhooks.hosts any more")
         address = await self._address(url)
         body = delivery.body.encode()
@@ -137,18 +156,6 @@ class Webhooks:
         if secret is None:
             raise ValueError(f"the secret {delivery.secret!r} is configured no more")
         return {**headers, "webhook-signature": sign(secret, delivery.id, at, body)}
-
-
-def sign(secret: str, message_id: str, at: str, body: bytes) -> str:
-    """Return the signature of a message; what follows ``whsec_`` in a secret is base64, any other is taken as it is."""
-    key = secret.encode()
-    if secret.startswith(SECRET_PREFIX):
-        try:
-            key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-        except binascii.Error as error:
-            raise ValueError("a secret that begins with whsec_ goes on in base64") from error
-    signed = hmac.digest(key, f"{message_id}.{at}.".encode() + body, hashlib.sha256)
-    return f"v1,{base64.b64encode(signed).decode()}"
 
 
 def pause_after(attempts: int) -> float:

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.problems import problem
-from service.errors import NotAuthorised
+from service.errors import NotAuthorised, PathNotFound
 
 OPEN_PATHS: Final = frozenset({"/healthz"})
 
@@ -21,7 +21,10 @@ class KeyGate:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 401."""
+        """Pass on, or answer 401; of a path that no name of ours can have, 404."""
+        if scope["type"] == "http" and "\0" in scope["path"]:
+            await problem(PathNotFound("no name of ours holds a NUL"))(scope, receive, send)
+            return
         if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             # Every key is compared, in constant time, so that the time tells nothing of any of them.

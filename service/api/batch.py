@@ -8,11 +8,12 @@ import anyio
 import msgspec
 from fastapi import Request
 from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
-from service.api.body import decode_document
+from service.api.body import HUNG_UP, decode_document
 from service.conversations.spec import Limits
-from service.errors import BodyTooLarge, ServiceError
+from service.errors import BodyMalformed, BodyTooLarge, ServiceError
 from service.store.records import StoredJob
 
 Post = Callable[[object, str | None], Awaitable[tuple[StoredJob, bool]]]
@@ -43,6 +44,9 @@ async def post_batch(request: Request, post: Post, limits: Limits, key: str | No
                 await _post_group(group, number - len(group), post, limits, key, answers)
                 group = []
         await _post_group(group, number - len(group), post, limits, key, answers)
+    except ClientDisconnect as error:  # its whole lines are taken: with a key, posting again tells which
+        await _post_group(group, number - len(group), post, limits, key, answers)
+        raise BodyMalformed(HUNG_UP) from error
     except BodyTooLarge as error:  # what came before it is taken, and its caller has to learn of that
         await _post_group(group, number - len(group), post, limits, key, answers)
         answers.write(_line(number + 1, error))

@@ -1,10 +1,15 @@
 """A posted body, bounded in size and depth before anything is made of it."""
 
+from typing import Final
+
 import msgspec
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from service.conversations.spec import Limits
 from service.errors import BodyMalformed, BodyTooLarge
+
+HUNG_UP: Final = "the client hung up in the middle of it"
 
 
 async def read_document(request: Request, limits: Limits) -> object:
@@ -15,10 +20,13 @@ async def read_document(request: Request, limits: Limits) -> object:
         BodyMalformed: no JSON, or deeper than ``limits.depth``.
     """
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limits.body_bytes:
-            raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limits.body_bytes:
+                raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
+    except ClientDisconnect as error:
+        raise BodyMalformed(HUNG_UP) from error
     return decode_document(bytes(body), limits)
 
 

@@ -5,10 +5,8 @@ import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import typer
@@ -18,6 +16,7 @@ from rich.console import Console
 from service.cli.console import display, print_transcript
 from service.cli.exits import Exit
 from service.config.load import build_config, load_config, read_text
+from service.config.masking import masked
 from service.config.schema import Config
 from service.config.workers import models_without_file, tiny_model_path, worker_specs
 from service.documents import parse_document
@@ -30,7 +29,6 @@ from workers.spec import WorkerSpec
 
 T = TypeVar("T")
 DEMO_PORT: Final = 9190
-MASK: Final = "********"
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration, a YAML file.")
 ]
@@ -106,18 +104,7 @@ def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:
     """Validate a configuration and print the effective one, secrets masked."""
     settings = load_config(config, {"state_dir": state_dir})
     worker_specs(settings, config.parent, settings.server.state_dir)
-    shown = settings.model_dump(mode="json")
-    shown["server"]["api_keys"] = [MASK for _ in settings.server.api_keys]
-    shown["store"]["url"] = _without_password(settings.store.url)
-    shown["webhooks"]["secrets"] = dict.fromkeys(settings.webhooks.secrets, MASK)
-    for model in shown["models"].values():
-        for place in (model["tools"]["http"] or {}, *model["tools"]["mcp"].values()):
-            for key in ("headers", "env"):
-                if place.get(key):
-                    place[key] = dict.fromkeys(place[key], MASK)
-        for key in ("env", "args", "params"):
-            model[key] = {name: _masked(name, value) for name, value in model[key].items()}
-        model["command"] = [_masked(before, word) for before, word in pairwise(["", *model["command"]])]
+    shown = masked(settings.model_dump(mode="json"))
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -169,15 +156,3 @@ def _check_writable(output: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror}; give another folder") from error
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", f":{MASK}@")))
-
-
-def _masked(name: str, value: object) -> object:
-    secret = any(word in name.lower() for word in ("key", "token", "secret", "password"))
-    return MASK if secret and value not in (None, True, False) else value

@@ -7,7 +7,9 @@ from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.conversations.spec import Limits
 from service.faults import StrictModel
+from service.hosts import canonical_host
 from service.scheduling.policies import POLICIES
+from service.signing import signing_key
 
 LAST_PORT = 65535
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
@@ -48,8 +50,27 @@ class ServerConfig(StrictModel):
 
 def _known_store(url: str) -> str:
     if url not in {"sqlite", "memory"} and not url.startswith(("postgresql://", "postgres://")):
-        raise ValueError(f"{url!r} is no store; known: sqlite, memory, postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        kind = url.partition(":")[0]
+        raise ValueError(f"{kind!r} is no store; known: sqlite, memory, postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    if url not in {"sqlite", "memory"}:
+        _check_address(url)
     return url
+
+
+def _check_address(url: str) -> None:
+    from psycopg import ProgrammingError, conninfo  # noqa: PLC0415 - a tenth of a second that few need
+
+    try:
+        conninfo.conninfo_to_dict(url)
+    except ProgrammingError:  # its words would hold the password
+        raise ValueError(
+            "is no address of PostgreSQL; what is not a letter, a digit or one of -._~ is written as %XX in it"
+        ) from None
+
+
+def _usable_secret(secret: str) -> str:
+    signing_key(secret)
+    return secret
 
 
 class StoreConfig(StrictModel):
@@ -65,8 +86,10 @@ class StoreConfig(StrictModel):
 class WebhooksConfig(StrictModel):
     """Whom callers may have told of a job's end, and the secrets that such messages are signed with."""
 
-    hosts: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    secrets: dict[str, Annotated[str, Field(min_length=16)]] = Field(default_factory=dict)
+    hosts: list[Annotated[str, AfterValidator(canonical_host)]] = Field(default_factory=list)
+    secrets: dict[str, Annotated[str, Field(min_length=16), AfterValidator(_usable_secret)]] = Field(
+        default_factory=dict
+    )
     private: bool = False
     timeout_s: Seconds = 10.0
     give_up_s: Seconds = 86_400.0

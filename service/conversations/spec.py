@@ -12,6 +12,7 @@ from service.conversations.job import Agent, Conversation, Job, JobId, Mode, Pro
 from service.conversations.validation import Validation, folded
 from service.errors import Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
+from service.hosts import canonical_host
 from workers.errors import InvalidTool
 from workers.request import parse_tools
 from workers.tools.definition import ToolDefinition
@@ -309,14 +310,21 @@ def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fa
 def _webhook_faults(spec: JobSpec, rules: JobRules) -> Iterator[Fault]:
     if spec.webhook is None:
         return
-    host, secret = spec.webhook.url.host, spec.webhook.secret
-    if rules.webhook_hosts is not None and host not in rules.webhook_hosts:
+    host, secret = spec.webhook.url.host or "", spec.webhook.secret
+    if rules.webhook_hosts is not None and _canonical(host) not in rules.webhook_hosts:
         known = ", ".join(rules.webhook_hosts) or "none"
         yield Fault(path="webhook.url", message=f"{host} is not one of webhooks.hosts: {known}")
     if spec.webhook.url.username or spec.webhook.url.password:
         yield Fault(path="webhook.url", message="must not hold a password; the message is signed with a secret")
     if secret is not None and secret not in rules.webhook_secrets:
         yield Fault(path="webhook.secret", message=unknown("secret", secret, rules.webhook_secrets))
+
+
+def _canonical(host: str) -> str | None:
+    try:
+        return canonical_host(host)
+    except ValueError:
+        return None
 
 
 def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:

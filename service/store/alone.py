@@ -11,6 +11,9 @@ class Neighbours(Protocol):
     def models(self) -> frozenset[str]:
         """Return the models that others have."""
 
+    def known_models(self) -> frozenset[str]:
+        """Return the models that others have or had: one that is away may be back."""
+
     def counts(self, job_id: JobId) -> tuple[int, int]:
         """Return how many turns of a job are ready and in flight elsewhere, as of a moment ago."""
 
@@ -19,6 +22,10 @@ class Alone:
     """There are none: a ``Neighbours``."""
 
     def models(self) -> frozenset[str]:
+        """Return none."""
+        return frozenset()
+
+    def known_models(self) -> frozenset[str]:
         """Return none."""
         return frozenset()
 

@@ -46,6 +46,7 @@ class LeaseEvents:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Others:
     models: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
     counts: Sequence[Mapping[str, Sequence[int]]] = ()
 
 
@@ -66,6 +67,10 @@ class Cluster:
     def models(self) -> frozenset[str]:
         """Return the models that others have."""
         return self._others.models
+
+    def known_models(self) -> frozenset[str]:
+        """Return the models that others have or had: one that is away may be back."""
+        return self._others.known
 
     def counts(self, job_id: JobId) -> tuple[int, int]:
         """Return how many turns of a job are ready and in flight elsewhere, as of a moment ago."""
@@ -116,11 +121,15 @@ class Cluster:
                 events.fenced()
             if await self._take_over(connection):
                 events.work()
-            rows = await connection.execute("SELECT id, models, report FROM nodes WHERE is_live = 1")
-            others = [row for row in await rows.fetchall() if row[0] != report.node_id]
+            rows = await connection.execute(
+                "SELECT models, report, is_live FROM nodes WHERE id <> %s", (report.node_id,)
+            )
+            known = await rows.fetchall()
+            live = [row for row in known if row[2]]
             self._others = _Others(
-                models=frozenset(model for row in others for model in row[1]),
-                counts=[json.loads(row[2]) for row in others],
+                models=frozenset(model for row in live for model in row[0]),
+                known=frozenset(model for row in known for model in row[0]),
+                counts=[json.loads(row[1]) for row in live],
             )
 
     async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> int:

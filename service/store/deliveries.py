@@ -1,6 +1,6 @@
 """The outbox of webhooks: what callers are to be told is written with the end that it tells of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex
@@ -107,6 +107,14 @@ def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> li
         )
         for row in rows
     ]
+
+
+def postpone(connection: Connection, delivery_ids: Sequence[str], until: datetime) -> None:
+    """Put back messages that were taken and not tried."""
+    connection.execute_many(
+        "UPDATE deliveries SET next_at = ?, attempts = attempts - 1 WHERE id = ? AND state = 'waiting'",
+        [(rfc3339(until), delivery_id) for delivery_id in delivery_ids],
+    )
 
 
 def settle(connection: Connection, delivery_id: str, state: str, next_at: datetime, error: str | None) -> None:

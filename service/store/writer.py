@@ -24,7 +24,7 @@ from service.store.database import Connection, Database, Fenced, Membership
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
-CLOSING_TRIES: Final = 4  # of a database that is in trouble, before what it has not taken is given up
+CLOSING_TRIES: Final = 2  # of a database that is in trouble, before what it has not taken is given up
 T = TypeVar("T")
 Operation = Callable[[Connection], Any]
 logger = logging.getLogger(__name__)
@@ -132,6 +132,10 @@ class Writer:
                 logger.warning("store: another node has taken over what this one ran; its late results are refused")
                 self._watchers.fenced()
                 group = _refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
+            except _Spoiled as spoiled:  # it is one caller's, and the others' are written without it
+                logger.exception("store: a write cannot be")
+                spoiled.write.future.set_exception(StoreError(f"cannot write: {spoiled.error}"))
+                group = [write for write in group if write is not spoiled.write]
             except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
                 told = self._database.trouble_of(error)
                 self._disconnect()
@@ -170,7 +174,7 @@ class Writer:
                 self._membership.enrol(connection)
             self._membership.sign(connection, self._number + 1, sorted({job for write in group for job in write.jobs}))
             self._watchers.begins()
-            answers = [(write, _run(write.operation, connection)) for write in group]
+            answers = [(write, self._run_one(write, connection)) for write in group]
             self._unsure = answers
             connection.commit()
         except BaseException:
@@ -181,6 +185,16 @@ class Writer:
         self._number += 1
         self._is_enrolled = True
         return answers
+
+    def _run_one(self, write: Write, connection: Connection) -> Any:  # noqa: ANN401 - what the operation returns
+        try:
+            return write.operation(connection)
+        except ServiceError as answer:
+            return answer
+        except Exception as error:
+            if write.is_kept or self._database.trouble_of(error) is not None:
+                raise
+            raise _Spoiled(write, error) from error
 
     def _note_trouble(self, told: str | None) -> None:
         if told is None and self.trouble is not None:
@@ -205,11 +219,13 @@ class Writer:
                 connection.close()
 
 
-def _run(operation: Operation, connection: Connection) -> Any:  # noqa: ANN401 - what the operation returns
-    try:
-        return operation(connection)
-    except ServiceError as answer:
-        return answer
+class _Spoiled(Exception):
+    """Somebody asked for what cannot be written, and the transaction with it."""
+
+    def __init__(self, write: Write, error: Exception) -> None:
+        super().__init__(str(error))
+        self.write = write
+        self.error = error
 
 
 def _answer(answers: list[tuple[Write, Any]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from standardwebhooks import Webhook
 
+from service.hosts import canonical_host
 from tests.behaviour.service import Document, Service, run_command, scripted_model, serving
 from tests.waiting import wait_for
 
@@ -176,16 +177,58 @@ def test_ended_jobs_and_keys_are_kept_for_a_time(tmp_path: Path, free_ports: Por
 
 
 def test_check_shows_no_secret(tmp_path: Path) -> None:
-    """Neither a database's password nor what messages are signed with."""
+    """Wherever it stands: in an address, a header, a word of a command, a variable."""
     (tmp_path / "roundhouse.yaml").write_text(
-        "store: {url: 'postgresql://me:hidden-one@db/jobs'}\n"
-        "webhooks: {secrets: {ours: hidden-two-hidden-two}}\n"
-        "models: {m: {engine: embedded, tools: {http: {url: 'http://127.0.0.1:1', headers: {x: hidden-3}}}}}"
+        """
+store: {url: 'postgresql://me:hidden-1@db/jobs?sslpassword=hidden-2&application_name=shown'}
+webhooks: {secrets: {ours: hidden-3-hidden-3-hidden}}
+models:
+  m:
+    engine: embedded
+    command: [python3, --api-key, hidden-4, --token=hidden-5, --max-tokens=7, --threads, '2']
+    params: {max_tokens: 512}
+    env: {DB: 'postgres://u:hidden-6@h/db', HF_TOKEN: hidden-7}
+    tools:
+      http: {url: 'http://u:hidden-8@127.0.0.1:1/?key=hidden-9', headers: {x: hidden-10}}
+      mcp: {files: {command: [server, --token, hidden-11, --secret=hidden-12], env: {A_KEY: hidden-13}}}
+"""
     )
     shown = run_command("check", "--config", str(tmp_path / "roundhouse.yaml"))
     assert shown.returncode == 0, shown.stderr
     assert "hidden" not in shown.stdout
-    assert "postgresql://me:********@db/jobs" in shown.stdout
+    assert "postgresql://me:********@db/jobs?sslpassword=********&application_name=shown" in shown.stdout
+    assert "'2'" in shown.stdout
+    assert "max_tokens: 512" in shown.stdout
+    assert "--max-tokens=7" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("store: {url: 'postgresqll://me:hidden@db/jobs'}", "store.url: 'postgresqll' is no store"),
+        ("store: {url: 'postgresql://me:hid den@db/jobs'}", "store.url: is no address of PostgreSQL"),
+        ("store: {url: 'postgresql://me:hid%ZZden@db/jobs'}", "store.url: is no address of PostgreSQL"),
+        ("webhooks: {hosts: ['https://a.b/']}", "it stands alone"),
+        ("webhooks: {hosts: ['*.a.b']}", "it stands alone"),
+        ("webhooks: {secrets: {n: 'whsec_no base64 at all!'}}", "goes on in base64"),
+    ],
+)
+def test_a_mistake_in_these_is_told_and_no_secret_with_it(tmp_path: Path, section: str, told: str) -> None:
+    """One line that names the field, before anything is started."""
+    (tmp_path / "roundhouse.yaml").write_text(f"{section}\nmodels: {{m: {{engine: embedded}}}}")
+    checked = run_command("check", "--config", str(tmp_path / "roundhouse.yaml"))
+    assert checked.returncode == 2
+    assert told in checked.stderr
+    assert "hid" not in checked.stderr.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [("::1", "[::1]"), ("[::1]", "[::1]"), ("LocalHost", "LOCALHOST"), ("bücher.example", "xn--bcher-kva.example")],
+)
+def test_a_host_has_one_name(written: str, asked: str) -> None:
+    """However the operator writes it, and however the caller."""
+    assert canonical_host(written) == canonical_host(asked)
 
 
 def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Ports) -> None:

@@ -38,3 +38,20 @@ def test_it_goes_on_when_there_is_room(tmp_path: Path, free_ports: Callable[[int
             check_debate(talk, 3)
             assert all(len(turn["attempts"]) == 1 for turn in talk["turns"])
         assert service.wait_ended(service.post_job(debate()))["state"] == "completed"
+
+
+def test_it_stops_while_the_store_is_in_trouble(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Nobody waits for ever for a disk: what could not be written is run again by the next life."""
+    model = {"m": scripted_model(free_ports(1), tokens=5, interval=0.02)}
+    with serving(tmp_path, free_ports(1), model, {"drain_s": 0.5}) as service:
+        assert service.process is not None
+        job = service.post_job(debate(conversations=4, rounds=3))
+        wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= 4, "it runs")
+        process = psutil.Process(service.process.pid)
+        process.rlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        wait_for(lambda: service.http.get("/readyz").status_code == 503, "the disk is full")
+        service.stop()
+        service.start()
+        assert service.wait_ended(job)["state"] == "completed"
+        for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]:
+            check_debate(talk, 3)

@@ -186,3 +186,12 @@ def test_what_waits_for_a_node_that_is_not_there_is_told(
         goes.start()
         assert stays.wait_ended(job_id, 60)["state"] == "completed"
         wait_for(lambda: told() == "", "nothing waits any more")
+
+
+def test_no_name_in_a_path_harms_a_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """PostgreSQL takes no NUL; whoever asks for one gets a 404, and everybody else is served."""
+    model = {"m": scripted_model(free_ports(1))}
+    with nodes(tmp_path, free_ports, postgres.new_database(), model) as (node,):
+        for method, path in (("POST", "%00/cancel"), ("DELETE", "a%00"), ("GET", "%00"), ("GET", "a%00/events")):
+            assert node.http.request(method, f"/v1/jobs/{path}").status_code == 404
+        assert node.wait_ended(node.post_job(debate()))["state"] == "completed"

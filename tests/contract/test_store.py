@@ -12,7 +12,7 @@ from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
 from service.store import reading
-from service.store.database import Claim, Database
+from service.store.database import Claim, Connection, Database
 from service.store.memory import MemoryDatabase
 from service.store.postgres import PostgresDatabase
 from service.store.records import (
@@ -349,3 +349,25 @@ async def test_what_is_posted_and_claimed_at_once_comes_once(store: Store) -> No
             tasks.start_soon(take)
     assert len(claims) == 50
     assert len(set(claims)) == 50
+
+
+async def test_what_cannot_be_written_harms_nobody_else(store: Store) -> None:
+    """One caller's operation fails; what stands in the same group is written, and the store goes on."""
+
+    def spoil(connection: Connection) -> None:
+        connection.execute("INSERT INTO jobs (id) VALUES ('without anything else')")
+
+    failed: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await store.write(spoil)
+        except StoreError as error:
+            failed.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(20):
+            tasks.start_soon(ask)
+            tasks.start_soon(post, store, job(*DEBATE, name=f"j{number}"))
+    assert len(failed) == 20
+    assert len(await store.read(reading.jobs(None, 100, None))) == 20
