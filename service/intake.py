@@ -196,10 +196,11 @@ class Intake:
 
     def cancel(self, job_id: JobId) -> None:
         """End a job here, whether it is on the scheduler by now or about to be."""
-        if self._admitting:
+        if self._admitting or self._claimed:
             self._cancelled.add(job_id)
         self._scheduler.cancel(job_id)
-        self.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
+        if self._is_shared:
+            self.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
 
     def _go_on(self, share: Share) -> None:
         job = share.job
