@@ -42,7 +42,7 @@ class Webhooks:
     def __init__(self, store: Store, config: WebhooksConfig) -> None:
         self._store = store
         self._config = config
-        self._sending: Counter[str] = Counter()  # by host
+        self._sending: Counter[bytes] = Counter()  # by host and port
         # No proxy of the environment, no redirect: what was checked is where it goes.
         self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
 
@@ -67,7 +67,7 @@ class Webhooks:
             due = await self._store.write(partial(deliveries.take, now=datetime.now(UTC), hold_s=hold_s, limit=room))
             late: list[str] = []
             for delivery in due:
-                host = httpx.URL(delivery.url).host
+                host = httpx.URL(delivery.url).netloc
                 if self._sending[host] >= AT_ONCE_A_HOST:
                     late.append(delivery.id)
                     continue
@@ -77,7 +77,7 @@ class Webhooks:
                 later = datetime.now(UTC) + timedelta(seconds=2 * POLL_S)
                 await self._store.write(partial(deliveries.postpone, delivery_ids=late, until=later))
 
-    async def _send_counted(self, delivery: Delivery, host: str) -> None:
+    async def _send_counted(self, delivery: Delivery, host: bytes) -> None:
         try:
             await self._send(delivery)
         finally:

@@ -1,6 +1,7 @@
 """What callers get besides answers: webhooks, batches, keys and jobs that are kept for a time."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,6 +100,22 @@ def test_private_addresses_are_refused_unless_configured(tmp_path: Path, free_po
         wait_for(error, "it was tried")
         assert "only private addresses" in error()
         assert receiver.tries == []
+
+
+def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path, free_ports: Ports) -> None:
+    """Only a few messages go to one place at a time."""
+    hooks = hooked() | {"timeout_s": 5}
+    with (
+        socket.create_server(("127.0.0.1", free_ports(1)), backlog=100) as hanging,
+        receiving(free_ports(1)) as receiver,
+        serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1), slots=8)}, webhooks=hooks) as service,
+    ):
+        silent = f"http://127.0.0.1:{hanging.getsockname()[1]}/"
+        jobs = [service.post_job({**JOB, "webhook": {"url": silent}}) for _ in range(40)]
+        for job in jobs:
+            service.wait_ended(job)
+        service.post_job({**JOB, "webhook": {"url": receiver.url}})
+        assert wait_for(lambda: receiver.taken, "the other is told") < 5
 
 
 @pytest.mark.parametrize(
