@@ -227,7 +227,7 @@ class Auditor(RuleBasedStateMachine):
                 for worker, (offered, slots) in SLOTS.items()
                 if offered == model and worker in self.ready_workers
             )
-            assert not (free and self.core._ready.waiting(model) > 0)
+            assert not (free and self.core._ready.queues.get(model)), "a suspect may wait; nobody else does"
 
     @invariant()
     def whoever_is_held_waits_for_a_full_worker(self) -> None:
