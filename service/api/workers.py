@@ -84,10 +84,12 @@ def health_router(fleet: Fleet, store: Store) -> APIRouter:
     """Return the routes that orchestrators probe."""
     router = APIRouter(tags=["health"])
 
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", summary="200 while the process serves")
     async def healthz() -> schemas.HealthOut:
         return schemas.HealthOut(status="ok")
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", summary="200 when models and store are ready", responses=refused(401, 503))
     async def readyz() -> schemas.ReadyOut:
         missing = fleet.models_without_ready_worker()

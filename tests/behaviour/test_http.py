@@ -391,3 +391,10 @@ def test_keys_are_asked_for_on_every_path_but_one(tmp_path: Path, free_ports: Ca
             headers = {"Authorization": f"Bearer {key}"}
             assert httpx.get(f"{service.url}/v1/jobs", headers=headers).status_code == 200
         assert not {"one", "two", "wrong"} & set(re.findall(r"\w+", service.log()))
+
+
+def test_health_may_be_asked_for_without_a_body(service: Service) -> None:
+    """Some orchestrators probe with HEAD."""
+    for path in ("/healthz", "/readyz"):
+        answer = service.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
