@@ -143,4 +143,5 @@ async def join_cluster(
         work=lambda: intake.hint(is_work=True),
     )
     tasks.start_soon(cluster.run, events)
+    fleet.subscribe(lambda _worker: intake.hint(is_work=True))  # one that gets ready has slots for what waits
     return cluster
