@@ -245,7 +245,7 @@ def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int
 def test_a_restart_forgets_no_attempt(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Retries are counted over lives of the service, and every failed attempt stays in the transcript."""
     record = tmp_path / "record"
-    model = scripted_model(free_ports(1), slots=1, prefill=0.5, record=str(record))
+    model = scripted_model(free_ports(1), slots=1, prefill=2.0, record=str(record))
     agent = {"id": "a", "model": "m", "validation": {"choices": ["yes"], "retries": 1}}
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         job = service.post_job({"agents": [agent], "conversations": [{"prompt": "Agree?"}]})
