@@ -153,7 +153,7 @@ class ForgetfulDatabase:
         return ForgetfulConnection(self._path, self._synchronous)
 
     def connect_reader(self) -> ForgetfulConnection:
-        raise NotImplementedError("nobody reads here")
+        raise AssertionError("nobody reads before the disk is restored")
 
     def membership(self) -> ExclusiveMembership:
         return ExclusiveMembership()

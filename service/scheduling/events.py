@@ -207,5 +207,5 @@ class JobEnded:
     job_id: JobId
 
 
-Progress = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | Progress
+Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
+Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | Move

@@ -232,7 +232,7 @@ class Scheduler:
                 facts += self._move(action, now)
         return facts
 
-    def _move(self, action: events.Progress, now: datetime) -> list[Record]:
+    def _move(self, action: events.Move, now: datetime) -> list[Record]:
         """Note how far a conversation or a job has come."""
         match action:
             case events.ConversationStarted():

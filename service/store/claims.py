@@ -130,7 +130,8 @@ class Claims:
             if record.state in ENDED_CONVERSATIONS:
                 ended.append(place)
                 self._leaving.add(place)
-        self._membership.tell(connection, changed, is_work=False)
+        if changed:
+            self._membership.tell(connection, changed, is_work=False)
         return Applied(ended=ended, refused=refused)
 
     def _fence(self, place: Place) -> int | None:

@@ -1,6 +1,7 @@
 """Calls of tools over a crash of the service: never a silent second run."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,15 +11,14 @@ from tests.behaviour.service import Document, recorded, scripted_model, serving
 from tests.waiting import wait_for
 
 TOOL = """
-import pathlib, time
+import pathlib
 MADE, GO_ON = pathlib.Path(__file__).parent / "made", pathlib.Path(__file__).parent / "go-on"
 def look(what):
     with MADE.open("a") as file: file.write(f"look {what}\\n")
     return {"seen": what}
 def pay(to, idempotency_key):
     with MADE.open("a") as file: file.write(f"pay {to} {idempotency_key}\\n")
-    until = time.monotonic() + 30
-    while not GO_ON.exists() and time.monotonic() < until: time.sleep(0.01)
+    if GO_ON.exists(): GO_ON.open().read()  # a pipe: nobody writes to it before the service is killed
     return {"paid": to}
 """
 CALLS = [
@@ -38,6 +38,7 @@ def test_a_call_that_was_cut_off_is_unverified(tmp_path: Path, free_ports: Calla
     """The service is killed while a tool runs; what is known stands, and the tool's policy decides on the rest."""
     (tmp_path / "mytools.py").write_text(TOOL)
     (tmp_path / "script").write_text(json.dumps(CALLS))
+    os.mkfifo(tmp_path / "go-on")
     made, record = tmp_path / "made", tmp_path / "record"
     model = {
         **scripted_model(free_ports(1), script=str(tmp_path / "script"), record=str(record)),
@@ -50,7 +51,7 @@ def test_a_call_that_was_cut_off_is_unverified(tmp_path: Path, free_ports: Calla
         job = service.post_job({"agents": agents, "conversations": [{"prompt": "Pay Bob."}]})
         wait_for(lambda: made.exists() and "pay" in made.read_text(), "the tool runs")
         service.kill()
-        (tmp_path / "go-on").touch()
+        (tmp_path / "go-on").unlink()
         record.unlink()
         service.start()
         ended = service.wait_ended(job)

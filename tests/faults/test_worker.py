@@ -50,6 +50,12 @@ async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Supe
     assert pid is None or not is_alive(pid)
 
 
+def listens(port: int) -> bool:
+    """Whether anybody takes connections there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 async def ask(worker: SupervisedWorker, text: str = "Go.", answer: Answer | None = None) -> tuple[Outcome, str]:
     answer = answer or Answer(monotonic)
     request = Request(job_name="test", system="", conversation=user_conversation(text))
@@ -231,6 +237,7 @@ async def test_an_engine_that_listens_no_more_is_killed(scripted_spec: SpecFacto
     """An engine that lives and cannot be reached is of no use: probes that fail are the proof, and it is repaved."""
     async with running(replace(scripted_spec(deaf_after=1), restart=QUICK)) as worker:
         assert (await ask(worker))[0] == Completed(finish_reason="stop")
+        await wait_until(lambda: not listens(worker.spec.port), "the engine listens no more")
         outcome, _ = await ask(worker)
         assert isinstance(outcome, EngineFailed)
         assert (outcome.reason, outcome.brought_down) == (FailureReason.ENGINE_UNREACHABLE, True)
