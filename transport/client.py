@@ -2,14 +2,19 @@
 
 import asyncio
 import errno
-from typing import Final
+import ssl
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 import anyio
 import httpx
 import msgspec
 
 from transport.counters import EngineCounters
-from transport.dialects import llama_server
+from transport.dialects.dialect import Dialect, Reading
+from transport.dialects.llama_server import LLAMA_SERVER
+from transport.dialects.openai import CHAT_PATH, MODELS_PATH
+from transport.endpoint import Endpoint
 from transport.errors import (
     CannotAsk,
     EngineError,
@@ -21,6 +26,7 @@ from transport.errors import (
 from transport.exchange import Exchange, Receiver
 from transport.request import ChatRequest
 
+T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
 PROBE_LIMIT_S: Final = 5.0  # one probe; whoever probes decides how many may fail
 _OK: Final = 200
@@ -28,24 +34,20 @@ _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 
 class EngineClient:
-    """Speaks llama-server's dialect to the engine at ``host:port``; holds no connection between calls."""
+    """Speaks a dialect to the engine at an endpoint; holds no connection between calls."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
-        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._head = (
-            f"POST {llama_server.CHAT_PATH} HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\n"
-            "Accept: text/event-stream\r\nConnection: close\r\nContent-Length: "
-        ).encode("ascii")
-        self._base_url = f"http://{authority}"
+    def __init__(self, endpoint: Endpoint, dialect: Dialect = LLAMA_SERVER) -> None:
+        self.endpoint = endpoint
+        self.dialect = dialect
+        self._head = endpoint.head(CHAT_PATH)
+        self._tls = endpoint.tls()
 
     def __repr__(self) -> str:
         """State where the engine is."""
-        return f"<EngineClient {self._base_url}>"
+        return f"<EngineClient {self.dialect.name} {self.endpoint}>"
 
     async def probe_ready(self) -> None:
-        """Return when GET /v1/models answers 200 with JSON (seed 002, section 11); it is asked once.
+        """Return when the engine is ready: GET /v1/models answers 200 with JSON (seed 002, section 11), at least.
 
         Raises:
             EngineUnreachable: nobody answers.
@@ -53,39 +55,43 @@ class EngineClient:
             EngineRejected: an answer other than 200.
             EngineProtocolError: an answer that is no JSON.
         """
-        body = await self._get(llama_server.MODELS_PATH)
+        *_, models = await self._get_all(self.dialect.ready_paths)
         try:
-            msgspec.json.decode(body)
+            msgspec.json.decode(models)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineProtocolError(f"GET {llama_server.MODELS_PATH} answered 200 with no JSON: {error}") from error
+            raise EngineProtocolError(f"GET {MODELS_PATH} answered 200 with no JSON: {error}") from error
 
-    async def read_counters(self) -> EngineCounters:
-        """Return what the engine says of its own work (GET /slots); it is asked once.
+    async def read_counters(self) -> EngineCounters | None:
+        """Return what the engine says of its own work, None where it has no word for it; it is asked once.
 
         Raises:
-            EngineError: it does not say, or not now: older builds hold the answer back for a whole batch.
+            EngineError: it does not answer, or not now: some builds hold the answer back for a whole batch.
         """
-        return llama_server.decode_slots(await self._get(llama_server.SLOTS_PATH))
+        return await self._read(self.dialect.counters) if self.dialect.counters else None
 
     async def read_capacity(self) -> int | None:
-        """Return how many requests the engine says it can hold at once (GET /props); None where it does not say.
+        """Return how many requests the engine says it can hold at once; None where it does not say.
 
         Raises:
             EngineError: it does not answer.
         """
-        return llama_server.decode_props(await self._get(llama_server.PROPS_PATH))
+        return await self._read(self.dialect.capacity) if self.dialect.capacity else None
 
-    async def _get(self, path: str) -> bytes:
-        # No proxy of the environment may come between us and the engine; and no TLS context is made, which would hold
-        # the event loop for 20 ms a probe and never be used.
-        async with httpx.AsyncClient(base_url=self._base_url, trust_env=False, verify=False, timeout=None) as client:  # noqa: S113, S501
-            try:
-                with anyio.fail_after(PROBE_LIMIT_S):  # over the whole answer; httpx's own limits are on each read
-                    response = await client.get(path)
-            except (TimeoutError, httpx.TimeoutException) as error:
-                raise EngineTimeout(f"answer to GET {path}", PROBE_LIMIT_S) from error
-            except (httpx.HTTPError, OSError) as error:
-                raise _connection_error(error) from error
+    async def _read(self, reading: Reading[T]) -> T:
+        return reading.decode(*await self._get_all(reading.paths))
+
+    async def _get_all(self, paths: Sequence[str]) -> list[bytes]:
+        async with open_http(self.endpoint, self._tls) as client:
+            return [await self._get(client, path) for path in paths]
+
+    async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
+        try:
+            with anyio.fail_after(PROBE_LIMIT_S):  # over the whole answer; httpx's own limits are on each read
+                response = await client.get(path)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise EngineTimeout(f"answer to GET {path}", PROBE_LIMIT_S) from error
+        except (httpx.HTTPError, OSError) as error:
+            raise _connection_error(error) from error
         if response.status_code != _OK:
             raise EngineRejected(response.status_code, "", response.text[:200])
         return response.content
@@ -99,20 +105,41 @@ class EngineClient:
         Raises:
             EngineError: any of its leaves; events received before the failure stand.
         """
-        body = llama_server.encode(request)
+        body = self.dialect.encode(request)
         loop = asyncio.get_running_loop()
         exchange = Exchange(b"%s%d\r\n\r\n%s" % (self._head, len(body), body), receiver, loop.create_future())
         try:
             with anyio.fail_after(CONNECT_LIMIT_S):
-                transport, _ = await loop.create_connection(lambda: exchange, self._host, self._port)
+                transport = await self._connect(exchange)
         except TimeoutError as error:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
-            raise _connection_error(error, f"cannot connect to {self._host}:{self._port}: ") from error
+            raise _connection_error(error, f"cannot connect to {self.endpoint}: ") from error
         try:
             await exchange.finished
         finally:
             transport.abort()
+
+    async def _connect(self, exchange: Exchange) -> asyncio.WriteTransport:
+        loop, at = asyncio.get_running_loop(), self.endpoint
+        if at.uds is not None:
+            return (await loop.create_unix_connection(lambda: exchange, at.uds))[0]
+        return (await loop.create_connection(lambda: exchange, at.host, at.port, ssl=self._tls))[0]
+
+
+def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None) -> httpx.AsyncClient:
+    """Return a client for one engine; the time it takes is its user's to bound.
+
+    No proxy of the environment may come between us and the engine; and where there is no TLS no context is made for it,
+    which would hold the event loop for 20 ms.
+    """
+    return httpx.AsyncClient(
+        base_url=endpoint.base_url,
+        headers=dict(endpoint.headers),
+        timeout=None,  # noqa: S113
+        trust_env=False,
+        transport=httpx.AsyncHTTPTransport(uds=endpoint.uds, verify=tls or False, trust_env=False),
+    )
 
 
 def _connection_error(error: BaseException, where: str = "") -> EngineError:

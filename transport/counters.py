@@ -8,12 +8,14 @@ class SlotWork:
     """How far one slot of the engine is: tokens of the prompt read and of the answer written, of the task ``task``.
 
     A task is one request's, and its number is never given again; a slot that is not busy may still show its last one.
+    An engine that tells no slots shows itself as one task, with the ``steps`` that it has made.
     """
 
     task: int
     prompt_tokens: int
     output_tokens: int
     is_busy: bool = True
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class EngineCounters:
     """An engine's slots at one moment."""
 
     work: tuple[SlotWork, ...]
+    running: int | None = None  # requests, where it tells those and no slots
 
     @property
     def busy_work(self) -> tuple[SlotWork, ...]:
@@ -34,6 +37,8 @@ class EngineCounters:
     def __str__(self) -> str:
         """Say it in words."""
         told = ", ".join(f"{work.prompt_tokens}+{work.output_tokens}" for work in self.work)
+        if self.running is not None:
+            return f"{self.running} requests run, {sum(work.steps for work in self.work)} steps, tokens {told}"
         busy = sum(work.is_busy for work in self.work)
         return f"{busy} slots busy, tokens read+written: {told or 'none'}"
 
@@ -41,4 +46,8 @@ class EngineCounters:
 def _has_advanced(before: SlotWork, after: SlotWork) -> bool:
     if after.task != before.task:
         return after.task >= 0
-    return after.prompt_tokens > before.prompt_tokens or after.output_tokens > before.output_tokens
+    return (
+        after.prompt_tokens > before.prompt_tokens
+        or after.output_tokens > before.output_tokens
+        or after.steps > before.steps
+    )

@@ -11,7 +11,7 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from transport.dialects import llama_server
+from transport.dialects import openai
 from transport.errors import EngineError, EngineUnreachable, MalformedFrame
 from transport.events import Event
 from transport.stream import ChatStream
@@ -144,7 +144,7 @@ class Exchange(asyncio.Protocol):
             self.finished.set_result(None)
 
     def _reject(self) -> None:
-        self._fail(llama_server.decode_error(self._status, self._headers, bytes(self._error_body)))
+        self._fail(openai.decode_error(self._status, self._headers, bytes(self._error_body)))
 
     def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
         if cause is not None and error.__cause__ is None:

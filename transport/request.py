@@ -31,10 +31,14 @@ class ChatRequest:
     """A chat to be continued by the model.
 
     ``params`` is an open mapping of generation parameters (seed 002, section 9): whatever the dialect does not own
-    reaches the engine untouched. ``tools`` are OpenAI tool definitions.
+    reaches the engine untouched. ``tools`` are OpenAI tool definitions. Prefixes that an engine keeps are shared only
+    within one ``cache_scope``, where an engine knows such a thing; nobody looks at the stream of what is not
+    ``is_watched``, so that it may come in larger pieces.
     """
 
     model: str
     messages: tuple[Message, ...]
     params: Mapping[str, object] = field(default_factory=dict)
     tools: tuple[Mapping[str, object], ...] = ()
+    cache_scope: str | None = None
+    is_watched: bool = True

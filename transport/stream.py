@@ -1,6 +1,6 @@
 """One chat stream as a sans-IO object: body bytes in, semantic events out."""
 
-from transport.dialects import llama_server
+from transport.dialects import openai
 from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
 from transport.events import Event, Finished
 from transport.sse import MAX_FRAME_BYTES, FrameDecoder
@@ -57,11 +57,11 @@ class ChatStream:
         for frame in frames:
             if self.is_over:
                 break
-            if frame == llama_server.DONE:
+            if frame == openai.DONE:
                 self.is_complete = True
                 break
             try:
-                decoded = llama_server.decode(frame)
+                decoded = openai.decode(frame)
             except EngineError as error:
                 self.failure = error
                 break

@@ -95,9 +95,9 @@ class Answer:
         )
 
     @property
-    def output_events(self) -> int:
+    def output_tokens(self) -> int:
         """How many pieces of answers have come: about as many as tokens."""
-        return sum(each.output_events for each in self._generations)
+        return sum(each.output_tokens for each in self._generations)
 
     @property
     def started_at(self) -> float:

@@ -3,7 +3,7 @@
 The only place where the wire's errors become outcomes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -36,6 +36,7 @@ class Manner:
     runner: ToolRunner | None
     repetition: RepetitionLimits
     request_s: float | None
+    sends_tools: bool  # or else the engine refuses them, and the model is told of them in words alone
     now: Callable[[], datetime]
 
 
@@ -100,7 +101,7 @@ class Conversing:
             model=self._manner.model,
             messages=stack_messages(bios, self._request.system, self._conversation),
             params=self._request.params,
-            tools=tuple(tool.document for tool in (*self._request.tools, *self._request.exit_tools)),
+            tools=self._documents,
         )
         chars = sum(len(message.content) for message in chat.messages)
         generation = self._answer.begin_generation(self._manner.repetition, chars)
@@ -108,6 +109,12 @@ class Conversing:
         self._answer.phase = Phase.US
         loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
         return outcome if loop is None else looped(loop)
+
+    @property
+    def _documents(self) -> tuple[Mapping[str, object], ...]:
+        if not self._manner.sends_tools:
+            return ()
+        return tuple(tool.document for tool in (*self._request.tools, *self._request.exit_tools))
 
     @property
     def _fallback(self) -> Fallback | None:

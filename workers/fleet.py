@@ -10,6 +10,7 @@ import anyio
 from workers.errors import StopTimedOut
 from workers.ledger import keeping_ledger
 from workers.spec import WorkerId, WorkerSpec
+from workers.startgate import StartGate
 from workers.states import WorkerState
 from workers.strays import patrol
 from workers.supervised import SupervisedWorker
@@ -75,10 +76,11 @@ class Fleet:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start every worker; when the block is left, however it is left, no process of theirs is left."""
+        gate = StartGate()
         async with keeping_ledger(self._state_dir) as ledger, anyio.create_task_group() as tasks:
             tasks.start_soon(patrol)
             for worker in self:
-                await tasks.start(worker.run, ledger)
+                await tasks.start(worker.run, ledger, gate)
                 worker.start_nowait()
             try:
                 yield

@@ -69,11 +69,11 @@ class Flights:
             yield
         finally:
             self._flights.discard(flight)
-            self._landed_tokens += flight.answer.output_events
+            self._landed_tokens += flight.answer.output_tokens
 
     def measure_rate(self, now: float) -> None:
         """Update ``tokens_per_s`` with what came since the last call."""
-        tokens = self._landed_tokens + sum(flight.answer.output_events for flight in self._flights)
+        tokens = self._landed_tokens + sum(flight.answer.output_tokens for flight in self._flights)
         if self._counted_at is not None and now > self._counted_at:
             self.tokens_per_s = (tokens - self._counted_tokens) / (now - self._counted_at)
         self._counted_tokens, self._counted_at = tokens, now

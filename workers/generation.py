@@ -26,6 +26,7 @@ class Generation:
 
     __slots__ = (
         "_clock",
+        "_events",
         "_reasoning",
         "_text",
         "begun_at",
@@ -33,7 +34,6 @@ class Generation:
         "first_token_at",
         "last_byte_at",
         "last_progress_at",
-        "output_events",
         "prompt_progress",
         "started_at",
         "timings",
@@ -51,7 +51,7 @@ class Generation:
         self.last_progress_at = now
         self.begun_at: float | None = None
         self.first_token_at: float | None = None
-        self.output_events = 0
+        self._events = 0
         self.prompt_progress: PromptProgress | None = None
         self.tool_call_fragments: list[ToolCallDelta] = []
         self.finish_reason: str | None = None
@@ -60,7 +60,12 @@ class Generation:
 
     def __repr__(self) -> str:
         """State how far the request is."""
-        return f"<Generation events={self.output_events} finish_reason={self.finish_reason}>"
+        return f"<Generation tokens={self.output_tokens} finish_reason={self.finish_reason}>"
+
+    @property
+    def output_tokens(self) -> int:
+        """How many tokens the answer has so far: as the engine counts, else a token an event."""
+        return self._events if self.usage is None else self.usage.completion_tokens
 
     @property
     def has_progressed(self) -> bool:
@@ -86,7 +91,7 @@ class Generation:
     def tokens_per_s(self) -> float:
         """How fast the answer comes, from its first token to its last."""
         seconds = self.last_progress_at - self.first_token_at if self.first_token_at is not None else 0.0
-        return (self.output_events - 1) / seconds if seconds > 0 else 0.0
+        return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
 
     def begin(self) -> None:
         """Take the fact that the engine has taken the request up."""
@@ -100,7 +105,7 @@ class Generation:
         """Take one event."""
         if type(event) is TextDelta:
             self._text.append(event.text)
-            self.output_events += 1
+            self._events += 1
             self.last_progress_at = self.last_byte_at
             if self.first_token_at is None:
                 self.first_token_at = self.last_byte_at
@@ -110,7 +115,7 @@ class Generation:
     def _receive_rarer(self, event: Event) -> None:
         match event:
             case ReasoningDelta() | ToolCallDelta():
-                self.output_events += 1
+                self._events += 1
                 self.last_progress_at = self.last_byte_at
                 if self.first_token_at is None:
                     self.first_token_at = self.last_byte_at

@@ -1,21 +1,26 @@
-"""One incarnation of a worker's engine: from its start to its empty tree."""
+"""One incarnation of a worker's engine: from its start to its empty tree; or of our attachment to somebody else's."""
 
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 
 from transport.client import EngineClient
+from transport.endpoint import Endpoint
 from transport.errors import EngineError
 from workers.errors import SpawnFailed, WorkerError
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.process import Command, EngineExit, EngineProcess, run_engine
 from workers.spec import WorkerSpec
+from workers.startgate import StartGate
 
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
@@ -24,24 +29,31 @@ PORT_POLL_S: Final = 0.05
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """All that an engine is started with; the same for every incarnation of a worker.
+
+    Without a ``command`` there is nothing to start: the engine is somebody else's.
+    """
+
+    spec: WorkerSpec
+    command: Command | None
+    devices: frozenset[str]  # on which nothing else may start meanwhile
+    client: EngineClient
+    log: LogRing
+
+
 class Incarnation:
     """The n-th engine process of a worker; made to be run once."""
 
-    def __init__(
-        self,
-        number: int,
-        spec: WorkerSpec,
-        command: Command,
-        client: EngineClient,
-        log: LogRing,
-        ledger: Ledger | None,
-    ) -> None:
+    def __init__(self, number: int, starter: Starter, ledger: Ledger | None, gate: StartGate) -> None:
         self.number = number
-        self._spec = spec
-        self._command = command
-        self._client = client
-        self._log = log
+        self._starter = starter
+        self._spec = starter.spec
+        self._client = starter.client
+        self._log = starter.log
         self._ledger = ledger
+        self._gate = gate
         self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
@@ -70,8 +82,8 @@ class Incarnation:
         """Whether no process of it is left, or ever was."""
         return self._engine is None or self._engine.is_gone
 
-    async def run(self, on_ready: Callable[[], None]) -> str:
-        """Run the engine, call ``on_ready`` once it answers, and return why it ended.
+    async def run(self, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
+        """Run the engine, call ``on_begun`` when its start begins, ``on_ready`` once it answers; return why it ended.
 
         When this returns, its whole tree is gone, unless ``is_gone`` says that it cannot be killed.
         """
@@ -80,7 +92,10 @@ class Incarnation:
         with self._scope:
             await anyio.lowlevel.checkpoint()  # it may have been killed before it had its first turn
             try:
-                because = await self._run(on_ready)
+                if self._starter.command is None:
+                    await self._attach(on_ready)
+                else:
+                    because = await self._run(self._starter.command, on_begun, on_ready)
             except WorkerError as error:
                 because = str(error)
         return because
@@ -101,15 +116,30 @@ class Incarnation:
         else:
             await self._engine.terminate()
 
-    async def _run(self, on_ready: Callable[[], None]) -> str:
-        await _wait_port(self._spec.host, self._spec.port)
-        async with run_engine(self._command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
-            logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
-            if self._ledger is not None:
-                self._ledger.note(self._engine.guardian_pid, self._engine.pid)
-            probing.start_soon(self._probe, on_ready)
-            ended = await self._engine.wait_gone()
-            probing.cancel_scope.cancel()
+    async def _attach(self, on_ready: Callable[[], None]) -> None:
+        """Wait for somebody else's server, however long that takes; who loses it tells, and kills."""
+        await self._probe(on_ready)
+        await anyio.sleep_forever()
+
+    async def _run(self, command: Command, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
+        turn = await self._gate.enter(self._starter.devices)
+
+        def ready() -> None:
+            turn.release()
+            on_ready()
+
+        try:
+            await _wait_address(self._client.endpoint)
+            on_begun()
+            async with run_engine(command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
+                logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
+                if self._ledger is not None:
+                    self._ledger.note(self._engine.guardian_pid, self._engine.pid)
+                probing.start_soon(self._probe, ready)
+                ended = await self._engine.wait_gone()
+                probing.cancel_scope.cancel()
+        finally:
+            turn.release()
         return f"the engine {ended}"
 
     async def _probe(self, on_ready: Callable[[], None]) -> None:
@@ -131,18 +161,34 @@ async def answers(client: EngineClient) -> bool:
     return True
 
 
-async def _wait_port(host: str, port: int) -> None:
+async def _wait_address(at: Endpoint) -> None:
     """Return when an engine can listen there; another server's answers must never be taken for our engine's.
 
     Raises:
         SpawnFailed: it cannot.
     """
+    if at.uds is not None:
+        _clear_socket(Path(at.uds))
+        return
+    host, port = at.host, at.port
     with anyio.move_on_after(PORT_LIMIT_S):
         while _port_fault(host, port) is not None:  # noqa: ASYNC110 - the kernel tells nobody
             await anyio.sleep(PORT_POLL_S)
     fault = _port_fault(host, port)
     if fault is not None:
         raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}; another program may have it") from fault
+
+
+def _clear_socket(path: Path) -> None:
+    """Remove what a dead engine has left; one that somebody still answers on is not ours to take."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(os.fspath(path)) == 0:
+                raise SpawnFailed(f"cannot listen on {path}: another program does")
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SpawnFailed(f"cannot listen on {path}: {error.strerror}") from error
 
 
 def _port_fault(host: str, port: int) -> OSError | None:

@@ -143,7 +143,7 @@ class Signs:
             last_byte_s=None if generation.begun_at is None else ago(generation.last_byte_at),
             prompt_tokens_done=told.processed if told else None,
             prompt_tokens=told.total if told else None,
-            output_tokens=flight.answer.output_events,
+            output_tokens=flight.answer.output_tokens,
             counters=None if self.counters is None else str(self.counters),
             counters_rose_s=ago(self._rose_at),
             cpu_percent=None if self._cpu_percent is None else round(self._cpu_percent, 1),
@@ -154,13 +154,14 @@ class Signs:
         """Learn how fast the engine reads from an answer that is complete."""
         generation = flight.answer.generation
         first_at = generation.first_token_at
-        if generation.timings is not None and generation.usage is not None and first_at is not None:
+        if generation.usage is not None and first_at is not None:
+            seen_s, timings, usage = first_at - generation.started_at, generation.timings, generation.usage
             # No longer than we have seen ourselves: an engine's clock goes on while the machine sleeps.
             self.pace = self.pace.learned(
-                tokens=generation.timings.prompt_tokens,
-                seconds=min(generation.timings.prompt_ms / 1000, first_at - generation.started_at),
+                tokens=timings.prompt_tokens if timings else usage.prompt_tokens - usage.cached_tokens,
+                seconds=min(timings.prompt_ms / 1000, seen_s) if timings else seen_s,
                 chars=flight.answer.prompt_chars,
-                prompt_tokens=generation.usage.prompt_tokens,
+                prompt_tokens=usage.prompt_tokens,
             )
 
     def _compare(self, counters: EngineCounters) -> None:

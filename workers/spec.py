@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NewType
 
+from transport.endpoint import Endpoint
 from workers.errors import InvalidSpec
 from workers.policy.liveness import StallLimits
 from workers.policy.repetition import RepetitionLimits
@@ -22,6 +23,8 @@ Tools = Sequence[ToolDefinition | Mapping[str, object]]
 
 
 MAX_PORT: Final = 65535
+MAX_SOCKET_PATH: Final = 107
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class EngineKind(StrEnum):
@@ -29,6 +32,8 @@ class EngineKind(StrEnum):
 
     LLAMA_SERVER = "llama-server"  # llama.cpp's own binary
     EMBEDDED = "embedded"  # llama.cpp's server out of the xllamacpp wheel, in a program of ours
+    VLLM = "vllm"
+    ATTACHED = "attached"  # any OpenAI-compatible server that somebody else runs: no process of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,9 @@ class WorkerSpec:
     """One engine process and its slots; the names are those of the configuration (contract, sections 4 and 7).
 
     ``model`` is what the engine loads, as it takes it: a path, or the id of a repository; it may be None where
-    ``command`` is a program that needs none. ``name`` is what the model is called, ``id`` the worker.
+    ``command`` is a program that needs none. Of an attached engine it is the model's name there, and ``url`` is where
+    that is, with ``headers`` for every request. ``socket`` is a UNIX socket that vLLM listens on instead of a port.
+    ``name`` is what the model is called, ``id`` the worker.
     ``command`` stands in place of the engine's own program; the engine's ordinary flags follow it. ``args`` are further
     flags, passed through unknown: a name to its value, True for a bare flag, a sequence for a repeated one.
     ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
@@ -62,11 +69,14 @@ class WorkerSpec:
     """
 
     engine: EngineKind
-    port: int
+    port: int = 9100
     model: str | None = None
     name: str = "model"
     id: WorkerId = WorkerId("")
     host: str = "127.0.0.1"
+    socket: Path | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     slots: int = 4
     context: int = 4096
     command: Sequence[str] = ()
@@ -95,7 +105,25 @@ class WorkerSpec:
         if faults:
             raise InvalidSpec("; ".join(faults))
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the engine listens."""
+        if self.url is not None:
+            return Endpoint.of_url(self.url, self.headers)
+        return Endpoint(host=self.host, port=self.port, uds=str(self.socket) if self.socket else None)
+
+    @property
+    def owns_engine(self) -> bool:
+        """Whether the engine is a process of ours, to be started, killed and started again."""
+        return self.engine is not EngineKind.ATTACHED
+
+    @property
+    def served_name(self) -> str:
+        """What the engine calls the model."""
+        return self.name if self.owns_engine else self.model or self.name
+
     def _faults(self) -> Iterator[str]:
+        yield from self._address_faults()
         values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, most in (("port", MAX_PORT), ("slots", None), ("context", None)):
             if not _is_count(values[name], most):
@@ -110,6 +138,21 @@ class WorkerSpec:
                 yield f"timeouts.{limit.name}: has to be given"
             elif value is not None and not (isinstance(value, int | float) and value > 0):
                 yield f"timeouts.{limit.name}: {value!r} is no time in seconds"
+
+    def _address_faults(self) -> Iterator[str]:
+        if (self.url is None) is (self.engine is EngineKind.ATTACHED):
+            yield "url: is required, http://..." if self.url is None else "url: only an attached engine has one"
+        elif self.url is not None:
+            try:
+                Endpoint.of_url(self.url)
+            except ValueError as error:
+                yield f"url: {error}"
+        if self.socket is not None and self.engine is not EngineKind.VLLM:
+            yield "socket: only vllm listens on one"
+        if self.socket is not None and len(str(self.socket).encode()) > MAX_SOCKET_PATH:
+            yield f"socket: {self.socket} is longer than the {MAX_SOCKET_PATH} bytes that Linux allows"
+        if self.engine is EngineKind.VLLM and self.socket is None and self.host not in LOOPBACK:
+            yield f"host: {self.host} is reachable from outside, and vLLM's control endpoints know no key"
 
 
 def _is_count(value: object, most: int | None) -> bool:

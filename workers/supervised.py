@@ -19,6 +19,7 @@ from workers.errors import NoSlot, StartFailed
 from workers.flight import Flight, Flights
 from workers.incarnation import Incarnation
 from workers.incident import Incidents, RequestView
+from workers.launch import DIALECTS, takes_tools
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
@@ -28,6 +29,7 @@ from workers.recorder import IncidentRecorder
 from workers.request import Request
 from workers.slots import Lease, Slots
 from workers.spec import WorkerId, WorkerSpec
+from workers.startgate import StartGate
 from workers.states import LEASABLE, SERVING, WorkerState
 from workers.supervisor import Supervisor
 from workers.vitals import EngineVitals, Probe
@@ -75,7 +77,7 @@ class SupervisedWorker:
         on_change: Callable[["SupervisedWorker"], None] | None = None,
     ) -> None:
         self.spec = spec
-        self._client = EngineClient(spec.host, spec.port)
+        self._client = EngineClient(spec.endpoint, DIALECTS[spec.engine])
         self._on_change = on_change
         self._slots = Slots(spec.slots)
         self._flights = Flights()
@@ -87,15 +89,16 @@ class SupervisedWorker:
             on_gone=self._keep_incident,
             on_move=self._moved,
         )
-        self._vitals = EngineVitals(self._client, spec.name, self._root_pid, lambda: self.log.bytes_taken)
+        self._vitals = EngineVitals(self._client, spec.served_name, self._root_pid, lambda: self.log.bytes_taken)
         self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
         self._manner = Manner(
-            model=spec.name,
+            model=spec.served_name,
             bios=spec.bios,
             tool_limits=spec.tool_limits,
             runner=spec.tool_runner,
             repetition=spec.repetition,
             request_s=spec.timeouts.request_s,
+            sends_tools=takes_tools(spec),
             now=lambda: datetime.now().astimezone(),
         )
         self._recorder = IncidentRecorder(spec, self._supervisor, self._watch)
@@ -107,11 +110,15 @@ class SupervisedWorker:
     # Lifecycle
 
     async def run(
-        self, ledger: Ledger | None = None, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+        self,
+        ledger: Ledger | None = None,
+        gate: StartGate | None = None,
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Supervise until cancelled; ``ledger`` takes note of every process."""
+        """Supervise until cancelled; ``ledger`` takes note of every process, ``gate`` is shared with other workers."""
         supervisor = self._supervisor
-        supervisor.ledger = ledger
+        supervisor.ledger, supervisor.gate = ledger, gate or StartGate()
         try:
             async with anyio.create_task_group() as supervisor.tasks:
                 supervisor.tasks.start_soon(self._watch.run)
@@ -176,6 +183,11 @@ class SupervisedWorker:
         return self.state is WorkerState.STARTING
 
     @property
+    def owns_engine(self) -> bool:
+        """Whether the engine is ours to kill; nobody can have brought down one that is not."""
+        return self.spec.owns_engine
+
+    @property
     def incarnation(self) -> int:
         """The number of the present or last engine process."""
         return self._supervisor.now.incarnation
@@ -220,7 +232,7 @@ class SupervisedWorker:
             state=self.state,
             because=self._supervisor.now.because,
             pid=running.pid if running else None,
-            port=self.spec.port,
+            port=self._client.endpoint.port,
             incarnation=self.incarnation,
             slots_total=self._slots.total,
             slots_configured=self.spec.slots,
@@ -276,11 +288,12 @@ class SupervisedWorker:
     def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
         """Nuke and repave; ``suspects`` are charged with it, each for its own reason, and nobody else is."""
         self._recorder.view(reason, is_stalled=True)
-        logger.error("worker %s: engine %d is killed: %s", self.spec.id, self.incarnation, because)
+        word = "killed" if self.owns_engine else "let go"
+        logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, because)
         for flight in self._flights:
             own = suspects.get(flight, FailureReason.ENGINE_DIED)
             detail = because if flight in suspects else f"killed: {because}"
-            flight.end(EngineFailed(reason=own, detail=detail, brought_down=flight in suspects))
+            flight.end(EngineFailed(reason=own, detail=detail, brought_down=flight in suspects and self.owns_engine))
         self._supervisor.break_nowait(self.incarnation, reason, because)
 
     def _end_requests(self, action: supervision.EndRequests) -> None:
@@ -291,7 +304,7 @@ class SupervisedWorker:
                 flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
                 continue
             # Whoever waits for its tools had nothing on the engine, and cannot have brought it down.
-            is_suspect = action.brought_down and flight.answer.phase is not Phase.TOOLS
+            is_suspect = action.brought_down and self.owns_engine and flight.answer.phase is not Phase.TOOLS
             flight.end(EngineFailed(reason=action.reason, detail=action.because, brought_down=is_suspect))
 
     def _keep_incident(self, incarnation: Incarnation, because: str) -> None:

@@ -81,6 +81,13 @@ class RestartRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBegun:
+    """The engine's process is being started; until now others were, and its time has not run."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
     """The readiness probe has succeeded."""
 
@@ -113,7 +120,7 @@ class TimerElapsed:
 
 
 Request = StartRequested | StopRequested | DrainRequested | ResumeRequested | RestartRequested
-News = EngineReady | EngineBroken | EngineGone
+News = EngineBegun | EngineReady | EngineBroken | EngineGone
 Event = Request | News | TimerElapsed
 
 
@@ -167,7 +174,7 @@ _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 def decide(now: Supervision, event: Event, at: float, limits: Limits) -> Decision:
     """Return what follows from ``event`` at ``at`` (monotonic seconds)."""
     match event:
-        case EngineReady() | EngineBroken() | EngineGone():
+        case EngineBegun() | EngineReady() | EngineBroken() | EngineGone():
             return _news(now, event, at, limits) if event.incarnation == now.incarnation else (now, ())
         case TimerElapsed():
             return _elapsed(now, limits) if event.timer == now.timer else (now, ())
@@ -178,19 +185,21 @@ def decide(now: Supervision, event: Event, at: float, limits: Limits) -> Decisio
 def _asked(now: Supervision, event: Request, limits: Limits) -> Decision:
     match event:
         case StartRequested():
-            return _start(replace(now, is_held=False), "asked to start", limits)
+            return _start(replace(now, is_held=False), "asked to start")
         case StopRequested():
             return _stop(now, event, limits)
         case DrainRequested():
             return _drain(now, event)
         case ResumeRequested():
-            return _resume(now, event, limits)
+            return _resume(now, event)
         case RestartRequested():
             return _restart(now, event, limits)
 
 
 def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
     match event:
+        case EngineBegun() if now.state is WorkerState.STARTING:
+            return now, (StartTimer(timer=now.timer, after_s=limits.start_s),)
         case EngineReady() if now.state is WorkerState.STARTING:
             ready = replace(now, is_half_open=False)
             if now.is_held:
@@ -209,11 +218,11 @@ def _drain(now: Supervision, event: DrainRequested) -> Decision:
     return (_move(held, WorkerState.DRAINING, event.because) if now.state is WorkerState.READY else held), ()
 
 
-def _resume(now: Supervision, event: ResumeRequested, limits: Limits) -> Decision:
+def _resume(now: Supervision, event: ResumeRequested) -> Decision:
     free = replace(now, is_held=False)
     if now.state is WorkerState.DRAINING:
         return _move(free, WorkerState.READY, event.because), ()
-    return _start(free, event.because, limits)
+    return _start(free, event.because)
 
 
 def _restart(now: Supervision, event: RestartRequested, limits: Limits) -> Decision:
@@ -222,8 +231,8 @@ def _restart(now: Supervision, event: RestartRequested, limits: Limits) -> Decis
         end = EndRequests(reason=FailureReason.ENGINE_DIED, because=event.because)
         return moved, (end, TerminateEngine(), StartTimer(timer=moved.timer, after_s=limits.stop_grace_s))
     if now.state is WorkerState.BACKOFF:
-        return _spawn(replace(now, failed_at=()), event.because, limits)
-    return _start(now, event.because, limits)
+        return _spawn(replace(now, failed_at=()), event.because)
+    return _start(now, event.because)
 
 
 def _move(now: Supervision, state: WorkerState, because: str) -> Supervision:
@@ -232,13 +241,13 @@ def _move(now: Supervision, state: WorkerState, because: str) -> Supervision:
     return replace(now, state=state, because=because, timer=now.timer + 1)
 
 
-def _start(now: Supervision, because: str, limits: Limits) -> Decision:
+def _start(now: Supervision, because: str) -> Decision:
     if now.state not in {WorkerState.STOPPED, WorkerState.FAILED} or now.has_process:
         return now, ()
-    return _spawn(replace(now, failed_at=(), is_half_open=False), because, limits)
+    return _spawn(replace(now, failed_at=(), is_half_open=False), because)
 
 
-def _spawn(now: Supervision, because: str, limits: Limits) -> Decision:
+def _spawn(now: Supervision, because: str) -> Decision:
     moved = replace(
         _move(now, WorkerState.STARTING, because),
         incarnation=now.incarnation + 1,
@@ -248,8 +257,7 @@ def _spawn(now: Supervision, because: str, limits: Limits) -> Decision:
         is_broken=False,
         is_asked=False,
     )
-    spawn = SpawnEngine(incarnation=moved.incarnation)
-    return moved, (spawn, StartTimer(timer=moved.timer, after_s=limits.start_s))
+    return moved, (SpawnEngine(incarnation=moved.incarnation),)
 
 
 def _stop(now: Supervision, event: StopRequested, limits: Limits) -> Decision:
@@ -285,7 +293,7 @@ def _gone(now: Supervision, event: EngineGone, at: float, limits: Limits) -> Dec
     if now.state is WorkerState.STOPPING and not now.is_wanted:
         return _move(gone, WorkerState.STOPPED, now.because), ()
     if now.state is WorkerState.STOPPING and now.is_asked:
-        return _spawn(gone, now.because, limits)
+        return _spawn(gone, now.because)
     if now.state is WorkerState.STOPPING:
         return _fail(gone, now.because, at, event.jitter, limits)
     failed, actions = _fail(gone, event.because, at, event.jitter, limits)
@@ -319,9 +327,9 @@ def _elapsed(now: Supervision, limits: Limits) -> Decision:
         case WorkerState.STARTING:
             return _kill(now, FailureReason.ENGINE_UNREACHABLE, f"not ready within {limits.start_s:g} s")
         case WorkerState.BACKOFF:
-            return _spawn(now, f"restarted: {now.because}", limits)
+            return _spawn(now, f"restarted: {now.because}")
         case WorkerState.FAILED if not now.has_process:
-            return _spawn(replace(now, is_half_open=True), "one more try, after giving up", limits)
+            return _spawn(replace(now, is_half_open=True), "one more try, after giving up")
         case WorkerState.STOPPING if not now.is_killed:
             return _kill_after_grace(now)
         case WorkerState.STOPPING:

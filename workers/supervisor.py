@@ -4,6 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, assert_never
 
 import anyio
@@ -12,13 +13,14 @@ from anyio.abc import TaskGroup
 from transport.client import EngineClient
 from workers import supervision
 from workers.errors import StartFailed, StopTimedOut
-from workers.incarnation import Incarnation
-from workers.launch import command_for
+from workers.incarnation import Incarnation, Starter
+from workers.launch import command_for, starting_devices
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.outcome import FailureReason
 from workers.process import EngineExit
 from workers.spec import WorkerSpec
+from workers.startgate import StartGate
 from workers.states import WorkerState
 from workers.supervision import Supervision
 
@@ -31,7 +33,8 @@ class Supervisor:
 
     ``on_end`` is told to end all requests, before the engine is touched; ``on_gone`` that an incarnation has ended
     which nobody had asked to end; ``on_move`` every change of state. All are called in the event loop and must not
-    wait. ``tasks`` must be given before anything is posted: it owns every task and process of the worker.
+    wait. ``tasks`` must be given before anything is posted: it owns every task and process of the worker. ``gate`` is
+    shared with whatever else starts on the machine.
     """
 
     def __init__(
@@ -50,11 +53,20 @@ class Supervisor:
         self.running: Incarnation | None = None
         self.last_exit: EngineExit | None = None
         self._spec = spec
-        self._client = client
-        self._command = command_for(spec, environment)
+        self.gate = StartGate()
+        self._starter = Starter(
+            spec=spec,
+            command=command_for(spec, environment) if spec.owns_engine else None,
+            devices=starting_devices(spec, environment),
+            client=client,
+            log=self.log,
+        )
         self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
         self._limits = supervision.Limits(
-            start_s=spec.timeouts.start_s, stop_grace_s=spec.timeouts.stop_grace_s, restart=spec.restart
+            start_s=spec.timeouts.start_s,
+            stop_grace_s=spec.timeouts.stop_grace_s,
+            # Somebody else's server is waited for, however often it goes away.
+            restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
         )
         self._now = Supervision()
         self._was_ready = False
@@ -127,9 +139,7 @@ class Supervisor:
             raise RuntimeError(f"{self!r} is not running")
         match action:
             case supervision.SpawnEngine():
-                self.running = Incarnation(
-                    action.incarnation, self._spec, self._command, self._client, self.log, self.ledger
-                )
+                self.running = Incarnation(action.incarnation, self._starter, self.ledger, self.gate)
                 self.tasks.start_soon(self._run_incarnation, self.running)
             case supervision.TerminateEngine():
                 if self.running is not None:
@@ -161,7 +171,10 @@ class Supervisor:
 
     async def _run_incarnation(self, incarnation: Incarnation) -> None:
         number = incarnation.number
-        because = await incarnation.run(lambda: self.post(supervision.EngineReady(incarnation=number)))
+        because = await incarnation.run(
+            on_begun=lambda: self.post(supervision.EngineBegun(incarnation=number)),
+            on_ready=lambda: self.post(supervision.EngineReady(incarnation=number)),
+        )
         self.last_exit = incarnation.exit
         now = self._now
         if now.incarnation == number and (now.is_broken or (now.is_wanted and not now.is_asked)):

@@ -18,9 +18,7 @@ from transport.events import Event
 from transport.request import ChatRequest, Message
 
 VIEW_PROCESSES: Final = 64  # of one engine's tree; vLLM has a dozen
-CANARY: Final = ChatRequest(
-    model="canary", messages=(Message(role="user", content="ping"),), params={"max_tokens": 1, "cache_prompt": False}
-)
+CANARY: Final = (Message(role="user", content="ping"),)
 logger = logging.getLogger(__name__)
 
 
@@ -86,7 +84,7 @@ class EngineVitals:
         self, client: EngineClient, model: str, root: Callable[[], int | None], log_bytes: Callable[[], int]
     ) -> None:
         self._client = client
-        self._canary = ChatRequest(model=model, messages=CANARY.messages, params=CANARY.params)
+        self._canary = ChatRequest(model=model, messages=CANARY, params=client.dialect.canary_params)
         self._root = root
         self._log_bytes = log_bytes
 

@@ -45,6 +45,10 @@ class Watched(Protocol):
     def is_starting(self) -> bool:
         """Whether there is one that is not ready yet."""
 
+    @property
+    def owns_engine(self) -> bool:
+        """Whether it is ours to kill; of somebody else's only the request that gets nothing ends."""
+
     def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
         """Kill the present engine, and start another; ``suspects`` are the requests that may have caused it."""
 
@@ -170,7 +174,7 @@ class Watch:
             logger.exception("the watch could not look at its engine")
 
     def _take_stall(self, flight: Flight, told: Judgement, tasks: TaskGroup) -> None:
-        if told.scope is Scope.REQUEST:
+        if told.scope is Scope.REQUEST or not self._watched.owns_engine:
             self._end_alone(flight, told)
         elif not self._is_confirming:
             self._is_confirming = True
@@ -225,7 +229,8 @@ class Watch:
 
     def _end_alone(self, flight: Flight, told: Judgement) -> None:
         """End one request whose engine works for others."""
-        detail = f"no progress for {told.silent_s:.1f} s, while the engine works for others"
+        works = ", while the engine works for others" if told.scope is Scope.REQUEST else ""
+        detail = f"no progress for {told.silent_s:.1f} s{works}"
         logger.warning("request %d of %s: %s: %s", flight.id, flight.job_name, _reason(flight), detail)
         flight.end(EngineFailed(reason=_reason(flight), detail=detail, brought_down=False))
 

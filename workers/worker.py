@@ -181,7 +181,7 @@ class Worker(SupervisedWorker):
             verdict=self._watch.judge(flight).verdict if is_running else None,
             evidence=self._watch.signs.evidence(flight) if is_running else None,
             output_chars=len(flight.answer.text),
-            output_tokens=flight.answer.output_events,
+            output_tokens=flight.answer.output_tokens,
             tokens_per_s=flight.answer.generation.tokens_per_s,
             tool_iterations=flight.answer.iterations_used,
         )

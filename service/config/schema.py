@@ -172,7 +172,7 @@ class BiosConfig(StrictModel):
 class ModelConfig(StrictModel):
     """One model, and the workers that serve it."""
 
-    engine: Literal["llama-server", "embedded"]
+    engine: Literal["llama-server", "embedded", "vllm", "attached"]
     model: str | None = None
     command: list[str] = Field(default_factory=list)
     args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
@@ -180,6 +180,9 @@ class ModelConfig(StrictModel):
     replicas: int = Field(default=1, ge=1, le=256)
     host: str = "127.0.0.1"
     port: Port = 9100
+    socket_dir: Path | None = None
+    url: HttpUrl | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
     slots: int = Field(default=4, ge=1, le=4096)
     context: int = Field(default=4096, ge=16)
     params: dict[str, object] = Field(default_factory=dict)
@@ -188,6 +191,22 @@ class ModelConfig(StrictModel):
     tools: ToolsConfig = Field(default_factory=ToolsConfig)
     repetition: RepetitionConfig | None = Field(default_factory=RepetitionConfig)
     bios: BiosConfig = Field(default_factory=BiosConfig)
+
+    @model_validator(mode="after")
+    def _is_attached_or_not(self) -> "ModelConfig":
+        if (self.url is not None) is not (self.engine == "attached"):
+            raise ValueError("engine attached needs url: http://..., and no other engine has one")
+        given = self.model_fields_set
+        unused = sorted(given & {"command", "args", "env", "host", "port", "replicas", "context"})
+        if self.engine == "attached" and unused:
+            raise ValueError(f"{', '.join(unused)}: not of an attached engine, which somebody else runs")
+        if self.engine != "attached" and self.headers:
+            raise ValueError("headers: only of an attached engine")
+        if self.socket_dir is not None and self.engine != "vllm":
+            raise ValueError("socket_dir: only vllm listens on a UNIX socket")
+        if self.engine == "vllm" and self.socket_dir is None and self.host not in LOOPBACK:
+            raise ValueError(f"host {self.host} is reachable from outside, and vLLM's control endpoints know no key")
+        return self
 
     @model_validator(mode="after")
     def _ports_exist(self) -> "ModelConfig":
@@ -212,7 +231,8 @@ class Config(StrictModel):
     @model_validator(mode="after")
     def _ports_differ(self) -> "Config":
         owners: dict[tuple[str, int], str] = {(_address(self.server.host), self.server.port): "server"}
-        for name, model in self.models.items():
+        listening = {name: model for name, model in self.models.items() if not (model.url or model.socket_dir)}
+        for name, model in listening.items():
             for index in range(model.replicas):
                 place = (_address(model.host), model.port + index)
                 owner = owners.setdefault(place, f"models.{name}")

@@ -10,6 +10,7 @@ from service.errors import ConfigError
 from service.tools import python_tools
 from workers.errors import InvalidSpec
 from workers.launch import command_for
+from workers.launch.vllm import socket_of
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.prompting.bios import BiosPolicy
@@ -31,7 +32,7 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     for name, model in config.models.items():
         file = _model_file(name, model, base, state_dir)
         python = python_tools(name, model.tools.python, base)
-        specs += [_spec(name, model, file, index, python) for index in range(model.replicas)]
+        specs += [_spec(name, model, file, index, python, base) for index in range(model.replicas)]
     for spec in specs:
         _check_launch(spec)
     return specs
@@ -54,32 +55,40 @@ def _is_tiny(model: ModelConfig) -> bool:
 def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> str | None:
     if _is_tiny(model):
         return str(tiny_model_path(state_dir))
+    engine = EngineKind(model.engine)
+    if engine is EngineKind.ATTACHED:
+        return model.model
     if model.model is None:
         if model.command:
             return None
-        raise ConfigError(f"models.{name}.model: is required for engine {model.engine}: the path of a GGUF file")
+        what = "the folder of a checkpoint" if engine is EngineKind.VLLM else "the path of a GGUF file"
+        raise ConfigError(f"models.{name}.model: is required for engine {model.engine}: {what}")
     path = (base / Path(model.model).expanduser()).resolve()
-    if path.is_file() or model.command:
+    is_there = path.is_dir() if engine is EngineKind.VLLM else path.is_file()
+    if is_there or (model.command and engine is not EngineKind.VLLM):
         return str(path)
-    if (
-        EngineKind(model.engine) is EngineKind.LLAMA_SERVER
-        and _REPOSITORY.match(model.model)
-        and not model.model.endswith(".gguf")
-    ):
+    is_repository = _REPOSITORY.match(model.model) and not model.model.endswith(".gguf") and not path.exists()
+    if engine in {EngineKind.LLAMA_SERVER, EngineKind.VLLM} and is_repository:
         return model.model
-    raise ConfigError(f"models.{name}.model: there is no file {path}")
+    raise ConfigError(f"models.{name}.model: there is no {'folder' if engine is EngineKind.VLLM else 'file'} {path}")
 
 
-def _spec(name: str, model: ModelConfig, file: str | None, index: int, python: ToolRunner | None) -> WorkerSpec:
+def _spec(
+    name: str, model: ModelConfig, file: str | None, index: int, python: ToolRunner | None, base: Path
+) -> WorkerSpec:
     lines = model.repetition.lines if model.repetition else None
+    worker_id = WorkerId(f"{name}-{index}")
     bios, tools = model.bios, model.tools
     return WorkerSpec(
-        id=WorkerId(f"{name}-{index}"),
+        id=worker_id,
         name=name,
         engine=EngineKind(model.engine),
         model=file,
         host=model.host,
         port=model.port + index,
+        socket=socket_of((base / model.socket_dir).resolve(), worker_id) if model.socket_dir else None,
+        url=str(model.url) if model.url else None,
+        headers=model.headers,
         slots=model.slots,
         context=model.context,
         command=tuple(model.command),
@@ -103,6 +112,8 @@ def _flag(value: object) -> Flag:
 
 
 def _check_launch(spec: WorkerSpec) -> None:
+    if not spec.owns_engine:
+        return
     try:
         program = command_for(spec, {}).argv[0]
     except InvalidSpec as error:

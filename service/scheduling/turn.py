@@ -218,7 +218,7 @@ class TurnRun:
             key=self.key,
             prompt_tokens_done=told.processed if told else 0,
             prompt_tokens=told.total if told else None,
-            output_tokens=answer.output_events if answer else 0,
+            output_tokens=answer.output_tokens if answer else 0,
             tokens_per_s=generation.tokens_per_s if generation else 0.0,
             verdict=judged.verdict if judged else None,
             silent_s=int(judged.silent_s) if judged and judged.verdict in QUIET else 0,

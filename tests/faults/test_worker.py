@@ -126,7 +126,7 @@ async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scrip
                 assert text.startswith("word0 word1 ")
 
             tasks.start_soon(expect_death)
-            await wait_until(lambda: answer.output_events > 2, "some tokens have come")
+            await wait_until(lambda: answer.output_tokens > 2, "some tokens have come")
             os.kill(pid, signal.SIGKILL)
         await worker.wait_ready()
         shown = worker.snapshot()
@@ -257,7 +257,7 @@ async def test_a_stop_ends_requests_and_an_engine_that_ignores_it(scripted_spec:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(note)
-            await wait_until(lambda: answer.output_events, "a token has come")
+            await wait_until(lambda: answer.output_tokens, "a token has come")
             await worker.end_engine("the test is over")
         assert outcomes == [Cancelled(reason=CancelReason.SHUTDOWN)]
         assert str(worker.snapshot().last_exit) == "killed by SIGKILL"
@@ -283,7 +283,7 @@ async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec:
                 assert (await ask(worker, answer=answer))[0] == Completed(finish_reason="stop")
 
             tasks.start_soon(expect_completion)
-            await wait_until(lambda: answer.output_events, "a token has come")
+            await wait_until(lambda: answer.output_tokens, "a token has come")
             worker.drain_nowait("the test wants it")
             with pytest.raises(NoSlot):
                 worker.lease_nowait()

@@ -1,103 +1,21 @@
-"""llama-server's dialect of the OpenAI chat API: a request to its body, a frame to its events.
+"""llama-server's own: its counters, its capacity, and how it is asked to show its progress.
 
 Source: llama.cpp, ``tools/server`` (README and ``server-task.cpp``), builds of 2026.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from transport.counters import EngineCounters, SlotWork
-from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
-from transport.events import (
-    Event,
-    Finished,
-    PromptProgress,
-    ReasoningDelta,
-    TextDelta,
-    Timings,
-    ToolCallDelta,
-    Usage,
-)
-from transport.request import ChatRequest, Message
+from transport.dialects.dialect import Dialect, Reading
+from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
+from transport.errors import MalformedFrame
+from transport.request import ChatRequest
 
-CHAT_PATH: Final = "/v1/chat/completions"
-MODELS_PATH: Final = "/v1/models"
 SLOTS_PATH: Final = "/slots"
 PROPS_PATH: Final = "/props"
-DONE: Final = b"[DONE]"
-_TOO_MANY: Final = 429
-_UNAVAILABLE: Final = 503
-_SERVER_ERROR: Final = 500
-_UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # msgspec raises all three
-
-
-class _Function(Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(Struct, gc=False):
-    index: int | None = 0
-    id: str | None = None
-    function: _Function = msgspec.field(default_factory=_Function)
-
-
-class _Delta(Struct, gc=False):
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _Choice(Struct, gc=False):
-    index: int | None = 0
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-
-class _PromptDetails(Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _Usage(Struct, gc=False):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Timings(Struct, gc=False):
-    prompt_n: int = 0
-    prompt_ms: float = 0.0
-    cache_n: int = 0
-    predicted_n: int = 0
-    predicted_ms: float = 0.0
-
-
-class _Progress(Struct, gc=False):
-    total: int
-    processed: int
-    cache: int = 0
-    time_ms: float = 0.0
-
-
-class _Error(Struct, gc=False):
-    code: int | str | None = None
-    message: str = ""
-    type: str = ""
-
-
-class _Chunk(Struct, gc=False):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    timings: _Timings | None = None
-    prompt_progress: _Progress | None = None
-    error: _Error | str | None = None
-
-
-class _ErrorBody(Struct, gc=False):
-    error: _Error | str
 
 
 class _NextToken(Struct, gc=False):
@@ -121,89 +39,39 @@ class _Slot(Struct, gc=False):
         return sum(token.n_decoded for token in tokens)
 
 
-_NO_DELTA = _Delta()
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
 _decode_props = msgspec.json.Decoder(_Props).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
 
 def encode(request: ChatRequest) -> bytes:
-    """Return the JSON body: the caller's parameters, then the fields that are ours whatever the caller said."""
-    body: dict[str, object] = dict(request.params)
-    body["model"] = request.model
-    body["messages"] = [_message(message) for message in request.messages]
-    body.pop("tools", None)  # ours, also when there are none
-    if request.tools:
-        body["tools"] = request.tools
-    body["stream"] = True
-    body["stream_options"] = {"include_usage": True}
+    """Return the JSON body."""
+    body = body_of(request)
     body["return_progress"] = True  # the heartbeat of a long prefill
     return msgspec.json.encode(body)
 
 
-def decode(frame: bytes) -> list[Event]:
-    """Return the events of one frame; a frame may hold several or none.
-
-    Raises:
-        MalformedFrame: not the JSON of this dialect.
-        EngineRejected: the engine reports an error inside the stream.
-    """
-    try:
-        chunk = _decode_chunk(frame)
-    except _UNDECODABLE as error:
-        raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
-    if chunk.error is not None:
-        raise _rejection(chunk.error, _SERVER_ERROR, None)
-    events: list[Event] = []
-    if chunk.choices:
-        _add_choice(chunk.choices[0], events)
-    if chunk.prompt_progress is not None:
-        told = chunk.prompt_progress
-        events.append(PromptProgress(told.total, told.cache, told.processed, told.time_ms))
-    if chunk.usage is not None:
-        details = chunk.usage.prompt_tokens_details
-        cached = (details.cached_tokens if details else None) or 0
-        events.append(Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, cached))
-    if chunk.timings is not None:
-        t = chunk.timings
-        events.append(Timings(t.prompt_n, t.prompt_ms, t.cache_n, t.predicted_n, t.predicted_ms))
-    return events
-
-
-def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
-    """Return the error that an answer other than a 200 stream stands for, whatever its body is."""
-    retry_after = headers.get("retry-after", "")
-    retry_after_s = float(retry_after) if retry_after.isdecimal() else None
-    try:
-        told = _decode_error_body(body).error
-    except _UNDECODABLE:
-        told = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
-    return _rejection(told, status, retry_after_s)
-
-
-def decode_props(body: bytes) -> int | None:
+def decode_capacity(props: bytes) -> int | None:
     """Return the number of slots that GET /props tells, None where it tells none.
 
     Raises:
         MalformedFrame: not the JSON of this dialect.
     """
     try:
-        return _decode_props(body).total_slots
-    except _UNDECODABLE as error:
-        raise MalformedFrame(f"GET /props: {error}: {body[:200]!r}") from error
+        return _decode_props(props).total_slots
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"GET /props: {error}: {props[:200]!r}") from error
 
 
-def decode_slots(body: bytes) -> EngineCounters:
+def decode_counters(slots: bytes) -> EngineCounters:
     """Return what GET /slots tells; a server of another build may leave fields out, or give an object for a list.
 
     Raises:
         MalformedFrame: not the JSON of this dialect.
     """
     try:
-        slots = _decode_slots(body)
-    except _UNDECODABLE as error:
-        raise MalformedFrame(f"GET /slots: {error}: {body[:200]!r}") from error
+        told = _decode_slots(slots)
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"GET /slots: {error}: {slots[:200]!r}") from error
     return EngineCounters(
         work=tuple(
             SlotWork(
@@ -212,46 +80,16 @@ def decode_slots(body: bytes) -> EngineCounters:
                 output_tokens=slot.decoded,
                 is_busy=slot.is_processing,
             )
-            for slot in slots
+            for slot in told
         ),
     )
 
 
-def _message(message: Message) -> dict[str, object]:
-    told: dict[str, object] = {"role": message.role, "content": message.content}
-    if message.calls:
-        told["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.calls
-        ]
-    if message.call_id is not None:
-        told["tool_call_id"] = message.call_id
-    return told
-
-
-def _add_choice(choice: _Choice, events: list[Event]) -> None:
-    if choice.index:
-        return  # a caller's n > 1: one answer is what a turn has
-    delta = choice.delta or _NO_DELTA
-    if delta.content:
-        events.append(TextDelta(delta.content))
-    if delta.reasoning_content:
-        events.append(ReasoningDelta(delta.reasoning_content))
-    if delta.tool_calls:
-        events.extend(
-            ToolCallDelta(call.index or 0, call.id, call.function.name, call.function.arguments or "")
-            for call in delta.tool_calls
-        )
-    if choice.finish_reason:
-        events.append(Finished(choice.finish_reason))
-
-
-def _rejection(told: _Error | str, status: int, retry_after_s: float | None) -> EngineRejected:
-    error = _Error(message=told) if isinstance(told, str) else told
-    if isinstance(error.code, int):
-        status = error.code
-    if error.type == "exceed_context_size_error":
-        return ContextOverflow(status, error.type, error.message)
-    if status in (_TOO_MANY, _UNAVAILABLE):
-        return EngineOverloaded(status, error.type, error.message, retry_after_s)
-    return EngineRejected(status, error.type, error.message)
+LLAMA_SERVER: Final = Dialect(
+    name="llama-server",
+    ready_paths=(MODELS_PATH,),
+    encode=encode,
+    counters=Reading((SLOTS_PATH,), decode_counters),
+    capacity=Reading((PROPS_PATH,), decode_capacity),
+    canary_params={"max_tokens": 1, "cache_prompt": False},
+)

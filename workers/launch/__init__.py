@@ -1,22 +1,43 @@
-"""From a worker's specification to what is executed: one pure function for each engine."""
+"""From a worker's specification to what is executed, and to how it is spoken to."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from transport.dialects.dialect import PLAIN, Dialect
+from transport.dialects.llama_server import LLAMA_SERVER
+from transport.dialects.vllm import VLLM
 from workers.launch.llama_server import llama_server_command
+from workers.launch.vllm import devices_of, reads_tool_calls, vllm_command
 from workers.process import Command
 from workers.spec import EngineKind, WorkerSpec
 
 LAUNCHERS: Final[Mapping[EngineKind, Callable[[WorkerSpec, Mapping[str, str]], Command]]] = {
     EngineKind.LLAMA_SERVER: llama_server_command,
     EngineKind.EMBEDDED: llama_server_command,
+    EngineKind.VLLM: vllm_command,
+}
+DIALECTS: Final[Mapping[EngineKind, Dialect]] = {
+    EngineKind.LLAMA_SERVER: LLAMA_SERVER,
+    EngineKind.EMBEDDED: LLAMA_SERVER,
+    EngineKind.VLLM: VLLM,
+    EngineKind.ATTACHED: PLAIN,
 }
 
 
 def command_for(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
-    """Return the command of ``spec``'s engine, its environment laid over ``environment``.
+    """Return the command of ``spec``'s engine, which is not an attached one, its environment laid over ``environment``.
 
     Raises:
         InvalidSpec: the specification contradicts itself.
     """
     return LAUNCHERS[spec.engine](spec, environment)
+
+
+def takes_tools(spec: WorkerSpec) -> bool:
+    """Whether the engine takes definitions of tools with a request."""
+    return spec.engine is not EngineKind.VLLM or reads_tool_calls(spec)
+
+
+def starting_devices(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the devices on which nothing else may start while this engine does."""
+    return devices_of(spec, environment) if spec.engine is EngineKind.VLLM else frozenset()

@@ -56,10 +56,10 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
     }
     program = spec.command or PROGRAMS[spec.engine]
     return Command(
-        argv=(*program, *render_flags(flags), *render_flags(spec.args)), env={**_for_engines(environment), **spec.env}
+        argv=(*program, *render_flags(flags), *render_flags(spec.args)), env={**for_engines(environment), **spec.env}
     )
 
 
-def _for_engines(environment: Mapping[str, str]) -> dict[str, str]:
+def for_engines(environment: Mapping[str, str]) -> dict[str, str]:
     """Leave out what is ours: an engine, and the tools that it may start, have no business with our keys."""
     return {name: value for name, value in environment.items() if not name.startswith("ROUNDHOUSE_")}

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 class RestartPolicy:
     """Limits on restarts, in seconds.
 
-    ``failures`` within ``window_s`` are too many, and the worker gives up. ``retry_s`` later it tries once more (a
-    half-open breaker): a success takes it back, a failure gives up again at once; None leaves it to an operator.
+    ``failures`` within ``window_s`` are too many, and the worker gives up; None never are. ``retry_s`` later it tries
+    once more (a half-open breaker): a success takes it back, a failure gives up again at once; None leaves it to an
+    operator.
     """
 
     initial_s: float = 1.0
     max_s: float = 60.0
-    failures: int = 5
+    failures: int | None = 5
     window_s: float = 600.0
     retry_s: float | None = 300.0
 
@@ -27,7 +28,7 @@ class RestartPolicy:
         ``failed_at`` holds the failures that count, the newest included; ``jitter`` in [0, 1) takes up to half of the
         delay away, so that replicas that were killed together do not load their weights together.
         """
-        if len(failed_at) >= self.failures:
+        if self.failures is not None and len(failed_at) >= self.failures:
             return None
         full = min(self.max_s, self.initial_s * 2.0 ** min(len(failed_at) - 1, 62))
         return full * (1.0 - 0.5 * jitter)

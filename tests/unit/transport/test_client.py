@@ -11,6 +11,7 @@ import respx
 
 from tests.waiting import LIMIT_S
 from transport.client import EngineClient
+from transport.endpoint import Endpoint
 from transport.errors import (
     ContextOverflow,
     EngineError,
@@ -73,7 +74,7 @@ async def engine_that_sends(
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield EngineClient("127.0.0.1", server.sockets[0].getsockname()[1]), requests
+        yield EngineClient(Endpoint(port=server.sockets[0].getsockname()[1])), requests
         leave.set()
 
 
@@ -190,7 +191,7 @@ async def test_events_before_a_failure_stand() -> None:
 async def test_nobody_listens(free_ports: Callable[[int], int]) -> None:
     """A refused connection is an engine that cannot be reached."""
     with pytest.raises(EngineUnreachable):
-        await EngineClient("127.0.0.1", free_ports(1)).stream(REQUEST, Recorder())
+        await EngineClient(Endpoint(port=free_ports(1))).stream(REQUEST, Recorder())
 
 
 async def test_a_cancel_closes_the_connection() -> None:
@@ -206,7 +207,7 @@ async def test_a_cancel_closes_the_connection() -> None:
 
     recorder = Recorder()
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, anyio.create_task_group() as tasks:
-        client = EngineClient("127.0.0.1", server.sockets[0].getsockname()[1])
+        client = EngineClient(Endpoint(port=server.sockets[0].getsockname()[1]))
         with anyio.fail_after(LIMIT_S):
             tasks.start_soon(client.stream, REQUEST, recorder)
             while not recorder.events:
@@ -230,7 +231,7 @@ async def test_every_foreign_error_of_a_probe_is_translated(foreign: type[httpx.
     respx.get("http://127.0.0.1:9/v1/models").mock(side_effect=foreign("x"))
     expected = EngineTimeout if issubclass(foreign, httpx.TimeoutException) else EngineUnreachable
     with pytest.raises(expected) as caught:
-        await EngineClient("127.0.0.1", 9).probe_ready()
+        await EngineClient(Endpoint(port=9)).probe_ready()
     assert isinstance(caught.value.__cause__, foreign)
 
 
@@ -248,7 +249,7 @@ async def test_every_foreign_error_of_a_probe_is_translated(foreign: type[httpx.
 async def test_ready_means_200_with_json(response: httpx.Response, kind: type[EngineError] | None) -> None:
     """Seed 002, section 11: readiness is GET /v1/models, 200, and JSON."""
     respx.get("http://127.0.0.1:9/v1/models").mock(return_value=response)
-    client = EngineClient("127.0.0.1", 9)
+    client = EngineClient(Endpoint(port=9))
     if kind is None:
         await client.probe_ready()
     else:

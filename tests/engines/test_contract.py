@@ -1,0 +1,203 @@
+"""One suite for every real engine, with the same assertions: out of the wheel in every run, all in ``test-engines``."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+
+import anyio
+import anyio.lowlevel
+import httpx
+import psutil
+import pytest
+
+from tests.engines.conftest import SLOTS
+from tests.engines.subjects import Subject
+from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
+from tests.waiting import LIMIT_S, wait_until
+from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict
+
+LONG: dict[str, object] = {"max_tokens": 3_000, "ignore_eos": True}
+
+
+async def test_it_answers_and_tells_what_that_cost(subject: Subject) -> None:
+    """The whole way through a real engine; the second time the prompt comes from its cache."""
+    async with subject.working() as worker:
+        told = await result(worker, await submit(worker, "Go.", max_tokens=20, ignore_eos=True))
+        assert (told.state, told.finish_reason, told.usage.completion_tokens) == (RequestState.COMPLETED, "length", 20)
+        assert told.text
+        assert (told.usage.prompt_tokens or 0) > 100  # the BIOS, in single characters
+        assert worker._watch.signs.pace.tokens_per_s is not None
+        again = await result(worker, await submit(worker, "Go.", max_tokens=1))
+        assert (again.usage.cached_tokens or 0) > 100
+
+
+async def test_a_cancel_frees_the_slot_and_costs_nothing(subject: Subject) -> None:
+    """The engine notices a closed connection, and its own counters say so."""
+    async with subject.working(slots=1) as worker:
+        for _ in range(3):
+            request_id = await submit(worker, "Go.", **LONG)
+            assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
+            await wait_for_tokens(worker, request_id)
+            await worker.cancel(request_id)
+            assert (await result(worker, request_id)).state is RequestState.CANCELLED
+            with anyio.fail_after(LIMIT_S):
+                while await _busy(subject):
+                    await anyio.lowlevel.checkpoint()
+        told = await result(worker, await submit(worker, max_tokens=3))
+        assert (told.state, worker.incarnation) == (RequestState.COMPLETED, 1)
+
+
+async def _busy(subject: Subject) -> int:
+    """Return how many requests an engine works on, by its own account."""
+    server = subject.foreign.spec if subject.foreign else subject.spec
+    async with httpx.AsyncClient(base_url=server.endpoint.base_url, trust_env=False) as client:
+        if subject.name == "vllm":
+            text = (await client.get("/metrics")).text
+            lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
+            return int(sum(float(line.split()[-1]) for line in lines))
+        slots = (await client.get("/slots")).json()
+        return sum(slot["is_processing"] for slot in slots)
+
+
+async def test_a_death_in_mid_answer_keeps_the_text(subject: Subject) -> None:
+    """Kill -9, as the kernel does it; what has come is kept, and the next incarnation answers."""
+    async with subject.working() as worker:
+        request_id = await submit(worker, "Go.", **LONG)
+        await wait_for_tokens(worker, request_id)
+        tree = [] if subject.foreign else psutil.Process(subject.pid(worker)).children(recursive=True)
+        os.kill(subject.pid(worker), signal.SIGKILL)
+        killed_at = time.monotonic()
+        told = await result(worker, request_id)
+        assert (told.reason, bool(told.text)) == (subject.death, True)
+        await wait_until(lambda: not any(each.is_running() for each in tree), "its whole tree is gone")
+        assert not tree or time.monotonic() - killed_at < 2.0
+        incident = await wait_incident(worker)
+        assert incident.stderr_tail or subject.foreign
+        subject.mend()
+        await worker.wait_ready()
+        assert (await result(worker, await submit(worker, max_tokens=3))).incarnation == 2
+
+
+async def test_a_frozen_engine_is_found(subject: Subject) -> None:
+    """SIGSTOP is a hang in which nothing answers, and the process lives; only one of ours is killed for it."""
+    async with subject.working() as worker:
+        request_id = await submit(worker, "Go.", **LONG)
+        await wait_for_tokens(worker, request_id)
+        limit_s = subject.spec.timeouts.decode_stall_s or 0.0
+        stopped = _stop_all(subject.pid(worker))
+        frozen_at = time.monotonic()
+        told = await result(worker, request_id)
+        assert (told.reason, limit_s <= time.monotonic() - frozen_at <= limit_s + 10.0) == ("stalled_decode", True)
+        if subject.foreign:
+            assert (worker.incarnation, list(worker.incidents)) == (1, [])
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        else:
+            incident = await wait_incident(worker)
+            assert incident.verdict is Verdict.STALLED
+            assert "stopped" in {process.state for process in incident.kernel.processes}
+        await worker.wait_ready()
+        assert (await result(worker, await submit(worker, max_tokens=3))).state is RequestState.COMPLETED
+
+
+def _stop_all(pid: int) -> list[int]:
+    tree = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    for each in tree:
+        os.kill(each, signal.SIGSTOP)
+    return tree
+
+
+async def test_a_prompt_beyond_the_context_is_no_failure_of_the_engine(subject: Subject) -> None:
+    """400 with the engine's own words."""
+    async with subject.working() as worker:
+        told = await ask(worker, "word " * 4000)
+        assert (told.state, told.reason, worker.incarnation) == (RequestState.FAILED, "context_overflow", 1)
+
+
+async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -> None:
+    """Small batches take many times the limit, and the engine shows each step: in its stream, or in its counters.
+
+    A server that shows nothing is not asked for more than the limit; it loses the request, and is left alone too.
+    """
+    timeouts = replace(subject.spec.timeouts, prefill_stall_s=0.25)
+    args = {**({} if subject.foreign else subject.spec.args), **subject.slow_prefill}
+    async with subject.working(slots=1, context=32_768, timeouts=timeouts, args=args) as worker:
+        told = await result(worker, await submit(worker, "word " * 800, max_tokens=1))
+        if subject.foreign:
+            assert told.reason == "stalled_prefill"
+        else:
+            assert told.state is RequestState.COMPLETED, told
+            assert (told.first_token_s or 0) > 2 * 0.25
+        assert (worker.incarnation, list(worker.incidents)) == (1, [])
+
+
+async def test_the_json_fallback_runs_tools_of_a_model_that_knows_none(subject: Subject) -> None:
+    """A grammar makes even this model write well-formed calls; the budget ends what would go on for ever."""
+    arguments = {
+        "type": "object",
+        "properties": {"a": {"enum": [2]}, "b": {"enum": [3]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    call = {
+        "type": "object",
+        "properties": {"name": {"const": "add"}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    schema = {
+        "type": "object",
+        "properties": {"tool_calls": {"type": "array", "minItems": 1, "maxItems": 1, "items": call}},
+        "required": ["tool_calls"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "add", "parameters": arguments}}]
+    runner = PythonTools({"add": lambda a, b: a + b})
+    async with subject.working(tool_runner=runner, tool_limits=ToolLimits(iterations=2)) as worker:
+        response_format = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
+        request_id = await worker.submit(
+            "a job", "", "Go.", {"response_format": response_format, "max_tokens": 400, "temperature": 0}, tools=tools
+        )
+        assert isinstance(request_id, int)
+        told = await result(worker, request_id)
+    assert (told.reason, [each.result for each in told.tool_calls]) == ("tool_budget", [5, 5]), json.dumps(told.text)
+
+
+async def test_an_answer_that_nobody_watches_is_the_same(subject: Subject) -> None:
+    """Larger chunks change neither the text nor the count."""
+    async with subject.working() as worker:
+        told = [
+            await result(worker, await submit(worker, "Go.", max_tokens=50, temperature=0, stream_interval=interval))
+            for interval in (1, 16)
+        ]
+    assert told[0].text == told[1].text
+    assert {each.usage.completion_tokens for each in told} == {50}
+
+
+async def test_saturation_kills_nothing(subject: Subject, request: pytest.FixtureRequest) -> None:
+    """Every slot busy for long, under limits of two seconds: no incident, and every request answered."""
+    seconds = 600.0 if request.config.getoption("--soak") else 5.0
+    answered = 0
+    async with subject.working(seconds + 3 * LIMIT_S) as worker:
+        until = time.monotonic() + seconds
+
+        async def keep_asking(slot: int) -> None:
+            nonlocal answered
+            turn = 0
+            while time.monotonic() < until:
+                turn += 1
+                prompt = f"{slot} {turn} " + "word " * (50 * (turn % 7))
+                request_id = await submit(worker, prompt, max_tokens=200 + 100 * slot, ignore_eos=True)
+                assert (await status(worker, request_id)).state is RequestState.RUNNING
+                told = await result(worker, request_id)
+                assert told.state is RequestState.COMPLETED, told
+                answered += 1
+
+        async with anyio.create_task_group() as tasks:
+            for slot in range(SLOTS):
+                tasks.start_soon(keep_asking, slot)
+        assert answered >= SLOTS
+        assert (worker.incarnation, list(worker.incidents)) == (1, [])
+        await wait_until(lambda: worker.snapshot().slots_in_use == 0, "every slot is given back")

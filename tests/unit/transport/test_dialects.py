@@ -1,0 +1,178 @@
+import msgspec
+import pytest
+
+from transport.dialects import openai, vllm
+from transport.dialects.dialect import PLAIN
+from transport.dialects.llama_server import LLAMA_SERVER
+from transport.dialects.vllm import VLLM
+from transport.endpoint import Endpoint
+from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
+from transport.events import Event, Finished, ReasoningDelta, TextDelta, Usage
+from transport.request import ChatRequest, Message
+
+REQUEST = ChatRequest(model="m", messages=(Message(role="user", content="Go."),))
+# As vLLM 0.32 sent them; what Roundhouse does not read is left out.
+CHUNK = (
+    b'{"id":"chatcmpl-b5","object":"chat.completion.chunk","model":"tiny","choices":[{"index":0,"delta":{"content":"f,!"},'
+    b'"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}],'
+    b'"usage":{"prompt_tokens":22,"total_tokens":39,"completion_tokens":17,"completion_tokens_details":null}}'
+)
+LAST = (
+    b'{"choices":[],"usage":{"prompt_tokens":22,"total_tokens":25,"completion_tokens":3,'
+    b'"prompt_tokens_details":{"cached_tokens":16,"created_cache_tokens":0}},"system_fingerprint":"vllm-0.32.0"}'
+)
+OVERFLOW = (
+    b'{"error":{"message":"This model\'s maximum context length is 2048 tokens. However, your prompt contains at least '
+    b'2049 input tokens.","type":"BadRequestError","param":"input_tokens","code":400}}'
+)
+DEAD = b'{"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}}'
+PAUSED = b'{"error": {"message": "paused", "type": "ServiceUnavailable", "param": null, "code": 503}}'
+
+
+def metrics(*lines: str) -> bytes:
+    return "\n".join(["# HELP vllm:x y", *lines, ""]).encode()
+
+
+def body(dialect: object, request: ChatRequest) -> dict[str, object]:
+    encoded = dialect.encode(request)  # type: ignore[attr-defined]
+    decoded: dict[str, object] = msgspec.json.decode(encoded)
+    return decoded
+
+
+class TestAsking:
+    def test_each_engine_is_asked_for_what_it_alone_knows(self) -> None:
+        """Progress of the prompt from llama-server, usage with every chunk from vLLM, nothing special elsewhere."""
+        plain = body(PLAIN, REQUEST)
+        assert body(LLAMA_SERVER, REQUEST) == {**plain, "return_progress": True}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        assert body(VLLM, REQUEST) == {**plain, "stream_options": options}
+
+    def test_what_nobody_watches_comes_in_larger_pieces(self) -> None:
+        """A frame for sixteen tokens, unless the caller has said how many."""
+        unwatched = ChatRequest(model="m", messages=(), is_watched=False)
+        assert body(VLLM, unwatched)["stream_interval"] == vllm.UNWATCHED_INTERVAL
+        told = ChatRequest(model="m", messages=(), is_watched=False, params={"stream_interval": 2})
+        assert body(VLLM, told)["stream_interval"] == 2
+        assert "stream_interval" not in body(LLAMA_SERVER, unwatched)
+
+    @pytest.mark.parametrize(("salt", "expected"), [(None, "weights-3"), ("mine", "mine.weights-3")])
+    def test_prefixes_are_shared_within_their_scope_alone(self, salt: str | None, expected: str) -> None:
+        """Prefix caches never mix versions of weights; a caller's own salt stands beside it."""
+        params = {} if salt is None else {"cache_salt": salt}
+        request = ChatRequest(model="m", messages=(), params=params, cache_scope="weights-3")
+        assert body(VLLM, request)["cache_salt"] == expected
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        ("frame", "events"),
+        [
+            (CHUNK, [TextDelta("f,!"), Finished("length"), Usage(22, 17, 0)]),
+            (LAST, [Usage(22, 3, 16)]),
+            (b'{"choices":[{"delta":{"reasoning":"hm"}}]}', [ReasoningDelta("hm")]),
+            (b'{"choices":[{"delta":{"reasoning_content":"hm"}}]}', [ReasoningDelta("hm")]),
+        ],
+    )
+    def test_frames_of_vllm(self, frame: bytes, events: list[Event]) -> None:
+        """Both names of the reasoning, and a usage with every chunk."""
+        assert openai.decode(frame) == events
+
+    @pytest.mark.parametrize(
+        ("answer", "kind", "about_the_request"),
+        [(OVERFLOW, ContextOverflow, True), (DEAD, EngineRejected, False), (PAUSED, EngineOverloaded, False)],
+    )
+    def test_errors_before_the_stream_and_in_it(
+        self, answer: bytes, kind: type[EngineRejected], about_the_request: bool
+    ) -> None:
+        """VLLM sends most of its errors inside a stream that began with 200."""
+        error = openai.decode_error(400 if kind is ContextOverflow else 500, {}, answer)
+        with pytest.raises(kind) as raised:
+            openai.decode(answer)
+        assert type(error) is type(raised.value) is kind
+        assert error.is_about_the_request is raised.value.is_about_the_request is about_the_request
+
+    def test_openai_names_an_overflow_by_its_code(self) -> None:
+        """An attached server may be anybody's."""
+        answer = (
+            b'{"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}}'
+        )
+        assert type(openai.decode_error(400, {}, answer)) is ContextOverflow
+
+
+class TestCounters:
+    def test_steps_and_tokens_of_every_engine_behind_the_server(self) -> None:
+        """Data parallel: one label an engine; a step is an advance though no token came."""
+        lines = (
+            'vllm:num_requests_running{engine="0",model_name="m"} 2.0',
+            'vllm:num_requests_running{engine="1",model_name="m"} 1.0',
+            'vllm:iteration_tokens_total_count{engine="0",model_name="m"} 54.0',
+            'vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"} 3.0',
+            'vllm:iteration_tokens_total_count{engine="1",model_name="m"} 7.0',
+            'vllm:generation_tokens_total{engine="0",model_name="m"} 53.0',
+            'vllm:prompt_tokens_total{engine="0",model_name="m"} 22.0',
+        )
+        told = vllm.decode_counters(metrics(*lines))
+        assert [(work.prompt_tokens, work.output_tokens, work.steps) for work in told.work] == [(22, 53, 54), (0, 0, 7)]
+        assert (told.running, told.busy_work) == (3, ())
+        later = vllm.decode_counters(metrics(*lines[:4], lines[4].replace("7.0", "8.0"), *lines[5:]))
+        assert (later.advances_since(told), told.advances_since(told)) == (1, 0)
+        assert "61 steps" in str(told)
+
+    def test_a_server_that_tells_nothing_is_not_taken_for_one_that_stands_still(self) -> None:
+        """--disable-log-stats."""
+        with pytest.raises(MalformedFrame):
+            vllm.decode_counters(metrics("python_gc_objects_collected_total 1.0"))
+
+    @pytest.mark.parametrize(
+        ("labels", "length", "expected"),
+        [
+            (['kv_cache_max_concurrency="21.84",num_gpu_blocks="1",block_size="1"'], 8192, 21),
+            (['engine="0",kv_cache_max_concurrency="3.5"', 'engine="1",kv_cache_max_concurrency="3.5"'], 8192, 6),
+            (['kv_cache_max_concurrency="0.9"'], 8192, 1),
+            (['num_gpu_blocks="16384",block_size="128",kv_cache_max_concurrency="None"'], 2048, 1024),
+            (
+                ['engine="0",num_gpu_blocks="64",block_size="16"', 'engine="1",num_gpu_blocks="64",block_size="16"'],
+                512,
+                2,
+            ),
+            (['num_gpu_blocks="None",block_size="16"'], 512, None),
+            ([], 512, None),
+        ],
+    )
+    def test_the_capacity_is_what_fits_at_full_length(
+        self, labels: list[str], length: int, expected: int | None
+    ) -> None:
+        """The facts' formula: per engine since 0.24; before, blocks as the sum over all, repeated with each."""
+        lines = [f"vllm:cache_config_info{{{each}}} 1.0" for each in labels]
+        models = msgspec.json.encode({"data": [{"id": "m", "max_model_len": length}, {"id": "a", "parent": "m"}]})
+        assert vllm.decode_capacity(metrics(*lines), models) == expected
+
+
+class TestEndpoint:
+    @pytest.mark.parametrize(
+        ("url", "base", "port"),
+        [
+            ("http://localhost:11434", "http://localhost:11434", 11434),
+            ("http://localhost:11434/v1/", "http://localhost:11434", 11434),
+            ("https://example.org/openai/v1", "https://example.org:443/openai", 443),
+            ("http://[::1]:80", "http://[::1]:80", 80),
+        ],
+    )
+    def test_urls(self, url: str, base: str, port: int) -> None:
+        """With or without /v1, as users copy them."""
+        endpoint = Endpoint.of_url(url)
+        assert (endpoint.base_url, endpoint.port) == (base, port)
+
+    @pytest.mark.parametrize("url", ["localhost:11434", "ftp://x", "http://", "http://user:password@x"])
+    def test_what_is_none(self, url: str) -> None:
+        """A password belongs into headers, where it is masked."""
+        with pytest.raises(ValueError, match="is no http"):
+            Endpoint.of_url(url)
+
+    def test_the_head_of_a_request(self) -> None:
+        """The path of the URL stands before ours, and the headers go with every request."""
+        endpoint = Endpoint.of_url("http://h:1/a/v1", {"Authorization": "Bearer k"})
+        head = endpoint.head("/v1/chat/completions")
+        assert head.startswith(b"POST /a/v1/chat/completions HTTP/1.1\r\nHost: h:1\r\n")
+        assert b"\r\nAuthorization: Bearer k\r\n" in head
+        assert head.endswith(b"\r\nContent-Length: ")

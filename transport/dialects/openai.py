@@ -1,0 +1,207 @@
+"""What all engines share of the OpenAI chat API: a request to its body, a frame to its events, an answer to its error.
+
+Engines add fields of their own to frames (llama.cpp ``timings`` and ``prompt_progress``, vLLM ``reasoning``). A field
+that is there means the same whoever sends it, so one decoder reads them all. Sources: OpenAI's API reference;
+llama.cpp, ``tools/server``, builds of 2026; vLLM 0.32 and 0.33, ``entrypoints/openai``.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
+from transport.events import (
+    Event,
+    Finished,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+from transport.request import ChatRequest, Message
+
+CHAT_PATH: Final = "/v1/chat/completions"
+MODELS_PATH: Final = "/v1/models"
+DONE: Final = b"[DONE]"
+OVERFLOW_TYPE: Final = "exceed_context_size_error"  # llama.cpp
+OVERFLOW_CODE: Final = "context_length_exceeded"  # OpenAI
+OVERFLOW_WORDS: Final = "maximum context length"  # vLLM, which has no word for it alone
+_BAD: Final = 400
+_TOO_MANY: Final = 429
+_UNAVAILABLE: Final = 503
+_SERVER_ERROR: Final = 500
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # msgspec raises all three
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(Struct, gc=False):
+    index: int | None = 0
+    id: str | None = None
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Delta(Struct, gc=False):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the older name of the same
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(Struct, gc=False):
+    index: int | None = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Timings(Struct, gc=False):
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    cache_n: int = 0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+
+
+class _Progress(Struct, gc=False):
+    total: int
+    processed: int
+    cache: int = 0
+    time_ms: float = 0.0
+
+
+class _Error(Struct, gc=False):
+    code: int | str | None = None
+    message: str = ""
+    type: str = ""
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    prompt_progress: _Progress | None = None
+    error: _Error | str | None = None
+
+
+class _ErrorBody(Struct, gc=False):
+    error: _Error | str
+
+
+_NO_DELTA = _Delta()
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
+
+
+def body_of(request: ChatRequest) -> dict[str, object]:
+    """Return the body as every engine takes it: the caller's parameters, then what is ours whatever the caller said."""
+    body: dict[str, object] = dict(request.params)
+    body["model"] = request.model
+    body["messages"] = [_message(message) for message in request.messages]
+    body.pop("tools", None)  # ours, also when there are none
+    if request.tools:
+        body["tools"] = request.tools
+    body["stream"] = True
+    body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def decode(frame: bytes) -> list[Event]:
+    """Return the events of one frame; a frame may hold several or none.
+
+    Raises:
+        MalformedFrame: not the JSON of this dialect.
+        EngineRejected: the engine reports an error inside the stream.
+    """
+    try:
+        chunk = _decode_chunk(frame)
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
+    if chunk.error is not None:
+        raise _rejection(chunk.error, _SERVER_ERROR, None)
+    events: list[Event] = []
+    if chunk.choices:
+        _add_choice(chunk.choices[0], events)
+    if chunk.prompt_progress is not None:
+        told = chunk.prompt_progress
+        events.append(PromptProgress(told.total, told.cache, told.processed, told.time_ms))
+    if chunk.usage is not None:
+        details = chunk.usage.prompt_tokens_details
+        cached = (details.cached_tokens if details else None) or 0
+        events.append(Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, cached))
+    if chunk.timings is not None:
+        t = chunk.timings
+        events.append(Timings(t.prompt_n, t.prompt_ms, t.cache_n, t.predicted_n, t.predicted_ms))
+    return events
+
+
+def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
+    """Return the error that an answer other than a 200 stream stands for, whatever its body is."""
+    retry_after = headers.get("retry-after", "")
+    retry_after_s = float(retry_after) if retry_after.isdecimal() else None
+    try:
+        told = _decode_error_body(body).error
+    except UNDECODABLE:
+        told = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
+    return _rejection(told, status, retry_after_s)
+
+
+def _message(message: Message) -> dict[str, object]:
+    told: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.calls:
+        told["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if message.call_id is not None:
+        told["tool_call_id"] = message.call_id
+    return told
+
+
+def _add_choice(choice: _Choice, events: list[Event]) -> None:
+    if choice.index:
+        return  # a caller's n > 1: one answer is what a turn has
+    delta = choice.delta or _NO_DELTA
+    if delta.content:
+        events.append(TextDelta(delta.content))
+    reasoning = delta.reasoning or delta.reasoning_content
+    if reasoning:
+        events.append(ReasoningDelta(reasoning))
+    if delta.tool_calls:
+        events.extend(
+            ToolCallDelta(call.index or 0, call.id, call.function.name, call.function.arguments or "")
+            for call in delta.tool_calls
+        )
+    if choice.finish_reason:
+        events.append(Finished(choice.finish_reason))
+
+
+def _rejection(told: _Error | str, status: int, retry_after_s: float | None) -> EngineRejected:
+    error = _Error(message=told) if isinstance(told, str) else told
+    if isinstance(error.code, int):
+        status = error.code
+    if (
+        error.type == OVERFLOW_TYPE
+        or error.code == OVERFLOW_CODE
+        or (status == _BAD and OVERFLOW_WORDS in error.message)
+    ):
+        return ContextOverflow(status, error.type, error.message)
+    if status in (_TOO_MANY, _UNAVAILABLE):
+        return EngineOverloaded(status, error.type, error.message, retry_after_s)
+    return EngineRejected(status, error.type, error.message)

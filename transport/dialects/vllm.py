@@ -1,0 +1,126 @@
+"""vLLM's own: its counters, its capacity, and the fields that it alone knows.
+
+Source: vLLM 0.32 and 0.33, ``v1/metrics/loggers.py``, ``entrypoints/openai``. One chunk of its streams may hold many
+tokens, so tokens are counted by the usage that comes with every chunk.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from transport.counters import EngineCounters, SlotWork
+from transport.dialects.dialect import Dialect, Reading
+from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
+from transport.errors import MalformedFrame
+from transport.request import ChatRequest
+
+HEALTH_PATH: Final = "/health"
+METRICS_PATH: Final = "/metrics"
+STEPS: Final = "vllm:iteration_tokens_total_count"  # one a step of the engine
+PROMPT: Final = "vllm:prompt_tokens_total"
+OUTPUT: Final = "vllm:generation_tokens_total"
+RUNNING: Final = "vllm:num_requests_running"
+CACHE: Final = "vllm:cache_config_info"
+UNWATCHED_INTERVAL: Final = 16  # tokens a chunk; a sixteenth of the frames to make, send and read
+
+
+class _Model(Struct, gc=False):
+    max_model_len: int | None = None
+
+
+class _Models(Struct, gc=False):
+    data: list[_Model] = []
+
+
+_decode_models = msgspec.json.Decoder(_Models).decode
+
+
+def encode(request: ChatRequest) -> bytes:
+    """Return the JSON body; prefixes are shared only among requests of the same ``cache_scope``."""
+    body = body_of(request)
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if not request.is_watched:
+        body.setdefault("stream_interval", UNWATCHED_INTERVAL)
+    if request.cache_scope is not None:
+        salt = body.get("cache_salt")
+        body["cache_salt"] = f"{salt}.{request.cache_scope}" if isinstance(salt, str) else request.cache_scope
+    return msgspec.json.encode(body)
+
+
+def decode_counters(metrics: bytes) -> EngineCounters:
+    """Return how far each engine behind the server is; a server with ``--disable-log-stats`` tells nothing.
+
+    Raises:
+        MalformedFrame: these are no metrics of vLLM's.
+    """
+    told: dict[str, dict[str, int]] = {}
+    for sample in _samples(metrics, STEPS, PROMPT, OUTPUT, RUNNING):
+        told.setdefault(sample.labels.get("engine", "0"), {})[sample.name] = int(sample.value)
+    if not told:
+        raise MalformedFrame("GET /metrics tells nothing of what vLLM does")
+    # What it runs is told as busy slots nowhere: the gauge is written with a step, and stands still with the engine.
+    return EngineCounters(
+        work=tuple(
+            SlotWork(
+                task=number,
+                prompt_tokens=values.get(PROMPT, 0),
+                output_tokens=values.get(OUTPUT, 0),
+                steps=values.get(STEPS, 0),
+                is_busy=False,
+            )
+            for number, values in enumerate(told.values())
+        ),
+        running=sum(values.get(RUNNING, 0) for values in told.values()),
+    )
+
+
+def decode_capacity(metrics: bytes, models: bytes) -> int | None:
+    """Return how many requests of the longest length fit its KV cache at once, over all of its engines.
+
+    Raises:
+        MalformedFrame: these are not vLLM's answers.
+    """
+    try:
+        lengths = [model.max_model_len for model in _decode_models(models).data if model.max_model_len]
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"GET {MODELS_PATH}: {error}") from error
+    engines = [sample.labels for sample in _samples(metrics, CACHE)]
+    told = [_number(labels.get("kv_cache_max_concurrency")) for labels in engines]
+    known = [int(value) for value in told if value]
+    if known and len(known) == len(engines):
+        return max(1, sum(known))
+    # Before 0.24: blocks are told as the sum over all engines, and repeated with each.
+    labels = engines[0] if engines else {}
+    blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
+    return max(1, int(blocks * size // lengths[0])) if blocks and size and lengths else None
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+def _samples(metrics: bytes, *names: str) -> Iterator[Sample]:
+    """Parse only the lines that are wanted: there are hundreds, and buckets are most of them."""
+    starts = tuple(f"{name}{after}" for name in names for after in ("{", " "))
+    try:
+        wanted = "\n".join(line for line in metrics.decode().splitlines() if line.startswith(starts))
+        for family in text_string_to_metric_families(wanted + "\n"):
+            yield from family.samples
+    except (ValueError, KeyError, IndexError) as error:
+        raise MalformedFrame(f"GET {METRICS_PATH}: {error}") from error
+
+
+VLLM: Final = Dialect(
+    name="vllm",
+    ready_paths=(HEALTH_PATH, MODELS_PATH),
+    encode=encode,
+    counters=Reading((METRICS_PATH,), decode_counters),
+    capacity=Reading((METRICS_PATH, MODELS_PATH), decode_capacity),
+)

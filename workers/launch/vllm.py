@@ -1,0 +1,92 @@
+"""vLLM: argv and environment from a specification. Pure.
+
+Source: vLLM 0.32 and 0.33, ``vllm serve --help`` and ``vllm/envs.py``. What its defaults leave to chance is always
+given: how many sequences it takes at once (the default depends on the card, and on a slice of one is wrong), the length
+of the context, that prefixes are kept, and that answers tell how much of the prompt was.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from workers.launch.flags import refuse_owned, render_flags
+from workers.launch.llama_server import for_engines
+from workers.process import Command
+from workers.spec import Flag, WorkerSpec
+
+PROGRAM: Final = ("vllm", "serve")
+OWNED: Final = {
+    "model": "model",
+    "served-model-name": "the model's name",
+    "host": "host",
+    "port": "port",
+    "uds": "socket",
+    "max-num-seqs": "slots",
+    "max-model-len": "context",
+}
+# Each with the flags that say something else about the same, so that an operator's word stands.
+DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "enable-prefix-caching": ("enable-prefix-caching", "no-enable-prefix-caching"),
+    "enable-prompt-tokens-details": ("enable-prompt-tokens-details", "no-enable-prompt-tokens-details"),
+}
+ENVIRONMENT: Final = {
+    "VLLM_SERVER_DEV_MODE": "1",  # its control endpoints: pause, weights, what it knows of itself
+    "VLLM_NO_USAGE_STATS": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that numbers of devices are those of nvidia-smi
+}
+DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+ANY_DEVICE: Final = frozenset({"*"})
+
+
+def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
+    """Return the command of a vLLM API server, whether ``command`` is its CLI (``vllm serve``) or its module.
+
+    Raises:
+        InvalidSpec: ``args`` repeats what a key of its own decides.
+    """
+    refuse_owned(spec.args, OWNED)
+    program = tuple(spec.command) or PROGRAM
+    is_cli = program[-1] == "serve"  # the CLI takes the model as its first argument, and warns of the flag
+    flags: dict[str, Flag] = {
+        "model": None if is_cli else spec.model,
+        "served-model-name": spec.name,
+        "host": None if spec.socket else spec.host,
+        "port": None if spec.socket else spec.port,
+        "uds": str(spec.socket) if spec.socket else None,
+        "max-num-seqs": spec.slots,
+        "max-model-len": spec.context,
+    }
+    given = {name.lstrip("-").replace("_", "-") for name in spec.args}
+    flags |= {name: True for name, rivals in DEFAULTS.items() if given.isdisjoint(rivals)}
+    model = (spec.model,) if is_cli and spec.model else ()
+    env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id, **spec.env}
+    return Command(argv=(*program, *model, *render_flags(flags), *render_flags(spec.args)), env=env)
+
+
+def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the devices that an engine may use, as far as anybody has said; otherwise it may be any.
+
+    Two vLLMs that start on one device at the same time each charge the other's memory to themselves (vllm #55827).
+    """
+    for name, value in spec.args.items():
+        if name.lstrip("-").replace("_", "-") == "device-ids":
+            return _named(str(value))
+    for name in DEVICES:
+        told = spec.env.get(name, environment.get(name, ""))
+        if told:
+            return _named(told)
+    return ANY_DEVICE
+
+
+def _named(text: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in text.split(",") if part.strip()) or ANY_DEVICE
+
+
+def reads_tool_calls(spec: WorkerSpec) -> bool:
+    """Whether vLLM was told how its model writes calls; otherwise it answers 400 to any request that has tools."""
+    return any(name.lstrip("-").replace("_", "-") == "enable-auto-tool-choice" for name in spec.args)
+
+
+def socket_of(folder: Path, worker_id: str) -> Path:
+    """Return where a worker's engine listens below the folder that the operator has named."""
+    return folder / f"{worker_id}.sock"

@@ -1,0 +1,49 @@
+"""One engine at a time starts on a device."""
+
+import anyio
+
+
+class StartPass:
+    """The right to start on some devices; given back once, or several times to no effect."""
+
+    def __init__(self, gate: "StartGate", devices: frozenset[str]) -> None:
+        self._gate: StartGate | None = gate
+        self.devices = devices
+
+    def release(self) -> None:
+        """Let the next one start."""
+        if self._gate is not None:
+            self._gate._give_back(self)  # noqa: SLF001 - a pass is the other half of the gate
+            self._gate = None
+
+
+class StartGate:
+    """Shared by all workers of a machine. The device ``*`` is any of them.
+
+    How long somebody waits here is bounded by the ``start_s`` of those who are starting.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[StartPass] = []
+        self._changed = anyio.Event()
+
+    def __repr__(self) -> str:
+        """State who is starting where."""
+        return f"<StartGate {[sorted(each.devices) for each in self._passes]}>"
+
+    async def enter(self, devices: frozenset[str]) -> StartPass:
+        """Return when nobody else is starting on any of ``devices``."""
+        while any(_collide(devices, each.devices) for each in self._passes):
+            await self._changed.wait()
+        fresh = StartPass(self, devices)
+        self._passes.append(fresh)
+        return fresh
+
+    def _give_back(self, ended: StartPass) -> None:
+        self._passes.remove(ended)
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _collide(one: frozenset[str], other: frozenset[str]) -> bool:
+    return bool(one and other) and ("*" in one or "*" in other or not one.isdisjoint(other))
