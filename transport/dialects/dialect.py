@@ -13,7 +13,7 @@ from transport.request import ChatRequest
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Generic[T_co]):
     """Something that an engine tells of itself: the paths that are asked, and what their bodies together say.
 

@@ -89,7 +89,7 @@ LLAMA_SERVER: Final = Dialect(
     name="llama-server",
     ready_paths=(MODELS_PATH,),
     encode=encode,
-    counters=Reading((SLOTS_PATH,), decode_counters),
-    capacity=Reading((PROPS_PATH,), decode_capacity),
+    counters=Reading(paths=(SLOTS_PATH,), decode=decode_counters),
+    capacity=Reading(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
 )

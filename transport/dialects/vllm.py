@@ -121,6 +121,6 @@ VLLM: Final = Dialect(
     name="vllm",
     ready_paths=(HEALTH_PATH, MODELS_PATH),
     encode=encode,
-    counters=Reading((METRICS_PATH,), decode_counters),
-    capacity=Reading((METRICS_PATH, MODELS_PATH), decode_capacity),
+    counters=Reading(paths=(METRICS_PATH,), decode=decode_counters),
+    capacity=Reading(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
 )
