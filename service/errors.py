@@ -10,6 +10,14 @@ ServiceError
 ├── JobNotFound           404
 ├── ConversationNotFound  404
 ├── WorkerNotFound        404
+├── ModelNotFound         404  no such model, or not one whose weights can change
+├── UpdateInvalid         422  an update of weights that cannot be
+├── UpdateUnderWay        409  one update of weights at a time
+├── StaleVersion          409  versions of weights only rise
+├── NoTrainerGroup        409  no group to broadcast weights in, or not with every engine
+├── WeightsFailed         502  an update of weights has failed; it names who
+├── EngineRefused         502  an engine did not do what it was told
+├── WeightsUnavailable    503  no engine of the model answers
 ├── IdempotencyConflict   409  the same key with another body
 ├── NotFinished           409  the result of a job that runs
 ├── NotEnded              409  the deletion of a job that runs
@@ -131,6 +139,76 @@ class WorkerNotFound(ServiceError):
 
     def __init__(self, worker_id: str) -> None:
         super().__init__(f"there is no worker {worker_id}")
+
+
+class ModelNotFound(ServiceError):
+    """No model of that name, or none of that kind."""
+
+    status = 404
+    code = "model_not_found"
+    title = "No such model"
+
+    def __init__(self, model: str, models: Sequence[str], fitting: Sequence[str]) -> None:
+        known = ", ".join(fitting) or "none"
+        what = "is no model whose weights can change" if model in models else "is no model"
+        super().__init__(f"{model} {what}; those that are: {known}")
+
+
+class UpdateInvalid(InvalidJob):
+    """An update of weights that cannot be; nothing has changed."""
+
+    code = "invalid_update"
+    title = "The update is refused"
+
+
+class UpdateUnderWay(ServiceError):
+    """One update of a model's weights at a time."""
+
+    status = 409
+    code = "update_running"
+    title = "Another update is under way"
+    retry_after_s = 1
+
+
+class StaleVersion(ServiceError):
+    """Versions of weights only rise."""
+
+    status = 409
+    code = "version_not_newer"
+    title = "The version is not newer"
+
+
+class NoTrainerGroup(ServiceError):
+    """There is no group to broadcast in, or not with every engine."""
+
+    status = 409
+    code = "group_missing"
+    title = "The trainer's group has to be made again"
+
+
+class WeightsFailed(ServiceError):
+    """An update of weights has failed; the model has the version that it had before."""
+
+    status = 502
+    code = "weights_failed"
+    title = "The update has failed"
+
+
+class EngineRefused(ServiceError):
+    """An engine did not do what it was told."""
+
+    status = 502
+    code = "engine_refused"
+    title = "An engine refused"
+
+
+class WeightsUnavailable(ServiceError):
+    """No engine of the model answers."""
+
+    status = 503
+    code = "no_worker_ready"
+    title = "No engine of the model answers"
+    retry_after_s = 5
 
 
 class IdempotencyConflict(ServiceError):

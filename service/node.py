@@ -16,6 +16,7 @@ from service.conversations.spec import JobRules
 from service.errors import StoreUnavailable
 from service.intake import Intake
 from service.jobs import Jobs
+from service.metrics import Metrics
 from service.rules import rules_of
 from service.scheduling.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
@@ -44,6 +45,7 @@ class Node:
     intake: Intake
     jobs: Jobs
     neighbours: Neighbours
+    metrics: Metrics
 
     async def unclaimed(self) -> dict[str, str]:
         """Return what the conversations wait for that no node runs, by the model that they need next."""
@@ -103,7 +105,10 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     watch, models = JobWatch(), tuple(config.models)
     with open_database(config.store, state_dir, models) as database, open_store(database) as store:
         async with open_tools(config, specs) as equipped, anyio.create_task_group() as tasks:
-            fleet = Fleet([replace(spec, state_dir=state_dir) for spec in equipped], os.environ, state_dir)
+            metrics = Metrics()
+            specs = [replace(spec, state_dir=state_dir) for spec in equipped]
+            fleet = Fleet(specs, os.environ, state_dir, metrics.observe_phase)
+            metrics.watch(fleet)
             outlet = Outlet(store, models, config.store.lease_s)
             scheduler = Scheduler(POLICIES[config.scheduling.policy], fleet, outlet)
             intake = Intake(store, scheduler, models, is_shared=is_shared(config.store))
@@ -122,6 +127,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                     intake=intake,
                     jobs=jobs,
                     neighbours=outlet.neighbours,
+                    metrics=metrics,
                 )
             tasks.cancel_scope.cancel()
 

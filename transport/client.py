@@ -91,7 +91,7 @@ class EngineClient:
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EngineTimeout(f"answer to GET {path}", PROBE_LIMIT_S) from error
         except (httpx.HTTPError, OSError) as error:
-            raise _connection_error(error) from error
+            raise connection_error(error) from error
         if response.status_code != _OK:
             raise EngineRejected(response.status_code, "", response.text[:200])
         return response.content
@@ -114,7 +114,7 @@ class EngineClient:
         except TimeoutError as error:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
-            raise _connection_error(error, f"cannot connect to {self.endpoint}: ") from error
+            raise connection_error(error, f"cannot connect to {self.endpoint}: ") from error
         try:
             await exchange.finished
         finally:
@@ -127,7 +127,7 @@ class EngineClient:
         return (await loop.create_connection(lambda: exchange, at.host, at.port, ssl=self._tls))[0]
 
 
-def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None) -> httpx.AsyncClient:
+def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.AsyncClient:
     """Return a client for one engine; the time it takes is its user's to bound.
 
     No proxy of the environment may come between us and the engine; and where there is no TLS no context is made for it,
@@ -142,7 +142,8 @@ def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None) -> httpx.AsyncClie
     )
 
 
-def _connection_error(error: BaseException, where: str = "") -> EngineError:
+def connection_error(error: BaseException, where: str = "") -> EngineError:
+    """Return what a failure of the connection means: the engine's, or a lack of ours."""
     text = f"{where}{str(error) or type(error).__name__}"
     cause: BaseException | None = error
     while cause is not None:

@@ -34,6 +34,8 @@ class Answer:
         self.tool_calls: list[ToolRecord] = []
         self.signals: list[Signal] = []
         self.iterations_used = 0
+        self.first_version: int | None = None  # of the weights that its first token was made with
+        self.last_version: int | None = None  # and its last
 
     def __repr__(self) -> str:
         """State how far it is."""

@@ -38,6 +38,7 @@ class Manner:
     request_s: float | None
     sends_tools: bool  # or else the engine refuses them, and the model is told of them in words alone
     now: Callable[[], datetime]
+    cache_scope: Callable[[], str | None]  # prefixes are shared within it alone
 
 
 async def converse(client: EngineClient, manner: Manner, request: Request, answer: Answer) -> Outcome:
@@ -102,6 +103,8 @@ class Conversing:
             messages=stack_messages(bios, self._request.system, self._conversation),
             params=self._request.params,
             tools=self._documents,
+            cache_scope=self._manner.cache_scope(),
+            is_watched=self._request.is_watched,
         )
         chars = sum(len(message.content) for message in chat.messages)
         generation = self._answer.begin_generation(self._manner.repetition, chars)

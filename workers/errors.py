@@ -6,6 +6,12 @@
     ├── NoSlot            every slot is in use, or the worker is not ready
     ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
     ├── StopTimedOut      the engine's tree did not die
+    ├── WeightsError      an update of weights cannot begin
+    │   ├── UpdateRunning     another one is under way
+    │   ├── VersionNotNewer   versions only rise
+    │   ├── GroupMissing      no group with the trainer, or not with all workers: it has to be made again
+    │   ├── NoWorkerReady     no engine of the model answers
+    │   └── InvalidUpdate     what was asked for cannot be: no such checkpoint, or not this model's
     └── ToolError         something about tools
         ├── InvalidTool     a definition is none, or two have one name
         ├── UnknownTool     nobody can run a tool of that name
@@ -47,6 +53,30 @@ class InvalidSpec(WorkerError):
 
 class StopTimedOut(WorkerError):
     """The engine's tree did not die in time."""
+
+
+class WeightsError(WorkerError):
+    """An update of weights cannot begin; nothing has changed."""
+
+
+class UpdateRunning(WeightsError):
+    """Another update is under way: one at a time."""
+
+
+class VersionNotNewer(WeightsError):
+    """The version is not above the present one."""
+
+
+class GroupMissing(WeightsError):
+    """There is no group with the trainer, or not with every worker; it has to be made again."""
+
+
+class NoWorkerReady(WeightsError):
+    """No engine of the model answers."""
+
+
+class InvalidUpdate(WeightsError):
+    """What was asked for cannot be."""
 
 
 class ToolError(WorkerError):

@@ -14,6 +14,8 @@ from workers.startgate import StartGate
 from workers.states import WorkerState
 from workers.strays import patrol
 from workers.supervised import SupervisedWorker
+from workers.weights.model import ModelWeights
+from workers.weights.running import Observe
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +24,21 @@ class Fleet:
     """The workers of a configuration, in its order."""
 
     def __init__(
-        self, specs: Sequence[WorkerSpec], environment: Mapping[str, str], state_dir: Path | None = None
+        self,
+        specs: Sequence[WorkerSpec],
+        environment: Mapping[str, str],
+        state_dir: Path | None = None,
+        observe: Observe = lambda *_: None,
     ) -> None:
         self._workers = {spec.id: SupervisedWorker(spec, environment, self._tell) for spec in specs}
         self._state_dir = state_dir
+        changing = [
+            name for name in self.models() if any(worker.weights for worker in self if worker.spec.name == name)
+        ]
+        self.weights = {
+            name: ModelWeights(name, [worker for worker in self if worker.spec.name == name], state_dir, observe)
+            for name in changing
+        }
         self._subscribers: list[Callable[[SupervisedWorker], None]] = []
 
     def __repr__(self) -> str:
@@ -46,7 +59,7 @@ class Fleet:
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
-        ready = {worker.spec.name for worker in self if worker.state is WorkerState.READY}
+        ready = {worker.spec.name for worker in self if worker.is_available}
         return [model for model in self.models() if model not in ready]
 
     def models(self) -> list[str]:
@@ -79,6 +92,8 @@ class Fleet:
         gate = StartGate()
         async with keeping_ledger(self._state_dir) as ledger, anyio.create_task_group() as tasks:
             tasks.start_soon(patrol)
+            for weights in self.weights.values():
+                await tasks.start(weights.run)
             for worker in self:
                 await tasks.start(worker.run, ledger, gate)
                 worker.start_nowait()
@@ -108,6 +123,9 @@ class Fleet:
                 tasks.start_soon(_stop, worker, because, at_once)
 
     def _tell(self, worker: SupervisedWorker) -> None:
+        weights = self.weights.get(worker.spec.name)
+        if weights is not None:  # first: what is behind must not be taken for ready
+            weights.take_change(worker)
         for subscriber in self._subscribers:
             subscriber(worker)
 

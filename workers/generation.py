@@ -97,6 +97,10 @@ class Generation:
         """Take the fact that the engine has taken the request up."""
         self.begun_at = self.last_byte_at = self._clock()
 
+    def forgive(self) -> None:
+        """Take the fact that the engine was not to get on until now."""
+        self.last_progress_at = self._clock()
+
     def touch(self) -> None:
         """Take the fact that bytes came."""
         self.last_byte_at = self._clock()

@@ -23,6 +23,7 @@ class FailureReason(StrEnum):
     VALIDATION_EXHAUSTED = "validation_exhausted"
     DEADLINE = "deadline"
     POISONED = "poisoned"
+    WEIGHTS_CHANGED = "weights_changed"
     CANCELLED = "cancelled"
     SHUTDOWN = "shutdown"
     INTERNAL = "internal"
@@ -35,6 +36,7 @@ class CancelReason(StrEnum):
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"  # another node may run it by now
     STORE_LOST = "store_lost"  # what it needs to know cannot be read
+    WEIGHTS = "weights"  # its engine gets new weights, and nothing was to wait for that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ class Request:
 
     ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
     for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
-    ``ledger`` remembers calls of tools over a crash; without one none is remembered.
+    ``ledger`` remembers calls of tools over a crash; without one none is remembered. Nobody looks at the answer of what
+    is not ``is_watched`` before it is complete.
     """
 
     job_name: str
@@ -28,6 +29,7 @@ class Request:
     exit_tools: tuple[ToolDefinition, ...] = ()
     markup: bool = False
     ledger: CallLedger | None = None
+    is_watched: bool = True
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

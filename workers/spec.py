@@ -15,6 +15,7 @@ from workers.prompting.bios import BiosPolicy
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
 from workers.tools.running import ToolLimits
+from workers.weights.phases import WeightsPolicy
 
 WorkerId = NewType("WorkerId", str)
 FlagValue = str | int | float | bool | None
@@ -91,6 +92,7 @@ class WorkerSpec:
     tool_runner: ToolRunner | None = None
     tool_limits: ToolLimits = field(default_factory=ToolLimits)
     repetition: RepetitionLimits = field(default_factory=RepetitionLimits)
+    weights: WeightsPolicy = field(default_factory=WeightsPolicy)
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:

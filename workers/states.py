@@ -19,6 +19,19 @@ class WorkerState(StrEnum):
     FAILED = "failed"  # gave up; an operator, or one try now and then, may start it again
 
 
+class Hold(StrEnum):
+    """Why an engine that answers is given nothing new."""
+
+    BEHIND = "behind"
+    OPERATOR = "operator"
+    UPDATE = "update"
+
+
+HELD: Final[Mapping[Hold, str]] = {
+    Hold.BEHIND: "its weights are not the model's current ones",
+    Hold.OPERATOR: "drained by an operator",
+    Hold.UPDATE: "its weights are being changed",
+}
 _S = WorkerState
 LEASABLE: Final = frozenset({_S.READY})
 SERVING: Final = frozenset({_S.READY, _S.DRAINING})

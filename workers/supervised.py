@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
 
 import anyio
 from anyio.abc import TaskStatus
 
 from transport.client import EngineClient
+from transport.endpoint import Endpoint
 from workers import supervision
 from workers.answer import Answer, Phase
 from workers.conversing import Manner, converse
@@ -26,19 +26,17 @@ from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason
 from workers.policy.liveness import Verdict
 from workers.process import EngineExit
 from workers.recorder import IncidentRecorder
+from workers.recovery import Recovery
 from workers.request import Request
 from workers.slots import Lease, Slots
-from workers.spec import WorkerId, WorkerSpec
+from workers.spec import EngineKind, WorkerId, WorkerSpec
 from workers.startgate import StartGate
-from workers.states import LEASABLE, SERVING, WorkerState
+from workers.states import LEASABLE, SERVING, Hold, WorkerState
 from workers.supervisor import Supervisor
-from workers.vitals import EngineVitals, Probe
+from workers.vitals import EngineVitals
 from workers.watch import Watch
+from workers.weights.held import HeldWeights
 
-DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
-CONFIRM_PROBES: Final = 3
-REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
-REFUSAL_PAUSE_MAX_S: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
@@ -61,6 +59,7 @@ class WorkerSnapshot:
     verdict: Verdict | None
     requests: tuple[RequestView, ...]
     tokens_per_s: float
+    weight_version: int | None
 
 
 class SupervisedWorker:
@@ -100,8 +99,11 @@ class SupervisedWorker:
             request_s=spec.timeouts.request_s,
             sends_tools=takes_tools(spec),
             now=lambda: datetime.now().astimezone(),
+            cache_scope=lambda: self.weights.scope if self.weights else None,
         )
         self._recorder = IncidentRecorder(spec, self._supervisor, self._watch)
+        self._recovery = Recovery(self, self._vitals, self._flights)
+        self.weights = HeldWeights(self._flights) if spec.engine is EngineKind.VLLM else None
 
     def __repr__(self) -> str:
         """State the state."""
@@ -132,13 +134,13 @@ class SupervisedWorker:
         """Ask for an engine; what comes of it shows in the state."""
         self._supervisor.post(supervision.StartRequested())
 
-    def drain_nowait(self, because: str) -> None:
+    def drain_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
         """Admit nothing new, later incarnations neither; requests in flight go on."""
-        self._supervisor.post(supervision.DrainRequested(because=because))
+        self._supervisor.post(supervision.DrainRequested(because=because, hold=hold))
 
-    def resume_nowait(self, because: str) -> None:
-        """Take a drain back, or start a worker that was stopped or gave up."""
-        self._supervisor.post(supervision.ResumeRequested(because=because))
+    def resume_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
+        """Take a drain back; where it was an operator's, also start a worker that was stopped or gave up."""
+        self._supervisor.post(supervision.ResumeRequested(because=because, hold=hold))
 
     def restart_nowait(self, because: str) -> None:
         """Replace the engine now; its requests in flight end, and are charged with nothing."""
@@ -208,6 +210,18 @@ class SupervisedWorker:
         return self.state is WorkerState.FAILED and self.spec.restart.retry_s is None
 
     @property
+    def holds(self) -> frozenset[Hold]:
+        """What it is drained for."""
+        return self._supervisor.now.holds
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it takes requests now, or does so again when its weights are changed."""
+        return self.state is WorkerState.READY or (
+            self.state is WorkerState.DRAINING and self._supervisor.now.holds == {Hold.UPDATE}
+        )
+
+    @property
     def because(self) -> str:
         """Why it is in its state."""
         return self._supervisor.now.because
@@ -241,6 +255,7 @@ class SupervisedWorker:
             verdict=self._watch.verdict(),
             requests=self._watch.views(),
             tokens_per_s=self._flights.tokens_per_s,
+            weight_version=self.weights.version if self.weights else None,
         )
 
     # Requests
@@ -275,13 +290,39 @@ class SupervisedWorker:
                     outcome = await converse(self._client, self._manner, asked, answer)
                     self._watch.signs.learn(flight)
                     if isinstance(outcome, EngineFailed):
-                        await self._recover(incarnation, flight, outcome)
+                        await self._recovery.recover(incarnation, flight, outcome)
                     flight.end(outcome)
             finally:
                 self._watch.note_end(flight)
+                if self.weights is not None:
+                    self.weights.note_end(flight)
         assert flight.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
         self._log_ending(flight)
         return flight.ending
+
+    # New weights
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the engine listens."""
+        return self._client.endpoint
+
+    def pause_watch(self) -> None:
+        """Expect nothing of the engine until further notice: somebody has told it to stand still."""
+        self._watch.pause()
+
+    def unpause_watch(self) -> None:
+        """Expect progress again."""
+        self._watch.unpause()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is in flight; it must be drained meanwhile."""
+        await self._flights.wait_empty()
+
+    def end_requests(self, outcome: Outcome) -> None:
+        """End all requests in flight."""
+        for flight in self._flights:
+            flight.end(outcome)
 
     # What the supervisor and the watch ask for
 
@@ -338,25 +379,3 @@ class SupervisedWorker:
         logger.warning(
             "worker %s: request %d of %s: %s: %s", self.spec.id, flight.id, flight.job_name, told.reason, told.detail
         )
-
-    async def _recover(self, incarnation: int, flight: Flight, failed: EngineFailed) -> None:
-        """Do what a failure asks for before the slot is lent again."""
-        if failed.reason is FailureReason.ENGINE_UNREACHABLE:
-            await self._confirm_alive(incarnation, flight, failed.detail)
-        else:
-            # An engine that refuses one request refuses the next as well: its slot is held for a moment.
-            await anyio.sleep(min(failed.retry_after_s or REFUSAL_PAUSE_S, REFUSAL_PAUSE_MAX_S))
-
-    async def _confirm_alive(self, incarnation: int, flight: Flight, detail: str) -> None:
-        """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.
-
-        A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
-        proves nothing: a healthy engine may be in the middle of a batch, and one that hangs is the watch's.
-        """
-        for _ in range(CONFIRM_PROBES):
-            await anyio.sleep(DEATH_NOTICE_S)
-            if await self._vitals.probe() is not Probe.REFUSED:
-                return
-        if incarnation == self.incarnation and self.is_serving:
-            reason = FailureReason.ENGINE_UNREACHABLE
-            self.break_engine(reason, f"{reason}: {detail}", {flight: reason})

@@ -9,7 +9,7 @@ from typing import Final
 
 from workers.outcome import FailureReason
 from workers.policy.restart import RestartPolicy
-from workers.states import WorkerState, check_move
+from workers.states import HELD, Hold, WorkerState, check_move
 
 KILL_LIMIT_S: Final = (
     30.0  # from SIGKILL to an empty tree; beyond it a process hangs in the kernel (a driver, a dead disk)
@@ -28,7 +28,7 @@ class Supervision:
     is_killed: bool = False  # SIGKILL was sent to this incarnation
     is_broken: bool = False  # it was found of no more use, and its end is an incident whoever stops it meanwhile
     is_asked: bool = False  # an operator wants this incarnation replaced: its end is no failure
-    is_held: bool = False  # an operator wants nothing new admitted, by later incarnations neither
+    holds: frozenset[Hold] = frozenset()  # for which nothing new is admitted, by later incarnations neither
     is_half_open: bool = False  # one try after giving up: a failure gives up again at once
     failed_at: tuple[float, ...] = ()  # monotonic seconds of the failures that count
     timer: int = 0  # the number of the only timer that means anything
@@ -61,16 +61,18 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Nothing new is to be admitted."""
+    """Nothing new is to be admitted, until what it is held for is over."""
 
     because: str
+    hold: Hold = Hold.OPERATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequested:
-    """Take a drain back; start a worker that gave up or was stopped."""
+    """What it was held for is over; an operator also starts a worker that gave up or was stopped."""
 
     because: str
+    hold: Hold = Hold.OPERATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ def decide(now: Supervision, event: Event, at: float, limits: Limits) -> Decisio
 def _asked(now: Supervision, event: Request, limits: Limits) -> Decision:
     match event:
         case StartRequested():
-            return _start(replace(now, is_held=False), "asked to start")
+            return _start(replace(now, holds=now.holds - {Hold.OPERATOR}), "asked to start")
         case StopRequested():
             return _stop(now, event, limits)
         case DrainRequested():
@@ -202,8 +204,9 @@ def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
             return now, (StartTimer(timer=now.timer, after_s=limits.start_s),)
         case EngineReady() if now.state is WorkerState.STARTING:
             ready = replace(now, is_half_open=False)
-            if now.is_held:
-                return _move(ready, WorkerState.DRAINING, "the engine answers; drained by an operator"), ()
+            if now.holds:
+                told = "; ".join(HELD[hold] for hold in sorted(now.holds))
+                return _move(ready, WorkerState.DRAINING, f"the engine answers; {told}"), ()
             return _move(ready, WorkerState.READY, "the engine answers"), ()
         case EngineBroken() if now.state in _SERVING:
             return _kill(now, event.reason, event.because)
@@ -214,15 +217,15 @@ def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
 
 
 def _drain(now: Supervision, event: DrainRequested) -> Decision:
-    held = replace(now, is_held=True)
+    held = replace(now, holds=now.holds | {event.hold})
     return (_move(held, WorkerState.DRAINING, event.because) if now.state is WorkerState.READY else held), ()
 
 
 def _resume(now: Supervision, event: ResumeRequested) -> Decision:
-    free = replace(now, is_held=False)
+    free = replace(now, holds=now.holds - {event.hold})
     if now.state is WorkerState.DRAINING:
-        return _move(free, WorkerState.READY, event.because), ()
-    return _start(free, event.because)
+        return (free if free.holds else _move(free, WorkerState.READY, event.because)), ()
+    return _start(free, event.because) if event.hold is Hold.OPERATOR else (free, ())
 
 
 def _restart(now: Supervision, event: RestartRequested, limits: Limits) -> Decision:

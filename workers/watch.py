@@ -82,6 +82,7 @@ class Watch:
         self._judges_from = clock()
         self._is_looking = False
         self._is_confirming = False
+        self._is_paused = False
 
     def __repr__(self) -> str:
         """State what is watched."""
@@ -101,6 +102,19 @@ class Watch:
         self._refusals, self._silent_since = 0, None
         self._release = SlotRelease(self._cancel_s or 0.0)
         self._probe_due_at = self._clock() + PROBE_S
+        self._is_paused = False
+
+    def pause(self) -> None:
+        """Expect nothing of the engine: it was told to stand still, and whoever told it bounds that."""
+        self._is_paused = True
+
+    def unpause(self) -> None:
+        """Expect progress again; the time until now counts against nobody."""
+        if self._is_paused:
+            self._is_paused = False
+            self.signs.forget()
+            for flight in self._flights:
+                flight.answer.generation.forgive()
 
     def note_end(self, flight: Flight) -> None:
         """Take the end of a request; where it came before the engine's own, a slot is to come free."""
@@ -133,6 +147,8 @@ class Watch:
         """Return the present judgement on one request; who judges many gives the ``sight`` of all of them."""
         if flight.answer.phase is Phase.TOOLS:
             return Judgement(verdict=Verdict.TOOL_WAIT, silent_s=0.0, limit_s=None)
+        if self._is_paused:
+            return Judgement(verdict=Verdict.PAUSED, silent_s=0.0, limit_s=None)
         is_serving = self._watched.is_serving
         if flight.answer.phase is Phase.US and is_serving:
             has_token = flight.answer.first_token_at is not None
@@ -162,7 +178,8 @@ class Watch:
         if needs_look and now >= self._look_due_at and not self._is_looking:
             self._look_due_at = now + min(LOOK_S, self._tightest_s / TICKS_A_LIMIT)
             tasks.start_soon(self._guarded, self._look)
-        if not len(self._flights) and now >= self._probe_due_at and self._watched.is_serving:
+        is_idle = not len(self._flights) and not self._is_paused
+        if is_idle and now >= self._probe_due_at and self._watched.is_serving:
             self._probe_due_at = now + PROBE_S
             tasks.start_soon(self._guarded, self._probe)
 
@@ -207,7 +224,7 @@ class Watch:
             for flight, told in stalled.items():
                 self._end_alone(flight, told)
             return
-        if any(told.scope is not Scope.ENGINE for told in map(self.judge, stalled)):
+        if self._is_paused or any(told.scope is not Scope.ENGINE for told in map(self.judge, stalled)):
             return  # it has moved for somebody meanwhile: slow, and no longer without a sign
         flight, told = next(iter(stalled.items()))
         reason = _reason(flight)
@@ -244,7 +261,13 @@ class Watch:
             counters = await self.signs.look()
         finally:
             self._is_looking = False
-        if counters is None or self._cancel_s is None or not self._release.is_armed or not self._watched.is_serving:
+        if (
+            counters is None
+            or self._cancel_s is None
+            or self._is_paused
+            or not self._release.is_armed
+            or not self._watched.is_serving
+        ):
             return
         if self._release.is_overdue(counters, starts, asked_at, self._clock()):
             because = f"a slot is still busy {self._cancel_s:g} s after its request has ended"
@@ -254,7 +277,7 @@ class Watch:
         """See whether an engine without work is still there: the next turn should not be the one to find out."""
         probe = await self._vitals.probe()
         now = self._clock()
-        if probe is Probe.ANSWERED or len(self._flights) or not self._watched.is_serving:
+        if probe is Probe.ANSWERED or len(self._flights) or self._is_paused or not self._watched.is_serving:
             self._refusals, self._silent_since = 0, None
             return
         self._silent_since = now if self._silent_since is None else self._silent_since

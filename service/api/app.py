@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 from service import __version__
 from service.api import problems
 from service.api.auth import KeyGate
 from service.api.jobs import jobs_router
+from service.api.metrics import metrics_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
+from service.api.weights import BODIES, weights_router
 from service.api.workers import health_router, workers_router
 from service.conversations.spec import JobSpec, Limits
 from service.node import Node
@@ -27,15 +30,18 @@ def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
     problems.install(app)
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(workers_router(node.fleet))
+    app.include_router(weights_router(node.fleet, limits))
     app.include_router(status_router(node))
+    app.include_router(metrics_router(node.metrics))
     app.include_router(health_router(node.fleet, node.store))
     app.add_middleware(KeyGate, keys=api_keys)
     description = app.openapi()
-    # The body of POST /v1/jobs is read by ourselves, bounded, so FastAPI does not know its schema.
-    job = JobSpec.model_json_schema(ref_template="#/components/schemas/{model}")
+    # These bodies are read by ourselves, bounded, so FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
-    line = BatchLine.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas |= {**job.pop("$defs"), "JobSpec": job, **line.pop("$defs"), "BatchLine": line}
+    bodies: tuple[type[BaseModel], ...] = (JobSpec, BatchLine, *BODIES)
+    for body in bodies:
+        schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
     # A bad parameter is a 400 of our own form; FastAPI writes its own 422 wherever there is a parameter.
     for route in (route for path in description["paths"].values() for route in path.values()):
         if "HTTPValidationError" in str(route["responses"].get("422")):

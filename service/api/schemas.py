@@ -140,6 +140,7 @@ class TurnOut(Answer):
     worker: str | None
     incarnation: int | None
     weight_version: int | None
+    weight_version_end: int | None
     queued_at: datetime | None
     started_at: datetime | None
     first_token_at: datetime | None

@@ -122,7 +122,7 @@ def worker_document(worker: SupervisedWorker) -> schemas.WorkerOut:
         verdict=now.verdict,
         requests=[schemas.RequestOut.model_validate(msgspec.to_builtins(view)) for view in now.requests],
         tokens_per_s=round(now.tokens_per_s, 1),
-        weight_version=None,
+        weight_version=now.weight_version,
     )
 
 

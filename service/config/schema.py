@@ -169,6 +169,21 @@ class BiosConfig(StrictModel):
     clock_step_s: float = Field(default=600.0, ge=0)
 
 
+class WeightsConfig(StrictModel):
+    """How new weights come to the workers of a model; limits in seconds."""
+
+    backend: Literal["gloo", "nccl"] = "gloo"
+    keep: bool = True
+    init_s: Seconds = 300.0
+    pause_s: Seconds = 60.0
+    wait_s: Seconds = 600.0
+    start_s: Seconds = 60.0
+    receive_s: Seconds = 600.0
+    finish_s: Seconds = 300.0
+    resume_s: Seconds = 60.0
+    keep_s: Seconds = 600.0
+
+
 class ModelConfig(StrictModel):
     """One model, and the workers that serve it."""
 
@@ -191,6 +206,7 @@ class ModelConfig(StrictModel):
     tools: ToolsConfig = Field(default_factory=ToolsConfig)
     repetition: RepetitionConfig | None = Field(default_factory=RepetitionConfig)
     bios: BiosConfig = Field(default_factory=BiosConfig)
+    weights: WeightsConfig | None = None
 
     @model_validator(mode="after")
     def _is_attached_or_not(self) -> "ModelConfig":
@@ -202,6 +218,8 @@ class ModelConfig(StrictModel):
             raise ValueError(f"{', '.join(unused)}: not of an attached engine, which somebody else runs")
         if self.engine != "attached" and self.headers:
             raise ValueError("headers: only of an attached engine")
+        if self.weights is not None and self.engine != "vllm":
+            raise ValueError("weights: only those of vllm can change")
         if self.socket_dir is not None and self.engine != "vllm":
             raise ValueError("socket_dir: only vllm listens on a UNIX socket")
         if self.engine == "vllm" and self.socket_dir is None and self.host not in LOOPBACK:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from service.config.schema import Config, ModelConfig
+from service.config.schema import Config, ModelConfig, WeightsConfig
 from service.errors import ConfigError
 from service.tools import python_tools
 from workers.errors import InvalidSpec
@@ -17,6 +17,7 @@ from workers.prompting.bios import BiosPolicy
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 from workers.tools.runner import ToolRunner
 from workers.tools.running import ToolLimits
+from workers.weights.phases import Backend, WeightsPolicy
 
 TINY_MODEL: Final = "tiny.gguf"
 _REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
@@ -101,6 +102,13 @@ def _spec(
         tool_limits=ToolLimits(iterations=tools.iterations, timeout_s=tools.timeout_s, fallback=tools.fallback),
         tool_runner=python,
         repetition=RepetitionLimits(lines=lines),
+        weights=_weights(model.weights),
+    )
+
+
+def _weights(given: WeightsConfig | None) -> WeightsPolicy:
+    return (
+        WeightsPolicy() if given is None else WeightsPolicy(**{**given.model_dump(), "backend": Backend(given.backend)})
     )
 
 

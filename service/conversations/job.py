@@ -53,11 +53,12 @@ class Agent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One independent exchange of a job's agents."""
+    """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns."""
 
     id: str
     prompt: str
     rounds: int
+    is_pinned: bool = False
     metadata: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 import msgspec
 from pydantic import Field, HttpUrl, ValidationError, model_validator
@@ -81,6 +81,7 @@ class ConversationSpec(StrictModel):
     id: Identifier | None = None
     prompt: str
     rounds: int | None = Field(default=None, ge=1, strict=True)
+    weights: Literal["pinned"] | None = None
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
@@ -235,6 +236,7 @@ def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
             id=f"c{index}" if given.id is None else given.id,
             prompt=given.prompt,
             rounds=spec.rounds if given.rounds is None else given.rounds,
+            is_pinned=given.weights == "pinned",
             metadata=given.metadata,
         )
         for index, given in enumerate(spec.conversations)

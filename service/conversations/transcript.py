@@ -50,6 +50,8 @@ class Turn:
     usage: TokenUsage = TokenUsage()
     worker: str | None = None
     incarnation: int | None = None
+    weight_version: int | None = None  # of its first token
+    weight_version_end: int | None = None  # and of its last
     queued_at: datetime | None = None
     started_at: datetime | None = None
     first_token_at: datetime | None = None
@@ -99,7 +101,8 @@ def turn_document(turn: Turn) -> dict[str, object]:
         },
         "worker": turn.worker,
         "incarnation": turn.incarnation,
-        "weight_version": None,
+        "weight_version": turn.weight_version,
+        "weight_version_end": turn.weight_version_end,
         "queued_at": rfc3339(turn.queued_at),
         "started_at": rfc3339(turn.started_at),
         "first_token_at": rfc3339(turn.first_token_at),

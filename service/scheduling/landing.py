@@ -58,6 +58,12 @@ class Landing:
     def _complete(self, run: TurnRun) -> End:
         key = run.key
         agent = self._jobs[key.job_id].agents[key.agent_id]
+        faults = (self._jobs[key.job_id].check_weights(key, version) for version in run.weight_versions)
+        changed = next((fault for fault in faults if fault is not None), None)
+        if changed is not None:
+            reason = FailureReason.WEIGHTS_CHANGED
+            run.refuse_answer(reason, changed)
+            return self._finish(run, events.TurnFailed(key=key, reason=reason), TurnState.FAILED, reason, changed)
         fault = run.take_answer()
         if fault is not None:
             return self._reject(run, agent, fault)

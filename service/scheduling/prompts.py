@@ -23,6 +23,7 @@ class JobPrompts:
         self.conversations = {talk.id: talk for talk in job.conversations}
         self._discussions: dict[str, Discussion] = {}
         self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
+        self._pins: dict[tuple[str, str], int] = {}  # of conversations that want one version: the first, by model
 
     def extend(self, conversations: Iterable[Conversation]) -> None:
         """Take further conversations of the job."""
@@ -39,6 +40,16 @@ class JobPrompts:
         self._discussions.pop(conversation_id, None)
         for agent_id in self.agents:
             self._known_tokens.pop((conversation_id, agent_id), None)
+        for place in [place for place in self._pins if place[0] == conversation_id]:
+            del self._pins[place]
+
+    def check_weights(self, key: TurnKey, version: int | None) -> str | None:
+        """Take the version that a turn is made with; return why it cannot be, where its conversation wants another."""
+        if version is None or not self.conversations[key.conversation_id].is_pinned:
+            return None
+        model = self.agents[key.agent_id].model
+        pinned = self._pins.setdefault((key.conversation_id, model), version)
+        return None if version == pinned else f"pinned to weights {pinned} of {model}, which has {version} by now"
 
     def compare_cache(self, turn: Turn) -> tuple[int, int]:
         """Return how many tokens the engine could take from its cache for a turn, and how many it took.
@@ -58,6 +69,7 @@ class JobPrompts:
         ends: dict[str, list[datetime]] = {}
         for turn in turns:
             conversation_id, agent_id, number = turn.key[1:]
+            self.check_weights(turn.key, turn.weight_version)
             discussion = self.discussion(conversation_id)
             earlier = ends.setdefault(conversation_id, [])
             made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _last_start(turn)

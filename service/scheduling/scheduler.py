@@ -32,6 +32,7 @@ from service.scheduling.turns import Turns
 from service.scheduling.view import PoolsView
 from service.store import records
 from service.store.records import Record
+from workers.answer import Answer
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
 from workers.request import Request
@@ -323,9 +324,7 @@ class Scheduler:
         outcome: Outcome
         try:
             with lease, scope:
-                request = await self._request(run)
-                run.flight = worker.prepare(request, answer)
-                outcome = await worker.perform(request, answer, run.flight)
+                outcome = await self._ask(run, worker, answer)
             if scope.cancelled_caught:
                 reason = CancelReason.LEASE_LOST if run.is_interrupted else CancelReason.CONVERSATION_ENDED
                 outcome = Cancelled(reason=reason)
@@ -340,6 +339,15 @@ class Scheduler:
         if len(self._landed) == 1:  # whatever else ends at this moment is applied with it, before the next start
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self._land_all()
+
+    async def _ask(self, run: TurnRun, worker: SupervisedWorker, answer: Answer) -> Outcome:
+        version = worker.weights.version if worker.weights else None
+        fault = self._jobs[run.key.job_id].check_weights(run.key, version)
+        if fault is not None:
+            return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
+        request = await self._request(run)
+        run.flight = worker.prepare(request, answer)
+        return await worker.perform(request, answer, run.flight)
 
     async def _request(self, run: TurnRun) -> Request:
         """Return what is asked of a worker; with tools, after a look at the calls of earlier attempts."""

@@ -23,8 +23,13 @@ from workers.policy.liveness import Verdict
 WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.CONVERSATION_ENDED: None,
     CancelReason.SHUTDOWN: "Roundhouse was stopped",
+    CancelReason.WEIGHTS: "its engine was given new weights, and was to wait for nobody (mode: abort)",
     CancelReason.STORE_LOST: "the store could not be read",
     CancelReason.LEASE_LOST: "this node could not renew its lease, and another may take over",
+}
+CANCELLED: Final[Mapping[CancelReason, FailureReason]] = {
+    CancelReason.CONVERSATION_ENDED: FailureReason.CANCELLED,
+    CancelReason.WEIGHTS: FailureReason.WEIGHTS_CHANGED,
 }
 QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 
@@ -148,12 +153,20 @@ class TurnRun:
         fault = self._agent.validation.fault_of(text) if self._agent.validation else None
         if fault is not None:
             self.rejected.append((text, fault))
-            reason = FailureReason.VALIDATION_EXHAUSTED
-            calls = tuple(self.answer.tool_calls) if self.answer else ()
-            self.attempts[-1] = replace(
-                self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=fault, tool_calls=calls
-            )
+            self.refuse_answer(FailureReason.VALIDATION_EXHAUSTED, fault)
         return fault
+
+    def refuse_answer(self, reason: FailureReason, detail: str) -> None:
+        """Take the fact that a complete answer does not stand."""
+        calls = tuple(self.answer.tool_calls) if self.answer else ()
+        self.attempts[-1] = replace(
+            self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=detail, tool_calls=calls
+        )
+
+    @property
+    def weight_versions(self) -> tuple[int | None, int | None]:
+        """The versions of its engine's weights that the answer began and ended with."""
+        return (self.answer.first_version, self.answer.last_version) if self.answer else (None, None)
 
     def end_attempt(self, outcome: Outcome) -> None:
         """Keep what an attempt has brought, however it ended."""
@@ -202,6 +215,8 @@ class TurnRun:
             else TokenUsage(),
             worker=self._worker,
             incarnation=self._incarnation,
+            weight_version=answer.first_version if answer else None,
+            weight_version_end=answer.last_version if answer else None,
             queued_at=self._queued_at,
             started_at=self._started_at,
             first_token_at=self._first_token_at(),
@@ -239,7 +254,6 @@ def _ending(outcome: Outcome) -> tuple[TurnState, str | None, str | None]:
         case EngineFailed() | RequestFailed():
             return TurnState.FAILED, outcome.reason, outcome.detail
         case Cancelled():
-            is_wanted = outcome.reason is not CancelReason.CONVERSATION_ENDED
-            return TurnState.CANCELLED, FailureReason.SHUTDOWN if is_wanted else outcome.reason, WHY[outcome.reason]
+            return TurnState.CANCELLED, CANCELLED.get(outcome.reason, FailureReason.SHUTDOWN), WHY[outcome.reason]
         case _:
             assert_never(outcome)

@@ -125,7 +125,12 @@ def vllm_spec(spec: WorkerSpec, python: str, checkpoint: Path) -> WorkerSpec:
         model=str(checkpoint),
         command=[python, "-m", "vllm.entrypoints.openai.api_server"],
         args={"enforce_eager": True, "dtype": "bfloat16"},
-        env={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        },
         timeouts=timeouts,
     )
 

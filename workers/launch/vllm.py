@@ -13,6 +13,7 @@ from workers.launch.flags import refuse_owned, render_flags
 from workers.launch.llama_server import for_engines
 from workers.process import Command
 from workers.spec import Flag, WorkerSpec
+from workers.weights.phases import Backend
 
 PROGRAM: Final = ("vllm", "serve")
 OWNED: Final = {
@@ -35,6 +36,8 @@ ENVIRONMENT: Final = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that numbers of devices are those of nvidia-smi
 }
 DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+EXTENSION: Final = "roundhouse_weights.WeightReceiver"
+EXTENSION_FOLDER: Final = Path(__file__).parent.parent / "weights" / "extension"
 ANY_DEVICE: Final = frozenset({"*"})
 
 
@@ -58,8 +61,13 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     }
     given = {name.lstrip("-").replace("_", "-") for name in spec.args}
     flags |= {name: True for name, rivals in DEFAULTS.items() if given.isdisjoint(rivals)}
+    if spec.weights.backend is Backend.NCCL and "weight-transfer-config" not in given:
+        flags["weight-transfer-config"] = '{"backend": "nccl"}'
     model = (spec.model,) if is_cli and spec.model else ()
     env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id, **spec.env}
+    if spec.weights.backend is Backend.GLOO and "worker-extension-cls" not in given:
+        flags["worker-extension-cls"] = EXTENSION
+        env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
     return Command(argv=(*program, *model, *render_flags(flags), *render_flags(spec.args)), env=env)
 
 

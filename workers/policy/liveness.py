@@ -29,6 +29,7 @@ class Verdict(StrEnum):
     PREFILLING = "prefilling"  # the prompt is being read
     DECODING = "decoding"  # the answer is being written
     TOOL_WAIT = "tool_wait"  # its tools run; the engine owes nothing
+    PAUSED = "paused"  # its engine was told to stand still, for new weights
     SILENT = "silent"  # no progress of its own, within the limit or with a sign of the engine's
     STALLED = "stalled"  # the limit is outrun, and nothing speaks for it
     DEAD = "dead"  # its engine is gone
@@ -36,7 +37,7 @@ class Verdict(StrEnum):
 
 SEVERITY: Final = (
     *(Verdict.DEAD, Verdict.STALLED, Verdict.SILENT, Verdict.LOADING),
-    *(Verdict.PREFILLING, Verdict.TOOL_WAIT, Verdict.DECODING),
+    *(Verdict.PAUSED, Verdict.PREFILLING, Verdict.TOOL_WAIT, Verdict.DECODING),
 )
 
 

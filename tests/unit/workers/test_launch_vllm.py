@@ -21,7 +21,8 @@ class TestCommand:
         assert command.argv == (
             *("vllm", "serve", "org/model", "--served-model-name", "big", "--host", "127.0.0.1", "--port", "9100"),
             *("--max-num-seqs", "8", "--max-model-len", "4096", "--enable-prefix-caching"),
-            *("--enable-prompt-tokens-details", "--attention-backend", "FLASH_ATTN"),
+            *("--enable-prompt-tokens-details", "--worker-extension-cls", "roundhouse_weights.WeightReceiver"),
+            *("--attention-backend", "FLASH_ATTN"),
         )
         assert {
             "VLLM_SERVER_DEV_MODE": "1",

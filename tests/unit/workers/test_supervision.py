@@ -11,7 +11,7 @@ from workers import states
 from workers.errors import IllegalTransition
 from workers.outcome import FailureReason
 from workers.policy.restart import RestartPolicy
-from workers.states import ALLOWED, WorkerState
+from workers.states import ALLOWED, Hold, WorkerState
 from workers.supervision import (
     KILL_LIMIT_S,
     Action,
@@ -24,6 +24,7 @@ from workers.supervision import (
     Event,
     KillEngine,
     Limits,
+    ResumeRequested,
     SpawnEngine,
     StartRequested,
     StartTimer,
@@ -189,7 +190,8 @@ def all_events(now: Supervision) -> Iterator[Event]:
     for timer in (now.timer - 1, now.timer):
         yield TimerElapsed(timer=timer)
     yield StartRequested()
-    yield DrainRequested(because="drain")
+    yield from (DrainRequested(because="drain", hold=hold) for hold in Hold)
+    yield from (ResumeRequested(because="over", hold=hold) for hold in Hold)
     yield StopRequested(because="stop")
     yield StopRequested(because="stop", at_once=True)
 
@@ -226,6 +228,31 @@ def test_every_state_can_be_stopped_for_good() -> None:
             )
         assert not stopped.has_process
         assert stopped.state in {WorkerState.STOPPED, WorkerState.FAILED}
+
+
+def test_a_worker_is_held_until_nothing_holds_it(life: Life) -> None:
+    """An update of weights takes back no operator's drain, and neither starts what was stopped."""
+    life.ready()
+    for hold in Hold:
+        life.tell(DrainRequested(because="hold", hold=hold))
+    states = []
+    for hold in (Hold.UPDATE, Hold.OPERATOR, Hold.BEHIND):
+        life.tell(ResumeRequested(because="over", hold=hold))
+        states.append(life.now.state)
+    assert states == [WorkerState.DRAINING, WorkerState.DRAINING, WorkerState.READY]
+    life.tell(StopRequested(because="enough"))
+    life.gone()
+    assert life.tell(ResumeRequested(because="over", hold=Hold.BEHIND)) == ()
+    assert life.now.state is WorkerState.STOPPED
+
+
+def test_an_engine_that_is_behind_gets_ready_when_it_is_not(life: Life) -> None:
+    """It answers, and takes no traffic before its weights are the current ones."""
+    life.tell(DrainRequested(because="weights 3", hold=Hold.BEHIND))
+    life.ready()
+    assert (life.now.state, "not the model's current" in life.now.because) == (WorkerState.DRAINING, True)
+    life.tell(ResumeRequested(because="weights 3", hold=Hold.BEHIND))
+    assert life.now.state is WorkerState.READY
 
 
 def test_a_spawn_never_meets_a_tree_that_may_live() -> None:

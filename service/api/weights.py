@@ -1,0 +1,182 @@
+"""The HTTP surface of weights: a trainer makes a group with a model's engines, and updates them while they work."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, ValidationError, model_validator
+
+from service.api.body import read_document
+from service.api.problems import refused
+from service.api.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
+from service.conversations.spec import Limits
+from service.errors import (
+    EngineRefused,
+    Fault,
+    ModelNotFound,
+    NoTrainerGroup,
+    StaleVersion,
+    UpdateInvalid,
+    UpdateUnderWay,
+    WeightsFailed,
+    WeightsUnavailable,
+)
+from service.faults import StrictModel, faults_of
+from transport.errors import EngineError
+from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
+from workers.fleet import Fleet
+from workers.weights.group import GroupRequest
+from workers.weights.model import ModelWeights
+from workers.weights.phases import Backend, UpdateMode
+from workers.weights.update import Tensor, UpdateRequest, UpdateState
+
+MOST_WAIT_S: Final = 60.0
+
+
+class InitSpec(StrictModel):
+    """Where a trainer's store listens (torch's words); the trainer is rank 0."""
+
+    backend: Backend = Backend.GLOO
+    master_address: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    master_port: Annotated[int, Field(ge=1, le=65535)]
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+
+
+class TensorSpec(StrictModel):
+    """One tensor that will be broadcast; ``dtype`` in torch's words."""
+
+    name: Annotated[str, Field(min_length=1)]
+    dtype: Annotated[str, Field(pattern=r"^(torch\.)?[a-z0-9_]+$")]
+    shape: list[Annotated[int, Field(ge=0)]]
+
+
+class UpdateSpec(StrictModel):
+    """New weights: a checkpoint that the engines can read, or tensors that a trainer broadcasts in their order."""
+
+    version: Annotated[int, Field(ge=1)] | None = None
+    mode: UpdateMode = UpdateMode.KEEP
+    clear_cache: bool = True
+    checkpoint: Annotated[str, Field(min_length=1)] | None = None
+    tensors: Annotated[list[TensorSpec], Field(min_length=1)] | None = None
+    bucket_bytes: Annotated[int, Field(ge=0)] = 0
+    wait: bool = True
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "UpdateSpec":
+        if (self.checkpoint is None) is (self.tensors is None):
+            raise ValueError("either checkpoint: a folder, or tensors: what will be broadcast")
+        return self
+
+
+BODIES: Final[tuple[type[StrictModel], ...]] = (InitSpec, UpdateSpec)
+
+
+def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
+    """Return the routes of weights."""
+    router = APIRouter(prefix="/v1/models/{model:path}/weights", tags=["weights"])
+
+    def find(model: str) -> ModelWeights:
+        weights = fleet.weights.get(model)
+        if weights is None:
+            raise ModelNotFound(model, fleet.models(), list(fleet.weights))
+        return weights
+
+    @router.post(
+        "/init",
+        status_code=202,
+        summary="Have every engine of a model join a trainer's group",
+        responses=refused(400, 401, 404, 409, 413, 422, 502, 503),
+        openapi_extra=_body(InitSpec),
+    )
+    async def init(model: str, request: Request) -> WeightsOut:
+        weights = find(model)
+        spec = _parse(InitSpec, await read_document(request, limits))
+        asked = GroupRequest(
+            backend=spec.backend,
+            address=spec.master_address,
+            port=spec.master_port,
+            timeout_s=spec.timeout_s or weights.init_s,
+        )
+        with _translated():
+            await weights.init(asked)
+        return weights_document(weights)
+
+    @router.post(
+        "/update",
+        summary="Give all engines of a model new weights",
+        description="202 when every engine was told to receive what a trainer broadcasts; a checkpoint is waited for.",
+        responses={202: {"model": UpdateOut}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
+        openapi_extra=_body(UpdateSpec),
+    )
+    async def update(model: str, request: Request, response: Response) -> UpdateOut:
+        weights = find(model)
+        spec = _parse(UpdateSpec, await read_document(request, limits))
+        with _translated():
+            begun = await weights.update(_request(spec))
+        if spec.checkpoint is not None and spec.wait:
+            await weights.wait_over(begun.number, float("inf"))
+        if begun.state is UpdateState.FAILED:
+            raise WeightsFailed(f"weights {begun.version} of {model}: {begun.error}")
+        response.status_code = 202 if begun.state is UpdateState.RUNNING else 200
+        return update_document(begun)
+
+    @router.get("", summary="How a model's weights stand", responses=refused(400, 401, 404))
+    async def look(
+        model: str,
+        update: Annotated[int | None, Query(description="wait for the end of this update")] = None,
+        wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0.0,
+    ) -> WeightsOut:
+        weights = find(model)
+        if update is not None:
+            await weights.wait_over(update, wait_s)
+        return weights_document(weights)
+
+    return router
+
+
+def _request(spec: UpdateSpec) -> UpdateRequest:
+    tensors = (Tensor(name=each.name, dtype=each.dtype, shape=tuple(each.shape)) for each in spec.tensors or ())
+    return UpdateRequest(
+        version=spec.version,
+        mode=spec.mode,
+        clear_cache=spec.clear_cache,
+        checkpoint=spec.checkpoint,
+        tensors=tuple(tensors),
+        bucket_bytes=spec.bucket_bytes,
+    )
+
+
+Spec = TypeVar("Spec", bound=StrictModel)
+
+
+def _parse(kind: type[Spec], document: object) -> Spec:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise UpdateInvalid(faults_of(error, kind)) from error
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Tell callers what went wrong before anything has changed."""
+    try:
+        yield
+    except UpdateRunning as error:
+        raise UpdateUnderWay(str(error)) from error
+    except VersionNotNewer as error:
+        raise StaleVersion(str(error)) from error
+    except GroupMissing as error:
+        raise NoTrainerGroup(str(error)) from error
+    except NoWorkerReady as error:
+        raise WeightsUnavailable(str(error)) from error
+    except InvalidUpdate as error:
+        raise UpdateInvalid([Fault(path="", message=str(error))]) from error
+    except (EngineError, TimeoutError) as error:
+        raise EngineRefused(f"an engine did not do what it was told: {str(error) or 'no answer in time'}") from error
+
+
+def _body(kind: type[StrictModel]) -> dict[str, Any]:
+    """Describe a body that is read by ourselves, bounded; its schema is among those of ``BODIES``."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,76 @@
+"""What Prometheus is told: counted where it happens, or read from whoever knows when it is asked."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from workers.fleet import Fleet
+from workers.weights.phases import Phase
+
+PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class Metrics:
+    """The metrics of one Roundhouse, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._phases = Histogram(
+            "roundhouse_weight_update_phase_seconds",
+            "How long a phase of an update of weights took, over all workers of a model.",
+            ("model", "phase", "outcome"),
+            buckets=PHASE_BUCKETS,
+            registry=self._registry,
+        )
+
+    def __repr__(self) -> str:
+        """State what it is."""
+        return "<Metrics>"
+
+    def watch(self, fleet: Fleet) -> None:
+        """Tell of a fleet's workers too."""
+        self._registry.register(_FleetCollector(fleet))
+
+    def observe_phase(self, model: str, phase: Phase, seconds: float, outcome: str) -> None:
+        """Take the end of one phase of an update of weights."""
+        self._phases.labels(model, phase.value, outcome).observe(seconds)
+
+    def exposition(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _FleetCollector(Collector):
+    """Reads the workers when it is asked: there is one truth about them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what is so now."""
+        names = ("model", "worker")
+        ready = GaugeMetricFamily("roundhouse_worker_ready", "Whether a worker takes requests.", labels=names)
+        slots = GaugeMetricFamily("roundhouse_worker_slots", "How many requests a worker may have.", labels=names)
+        in_use = GaugeMetricFamily("roundhouse_worker_slots_in_use", "How many requests it has.", labels=names)
+        starts = CounterMetricFamily("roundhouse_worker_starts", "How many engines it has started.", labels=names)
+        version = GaugeMetricFamily("roundhouse_worker_weight_version", "Which weights it has.", labels=names)
+        for worker in self._fleet:
+            place = (worker.spec.name, worker.spec.id)
+            ready.add_metric(place, float(worker.is_available))
+            slots.add_metric(place, worker.slots)
+            in_use.add_metric(place, worker.slots_in_use)
+            starts.add_metric(place, worker.incarnation)
+            if worker.weights is not None:
+                version.add_metric(place, worker.weights.version)
+        updates = CounterMetricFamily(
+            "roundhouse_weight_updates", "How many updates of weights have ended, and how.", labels=("model", "state")
+        )
+        current = GaugeMetricFamily("roundhouse_model_weight_version", "Which weights a model has.", labels=("model",))
+        for name, weights in self._fleet.weights.items():
+            current.add_metric((name,), weights.standing.version)
+            for state, count in weights.ended.items():
+                updates.add_metric((name, state.value), count)
+        return (ready, slots, in_use, starts, version, updates, current)

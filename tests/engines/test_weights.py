@@ -1,0 +1,335 @@
+"""Weights that change while two real vLLM workers talk: from checkpoints, and from a trainer over gloo."""
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.behaviour.service import Document, Service, serving
+from tests.engines.checkpoint import write_checkpoint
+from tests.waiting import is_alive, wait_for
+
+ROOT = Path(__file__).parent.parent.parent
+START_S = 150.0
+VERSIONS = 5
+SLOTS = 16
+PROMPTS = [f"Question {number}?" for number in range(8)]
+GREEDY: Document = {"temperature": 0, "ignore_eos": True}
+HEAD = 6  # characters that are compared: a batch of another size may round otherwise, further on
+
+
+def vllm_model(python: str, checkpoint: Path, port: int, **changes: object) -> Document:
+    return {
+        "engine": "vllm",
+        "model": str(checkpoint),
+        "command": [python, "-m", "vllm.entrypoints.openai.api_server"],
+        "args": {"enforce_eager": True, "dtype": "bfloat16"},
+        "env": {
+            "VLLM_CPU_KVCACHE_SPACE": 1,
+            "HF_HUB_OFFLINE": 1,
+            "OMP_NUM_THREADS": 1,
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        },
+        "replicas": 2,
+        "port": port,
+        "slots": SLOTS,
+        "context": 2048,
+        "bios": {"enabled": False},
+        "repetition": {"lines": None},
+        "restart": {"initial_s": 0.1, "max_s": 0.2, "failures": 50},
+        "weights": {"pause_s": 20, "start_s": 20, "receive_s": 30, "finish_s": 20, "resume_s": 20, "init_s": 60},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("weights")
+    return [write_checkpoint(folder / str(seed), seed) for seed in range(VERSIONS + 1)]
+
+
+@pytest.fixture(scope="module")
+def service(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    checkpoints: list[Path],
+    free_ports: Callable[[int], int],
+) -> Iterator[Service]:
+    python = request.getfixturevalue("vllm_python")
+    models = {"policy": vllm_model(python, checkpoints[0], free_ports(2))}
+    with serving(tmp_path_factory.mktemp("service"), free_ports(1), models, ready=False) as running:
+        wait_in_rotation(running)
+        yield running
+
+
+def weights_of(service: Service) -> Any:  # noqa: ANN401 - JSON of the service
+    return service.get("/v1/models/policy/weights")
+
+
+def wait_in_rotation(service: Service) -> None:
+    """Return when both workers take traffic with the model's version."""
+
+    def are_there() -> bool:
+        told = weights_of(service)
+        return all(each["in_rotation"] and each["version"] == told["version"] for each in told["workers"])
+
+    wait_for(are_there, "both workers are in rotation", START_S)
+
+
+def update(service: Service, checkpoint: Path, **fields: object) -> Document:
+    body = {"checkpoint": str(checkpoint), **fields}
+    answer = service.http.post("/v1/models/policy/weights/update", json=body, timeout=120)
+    told: Document = answer.json()
+    return told
+
+
+@contextmanager
+def trainer(service: Service, python: str) -> Iterator[Callable[..., Document]]:
+    """Run a trainer's process; calling what is given sends it a line, and returns its answer."""
+    process = subprocess.Popen(
+        [python, "-P", str(ROOT / "tests" / "engines" / "trainer.py"), service.url, "policy"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def tell(**fields: object) -> Document:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(fields) + "\n")
+        process.stdin.flush()
+        told: Document = json.loads(process.stdout.readline())
+        return told
+
+    tell.process = process  # type: ignore[attr-defined]
+    try:
+        yield tell
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def say(service: Service, prompts: list[str], tokens: int, **conversation: object) -> list[Document]:
+    """Hold a conversation of one turn for each prompt; return the turns."""
+    job = post(service, prompts, tokens, **conversation)
+    assert service.wait_ended(job, 120)["state"] == "completed"
+    return turns_of(service, job)
+
+
+def post(service: Service, prompts: list[str], tokens: int, **conversation: object) -> str:
+    agents = [{"id": "a", "model": "policy", "params": {**GREEDY, "max_tokens": tokens}}]
+    talks = [{"prompt": prompt, **conversation} for prompt in prompts]
+    return service.post_job({"agents": agents, "rounds": 1, "conversations": talks})
+
+
+def turns_of(service: Service, job: str) -> list[Document]:
+    return [talk["turns"][0] for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]]
+
+
+@pytest.fixture(scope="module")
+def spoken(service: Service, checkpoints: list[Path]) -> dict[Path, list[str]]:
+    """Return how each checkpoint answers each prompt, by asking it."""
+    told: dict[Path, list[str]] = {}
+    for checkpoint in checkpoints:
+        assert update(service, checkpoint)["state"] == "completed"
+        told[checkpoint] = [turn["text"] for turn in say(service, PROMPTS, HEAD)]
+    assert len({answer[0] for answer in told.values()}) == len(checkpoints)
+    return told
+
+
+def test_five_updates_in_mid_generation(
+    service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
+) -> None:
+    """32 conversations in flight: no turn is lost, and each was made with the weights that it says."""
+    before = weights_of(service)["version"]
+    made_of = {before: checkpoints[-1]}
+    prompts = PROMPTS * 40
+    job = post(service, prompts, tokens=120)
+    paused: list[float] = []
+    with trainer(service, vllm_python) as tell:
+        for number in range(1, VERSIONS + 1):
+            pools = lambda: service.get("/v1/status")["pools"]["in_flight"]  # noqa: E731
+            wait_for(lambda: pools() == 2 * SLOTS, "every slot talks", START_S)
+            checkpoint, version = checkpoints[number], before + number
+            if number % 2:
+                told = tell(checkpoint=str(checkpoint), version=version)
+            else:
+                told = update(service, checkpoint, version=version)
+            assert (told["state"], told["version"]) == ("completed", version), told
+            made_of[version] = checkpoint
+            paused += [worker["paused_s"] for worker in told["workers"]]
+            print(f"\nweights {version}: paused {paused[-2:]} s, {told['phase_s']}")
+    assert service.wait_ended(job, 180)["state"] == "completed"
+    turns = turns_of(service, job)
+    assert [turn["state"] for turn in turns] == ["completed"] * len(prompts)
+    for turn, prompt in zip(turns, prompts, strict=True):
+        began, ended = turn["weight_version"], turn["weight_version_end"]
+        expected = spoken[made_of[began]][PROMPTS.index(prompt)]
+        assert len(turn["text"]) == 120
+        assert (turn["text"][0], began <= ended) == (expected[0], True), turn
+        if began == ended:
+            assert turn["text"][:HEAD] == expected, turn
+    spans = Counter((turn["weight_version"], turn["weight_version_end"]) for turn in turns)
+    assert any(began != ended for began, ended in spans)
+    assert {ended for _, ended in spans} >= set(range(before + 1, before + VERSIONS + 1))
+    print(f"turns by version of first and last token: {sorted(spans.items())}")
+
+
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: list[Path], mode: str) -> None:
+    """Every turn has one version then; whoever was ended is asked again, and keeps what it had."""
+    wait_in_rotation(service)
+    job = post(service, PROMPTS * 4, tokens=300)
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2 * SLOTS, "every slot talks", START_S)
+    told = update(service, checkpoints[1], mode=mode)
+    assert told["state"] == "completed"
+    assert service.wait_ended(job, 120)["state"] == "completed"
+    turns = turns_of(service, job)
+    assert all(turn["weight_version"] == turn["weight_version_end"] for turn in turns)
+    reasons = Counter(attempt["reason"] for turn in turns for attempt in turn["attempts"])
+    assert (reasons["weights_changed"] > 0) is (mode == "abort")
+
+
+def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, checkpoints: list[Path]) -> None:
+    """A clear failure, and nothing else of the job with it."""
+    wait_in_rotation(service)
+    pinned = post(service, PROMPTS, tokens=400, weights="pinned")
+    free = post(service, PROMPTS, tokens=400)
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2 * len(PROMPTS), "all talk", START_S)
+    assert update(service, checkpoints[2])["state"] == "completed"
+    assert service.wait_ended(free, 120)["state"] == "completed"
+    assert service.wait_ended(pinned, 120)["state"] == "failed"
+    assert {turn["reason"] for turn in turns_of(service, pinned)} == {"weights_changed"}
+    turns = say(service, PROMPTS, HEAD, weights="pinned")
+    assert {turn["state"] for turn in turns} == {"completed"}
+
+
+def test_what_cannot_be_is_refused_before_anything_is_touched(service: Service, checkpoints: list[Path]) -> None:
+    """A checkpoint that an engine cannot read would break all of them at once."""
+    wait_in_rotation(service)
+    cut = write_checkpoint(checkpoints[0].parent / "cut", 9)
+    with (cut / "model.safetensors").open("r+b") as file:
+        file.truncate(100_000)
+    version = weights_of(service)["version"]
+    tensors = [{"name": "lm_head.weight", "dtype": "bfloat16", "shape": [512, 64]}]
+    for body, code in (
+        ({"checkpoint": str(cut)}, "invalid_update"),
+        ({"checkpoint": "/nowhere"}, "invalid_update"),
+        ({"checkpoint": str(checkpoints[1]), "version": version}, "version_not_newer"),
+        ({"tensors": tensors}, "invalid_update"),
+        ({}, "invalid_update"),
+        ({"checkpoint": str(checkpoints[1]), "mdoe": "keep"}, "invalid_update"),
+    ):
+        answer = service.http.post("/v1/models/policy/weights/update", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (409 if "version" in code else 422, code), answer.text
+    assert service.http.get("/v1/models/none/weights").json()["code"] == "model_not_found"
+    assert weights_of(service)["version"] == version
+    assert all(worker["incarnation"] == 1 for worker in weights_of(service)["workers"])
+
+
+def test_a_trainer_that_dies_in_mid_broadcast(
+    service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
+) -> None:
+    """The update ends with an error that names the trainer; both workers go on with what they had, and none was killed."""
+    wait_in_rotation(service)
+    assert update(service, checkpoints[3])["state"] == "completed"
+    version = weights_of(service)["version"]
+    with trainer(service, vllm_python) as tell:
+        assert tell(checkpoint=str(checkpoints[4]), version=version + 1, half=True)["state"] == "half"
+        stages = [worker["stage"] for worker in weights_of(service)["update"]["workers"]]
+        assert stages == ["receiving", "receiving"]
+        tell.process.kill()  # type: ignore[attr-defined]
+        wait_for(lambda: weights_of(service)["update"]["state"] != "running", "the update ends", 30)
+    told = weights_of(service)
+    assert (told["update"]["state"], told["version"]) == ("failed", version)
+    assert "trainer (rank 0)" in told["update"]["error"]
+    wait_in_rotation(service)
+    assert [turn["text"] for turn in say(service, PROMPTS, HEAD)] == spoken[checkpoints[3]]
+    assert {worker["incarnation"] for worker in weights_of(service)["workers"]} == {1}
+    with trainer(service, vllm_python) as tell:  # another trainer makes the group anew
+        assert tell(checkpoint=str(checkpoints[4]), version=version + 1)["state"] == "completed"
+    assert [turn["text"] for turn in say(service, PROMPTS, HEAD)] == spoken[checkpoints[4]]
+
+
+def test_a_worker_that_is_killed_while_it_receives(
+    service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
+) -> None:
+    """It is named; the other serves; the killed one comes back with the version that the model has."""
+    wait_in_rotation(service)
+    version = weights_of(service)["version"]
+    victim = service.get("/v1/workers/policy-1")
+    with trainer(service, vllm_python) as tell:
+        assert tell(checkpoint=str(checkpoints[5]), version=version + 1, half=True)["state"] == "half"
+        os.kill(victim["pid"], signal.SIGKILL)
+        wait_for(lambda: weights_of(service)["update"]["state"] != "running", "the update ends", 30)
+    told = weights_of(service)["update"]
+    assert (told["state"], "policy-1" in told["error"]) == ("failed", True), told
+    assert {turn["worker"] for turn in say(service, PROMPTS, HEAD)} == {"policy-0"}
+    wait_in_rotation(service)
+    told = weights_of(service)
+    assert [(each["version"], each["incarnation"]) for each in told["workers"]] == [(version, 1), (version, 2)]
+    turns = say(service, PROMPTS * 4, HEAD)
+    assert {turn["worker"] for turn in turns} == {"policy-0", "policy-1"}
+    assert [turn["text"] for turn in turns] == spoken[checkpoints[4]] * 4
+
+
+def test_a_front_without_its_engine_is_found_dead(service: Service) -> None:
+    """VLLM's API server answers for five seconds without its engine core, and then ends with status 0."""
+    wait_in_rotation(service)
+    job = post(service, PROMPTS * 4, tokens=200)
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2 * SLOTS, "every slot talks", START_S)
+    worker = service.get("/v1/workers/policy-0")
+    tree = psutil.Process(worker["pid"]).children(recursive=True)
+    core = next(child for child in tree if "EngineC" in child.name())
+    core.kill()
+    assert service.wait_ended(job, 120)["state"] == "completed"
+    wait_for(lambda: not any(is_alive(child.pid) for child in tree), "nothing of the dead engine is left")
+    wait_in_rotation(service)
+
+
+def test_a_restart_of_the_service_brings_its_workers_to_the_version(
+    service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]]
+) -> None:
+    """Versions only rise, and an engine starts with what is on the disk."""
+    wait_in_rotation(service)
+    assert update(service, checkpoints[2])["state"] == "completed"
+    version = weights_of(service)["version"]
+    service.kill()
+    service.start(ready=False)
+    wait_in_rotation(service)
+    assert weights_of(service)["version"] == version
+    turns = say(service, PROMPTS, HEAD)
+    assert [turn["text"] for turn in turns] == spoken[checkpoints[2]]
+    assert {turn["weight_version"] for turn in turns} == {version}
+
+
+def test_the_example_teaches_the_engines_a_sentence(
+    service: Service, checkpoints: list[Path], vllm_python: str
+) -> None:
+    """examples/train.py, as a user runs it."""
+    wait_in_rotation(service)
+    argv = [vllm_python, "-P", str(ROOT / "examples" / "train.py"), "--url", service.url, "--model", "policy"]
+    ended = subprocess.run(
+        [*argv, "--checkpoint", str(checkpoints[0])],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.stdout.splitlines()[-1].endswith("'A roundhouse.'"), ended.stdout
+    print(f"\n{ended.stdout}")

@@ -1,0 +1,39 @@
+"""A trainer, for the tests: broadcasts checkpoints with ``service.client``, as told on its standard input.
+
+A line is JSON: {"checkpoint": FOLDER, "version": N}; the answer is a line as well. With ``"half": true`` it sends half of
+the tensors, says so, and waits to be killed.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from service import client
+from service.client import WeightsClient, WeightsError
+
+
+def main() -> None:
+    weights = WeightsClient(sys.argv[1], sys.argv[2], timeout_s=120)
+    for line in sys.stdin:
+        told = json.loads(line)
+        tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))
+        if told.get("half"):
+            client.BUCKET_BYTES = 0
+            weights._broadcast = _send_half  # type: ignore[method-assign, assignment]
+        try:
+            answer = weights.update(tensors, version=told["version"]) or {"state": "skipped"}
+        except WeightsError as error:
+            answer = {"state": "failed", "error": str(error), "code": error.code}
+        print(json.dumps(answer), flush=True)
+
+
+def _send_half(sent: list[object], _in_flight: int) -> None:
+    print(json.dumps({"state": "half", "tensors": len(sent)}), flush=True)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

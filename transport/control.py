@@ -1,0 +1,120 @@
+"""vLLM's control endpoints: pause, resume, and calls into its worker processes.
+
+Source: vLLM 0.32 and 0.33, ``entrypoints/serve/dev`` and ``entrypoints/rl/online`` (``VLLM_SERVER_DEV_MODE=1``). Their
+paths move between releases and answer 404 where they are not. Nothing here is bounded in time: whoever calls knows how
+long a phase may take, and a call that is dropped goes on in the engine.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import httpx
+import msgspec
+
+from transport.client import connection_error, open_http
+from transport.dialects import openai
+from transport.endpoint import Endpoint
+from transport.errors import EngineRejected, MalformedFrame
+
+_OK: Final = 200
+_ABSENT: Final = 404
+_SENT: Final = "http11.send_request_body.complete"
+
+
+class EngineControl:
+    """One vLLM's control; a connection of its own for each call, apart from those of generation."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def __repr__(self) -> str:
+        """State of what."""
+        return f"<EngineControl {self._endpoint}>"
+
+    async def pause(self, *, clear_cache: bool) -> None:
+        """Return when the engine stands still; requests in flight are kept, and go on after ``resume``.
+
+        With ``clear_cache`` what they have read is read again with the weights of then, and prefixes are forgotten.
+
+        Raises:
+            EngineError: it does not.
+        """
+        await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": clear_cache})
+
+    async def resume(self) -> None:
+        """Return when the engine goes on.
+
+        Raises:
+            EngineError: it does not.
+        """
+        await self._call("POST", "/resume")
+
+    async def call_workers(self, method: str, arguments: Mapping[str, object]) -> list[object]:
+        """Return what each of the engine's worker processes answers to a call.
+
+        Raises:
+            EngineError: one of them failed, or they cannot be asked.
+        """
+        told = await self._call("POST", "/collective_rpc", body={"method": method, "kwargs": arguments})
+        results = told.get("results")
+        if not isinstance(results, list):
+            raise MalformedFrame(f"/collective_rpc answered without results: {told}")
+        return results
+
+    async def post(self, path: str, body: Mapping[str, object], on_sent: Callable[[], None] | None = None) -> None:
+        """Return when a call of its own has succeeded; ``on_sent`` is called when the engine has been told.
+
+        Raises:
+            EngineError: it has not.
+        """
+        await self._call("POST", path, body=body, on_sent=on_sent)
+
+    async def label(self, version: int) -> None:
+        """Tell the engine what its weights are called, where it keeps such a word.
+
+        Raises:
+            EngineError: it does, and cannot be told.
+        """
+        try:
+            await self._call("POST", "/update_weight_version", body={"new_version": str(version)})
+        except EngineRejected as error:
+            if error.status != _ABSENT:
+                raise
+
+    async def world_size(self) -> int:
+        """Return how many worker processes the engine has.
+
+        Raises:
+            EngineError: it does not say.
+        """
+        told = (await self._call("GET", "/get_world_size")).get("world_size")
+        if not isinstance(told, int):
+            raise MalformedFrame(f"/get_world_size answered {told!r}")
+        return told
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, object] | None = None,
+        body: Mapping[str, object] | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> Mapping[str, object]:
+        async def trace(event: str, _info: Mapping[str, object]) -> None:
+            if event == _SENT and on_sent is not None:
+                on_sent()
+
+        try:
+            async with open_http(self._endpoint) as client:
+                told = {} if params is None else {name: str(value).lower() for name, value in params.items()}
+                answer = await client.request(method, path, params=told, json=body, extensions={"trace": trace})
+        except (httpx.HTTPError, OSError) as error:
+            raise connection_error(error, f"{method} {path}: ") from error
+        if answer.status_code != _OK:
+            raise openai.decode_error(answer.status_code, answer.headers, answer.content)
+        try:
+            document = msgspec.json.decode(answer.content) if answer.content else {}
+        except openai.UNDECODABLE as error:
+            raise MalformedFrame(f"{path} answered 200 with no JSON: {error}") from error
+        return document if isinstance(document, dict) else {}

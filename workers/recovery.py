@@ -1,0 +1,84 @@
+"""What an engine's failure under one request asks for, before the slot of that request is lent again."""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import anyio
+
+from workers.answer import Phase
+from workers.flight import Flight, Flights
+from workers.outcome import EngineFailed, FailureReason
+from workers.vitals import Probe, Vitals
+
+DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
+CONFIRM_PROBES: Final = 3
+REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
+REFUSAL_PAUSE_MAX_S: Final = 30.0
+
+
+class Broken(Protocol):
+    """What recovery can do to a worker."""
+
+    @property
+    def incarnation(self) -> int:
+        """The number of the present engine."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine that is ready."""
+
+    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+        """Kill the present engine, and start another."""
+
+
+class Recovery:
+    """Finds out whether an engine that failed a request is still one."""
+
+    def __init__(self, worker: Broken, vitals: Vitals, flights: Flights) -> None:
+        self._worker = worker
+        self._vitals = vitals
+        self._flights = flights
+
+    def __repr__(self) -> str:
+        """State of what."""
+        return f"<Recovery of {self._worker!r}>"
+
+    async def recover(self, incarnation: int, flight: Flight, failed: EngineFailed) -> None:
+        """Return when the slot may be lent again; the engine may be broken then."""
+        if failed.reason is FailureReason.ENGINE_UNREACHABLE:
+            await self._confirm_alive(incarnation, flight, failed.detail)
+        elif await self._vitals.probe() is Probe.REFUSED:
+            await self._confirm_dead(incarnation, failed.detail)
+        else:
+            # An engine that refuses one request refuses the next as well: its slot is held for a moment.
+            await anyio.sleep(min(failed.retry_after_s or REFUSAL_PAUSE_S, REFUSAL_PAUSE_MAX_S))
+
+    async def _confirm_alive(self, incarnation: int, flight: Flight, detail: str) -> None:
+        """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.
+
+        A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
+        proves nothing: a healthy engine may be in the middle of a batch, and one that hangs is the watch's.
+        """
+        for _ in range(CONFIRM_PROBES):
+            await anyio.sleep(DEATH_NOTICE_S)
+            if await self._vitals.probe() is not Probe.REFUSED:
+                return
+        if incarnation == self._worker.incarnation and self._worker.is_serving:
+            reason = FailureReason.ENGINE_UNREACHABLE
+            self._worker.break_engine(reason, f"{reason}: {detail}", {flight: reason})
+
+    async def _confirm_dead(self, incarnation: int, detail: str) -> None:
+        """Break an engine whose front answers errors and says itself that it is not ready: what is behind it has died.
+
+        vLLM's API server goes on for five seconds without its engine, and then ends with status 0. Whoever was on the
+        engine may have brought it down.
+        """
+        await anyio.sleep(DEATH_NOTICE_S)
+        if await self._vitals.probe() is not Probe.REFUSED:
+            return
+        if incarnation == self._worker.incarnation and self._worker.is_serving:
+            reason = FailureReason.ENGINE_DIED
+            suspects = {each: reason for each in self._flights if each.answer.phase is not Phase.TOOLS}
+            self._worker.break_engine(
+                reason, f"{reason}: it answers, and says that it is not ready: {detail}", suspects
+            )

@@ -1,0 +1,72 @@
+"""The group in which a trainer broadcasts: rank 0 is the trainer's, the engines' processes have the others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate
+
+from workers.spec import WorkerId
+from workers.weights.phases import Backend
+
+
+class GroupState(StrEnum):
+    """How a group stands."""
+
+    JOINING = "joining"
+    READY = "ready"
+    BROKEN = "broken"  # one of it is gone: it has to be made again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequest:
+    """Where the trainer's store listens, and how long all may take to come together, in seconds."""
+
+    backend: Backend
+    address: str
+    port: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One engine's place: its first rank, and how many processes it has."""
+
+    incarnation: int
+    first_rank: int
+    size: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """A trainer and the engines that it made a group with; written by the model's owner."""
+
+    number: int
+    request: GroupRequest
+    members: Mapping[WorkerId, Member] = field(default_factory=dict)
+    state: GroupState = GroupState.JOINING
+    error: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What the group is called in the trainer's store."""
+        return f"roundhouse-{self.number}"
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are, the trainer's included."""
+        return 1 + sum(member.size for member in self.members.values())
+
+    def fail(self, because: str) -> None:
+        """Take the fact that it is of no more use; the first reason stands."""
+        if self.state is not GroupState.BROKEN:
+            self.state, self.error = GroupState.BROKEN, because
+
+
+def place_members(engines: Mapping[WorkerId, tuple[int, int]]) -> dict[WorkerId, Member]:
+    """Give ranks from 1 to engines, each with its incarnation and its number of processes."""
+    sizes = [size for _, size in engines.values()]
+    firsts = accumulate(sizes[:-1], initial=1)
+    return {
+        worker: Member(incarnation=incarnation, first_rank=first, size=size)
+        for (worker, (incarnation, size)), first in zip(engines.items(), firsts, strict=True)
+    }

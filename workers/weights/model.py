@@ -1,0 +1,335 @@
+"""The weights of one model: which version its workers have, one update of them at a time, and who is behind."""
+
+import logging
+import shutil
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup, TaskStatus
+
+from transport.control import EngineControl
+from transport.errors import EngineError
+from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
+from workers.outcome import FailureReason
+from workers.states import Hold, WorkerState
+from workers.supervised import SupervisedWorker
+from workers.weights.checkpoint import check_checkpoint, check_tensors
+from workers.weights.group import Group, GroupRequest, GroupState
+from workers.weights.joining import join_engines, watch_joining
+from workers.weights.keeping import keep_weights
+from workers.weights.phases import Backend
+from workers.weights.receiver import ReceiverFiles
+from workers.weights.running import Observe, UpdateRun
+from workers.weights.standing import Standing, StandingFile
+from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer
+from workers.weights.update import Share, UpdateRequest, UpdateState, WeightUpdate
+
+REMEMBERED: Final = 20
+logger = logging.getLogger(__name__)
+
+
+class ModelWeights:
+    """Written by its own tasks alone; ``run`` must be running for anything to happen."""
+
+    def __init__(
+        self,
+        name: str,
+        workers: Sequence[SupervisedWorker],
+        state_dir: Path | None,
+        observe: Observe,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.workers = {worker.spec.id: worker for worker in workers}
+        self.updates: deque[WeightUpdate] = deque(maxlen=REMEMBERED)
+        self.group: Group | None = None
+        self.is_keeping = False
+        self.ended: Counter[UpdateState] = Counter()
+        self._policy = workers[0].spec.weights
+        self._model = workers[0].spec.model
+        self._file = StandingFile(name=name, state_dir=state_dir)
+        self.standing = self._file.read(self._model)
+        self._scratch = tempfile.TemporaryDirectory(prefix="roundhouse-weights-")
+        self._files = ReceiverFiles(Path(self._scratch.name))
+        self._observe = observe
+        self._clock = clock
+        self._lock = anyio.Lock()
+        self._tasks: TaskGroup | None = None
+        self._numbers = 0
+        self._run: UpdateRun | None = None
+        self._ended = anyio.Event()
+        self._catching_up: set[tuple[str, int]] = set()
+
+    def __repr__(self) -> str:
+        """State the version."""
+        return f"<ModelWeights {self.name} {self.standing.version} group={self.group and self.group.state}>"
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Own the tasks until cancelled."""
+        async with anyio.create_task_group() as self._tasks:
+            task_status.started()
+            await anyio.sleep_forever()
+
+    # What a trainer asks for
+
+    @property
+    def running(self) -> WeightUpdate | None:
+        """The update that is under way."""
+        newest = self.updates[-1] if self.updates else None
+        return newest if newest is not None and newest.state is UpdateState.RUNNING else None
+
+    async def init(self, request: GroupRequest) -> Group:
+        """Tell every engine to join a trainer's group; return when all have been told, and the trainer may join.
+
+        Raises:
+            UpdateRunning: not now.
+            NoWorkerReady: there is nobody to tell.
+            InvalidUpdate: the model's engines know no such backend.
+            EngineError: an engine cannot be told.
+        """
+        if self.running is not None:
+            raise UpdateRunning(f"model {self.name}: weights {self.running.version} are on their way")
+        if request.backend is not self._policy.backend:
+            raise InvalidUpdate(f"backend: the engines of {self.name} were started for {self._policy.backend}")
+        async with self._lock:
+            self._numbers += 1
+            group = Group(number=self._numbers, request=request)
+            self.group = group
+            try:
+                group.members = await join_engines(group, self._serving(), self._files, self._start_soon)
+            except EngineError as error:
+                group.fail(str(error))
+                raise
+        self._start_soon(watch_joining, group, self._files)
+        return group
+
+    async def update(self, request: UpdateRequest) -> WeightUpdate:
+        """Begin an update; return when every engine was told to receive, so that a trainer may send, or at its end.
+
+        Raises:
+            WeightsError: it cannot begin.
+        """
+        transfer = await self._check(request)
+        update, run = self._begin(request, transfer)
+        self._start_soon(self._perform, run, transfer)
+        await run.told.wait()
+        return update
+
+    async def wait_over(self, number: int, limit_s: float) -> bool:
+        """Return whether an update has ended, at the latest after ``limit_s``."""
+        with anyio.move_on_after(limit_s):
+            while self.running is not None and self.running.number == number:
+                await self._ended.wait()
+        return self.running is None or self.running.number != number
+
+    async def _check(self, request: UpdateRequest) -> Transfer:
+        self._check_turn(request)
+        if not self._serving():
+            raise NoWorkerReady(f"model {self.name}: no engine of it answers")
+        if request.checkpoint is not None:
+            await anyio.to_thread.run_sync(check_checkpoint, Path(request.checkpoint), self._model)
+            return CheckpointTransfer()
+        await anyio.to_thread.run_sync(check_tensors, request.tensors, self._model)
+        group = self._whole_group()
+        return GlooTransfer(group, self._files) if self._policy.backend is Backend.GLOO else NativeTransfer()
+
+    def _check_turn(self, request: UpdateRequest) -> None:
+        if self.running is not None:
+            raise UpdateRunning(f"model {self.name}: weights {self.running.version} are on their way")
+        if request.version is not None and request.version <= self.standing.version:
+            raise VersionNotNewer(f"model {self.name} has weights {self.standing.version}, and versions only rise")
+
+    def _whole_group(self) -> Group:
+        group = self.group
+        if group is None or group.state is not GroupState.READY:
+            told = "there is none" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
+            raise GroupMissing(f"model {self.name}: no group with a trainer ({told}); make it with weights/init")
+        for worker in self._serving():
+            member = group.members.get(worker.spec.id)
+            if member is None or member.incarnation != worker.incarnation:
+                raise GroupMissing(f"model {self.name}: {worker.spec.id} is not in the trainer's group; make it again")
+        return group
+
+    def _begin(self, request: UpdateRequest, transfer: Transfer) -> tuple[WeightUpdate, UpdateRun]:
+        self._check_turn(request)  # again: somebody may have been quicker while a checkpoint was looked at
+        self._numbers += 1
+        workers = {worker.spec.id: worker for worker in self._serving()}
+        update = WeightUpdate(
+            number=self._numbers,
+            version=self.standing.version + 1 if request.version is None else request.version,
+            previous=self.standing.version,
+            request=request,
+            clock=self._clock,
+            shares={
+                name: Share(worker=name, incarnation=worker.incarnation, since=self._clock())
+                for name, worker in workers.items()
+            },
+        )
+        self.updates.append(update)
+        return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
+
+    async def _perform(self, run: UpdateRun, transfer: Transfer) -> None:
+        update = run.update
+        try:
+            async with self._lock:
+                self._run = run
+                await run.run(lambda: self._commit(update))
+        except Exception as error:
+            logger.exception("model %s: weights %d: a defect of Roundhouse", self.name, update.version)
+            update.state, update.error = UpdateState.FAILED, f"{type(error).__name__}: {error}"
+        finally:
+            self._run = None
+            self.ended[update.state] += 1
+            if transfer.needs_all and update.state is not UpdateState.COMPLETED and self.group is not None:
+                self.group.fail(f"weights {update.version}: {update.error}")
+            self._ended.set()
+            self._ended = anyio.Event()
+        if update.request.tensors and update.state is not UpdateState.FAILED:
+            self._start_soon(self._keep, update)
+        self._bring_all()
+
+    async def _commit(self, update: WeightUpdate) -> None:
+        """Take the new version as the model's, before anybody goes on with it."""
+        await self._stand(
+            Standing(
+                version=update.version,
+                launched=self.standing.launched,
+                model=self._model,
+                checkpoint=update.request.checkpoint,
+            )
+        )
+        for share in update.survivors:
+            self.workers[share.worker].resume_nowait(f"weights {update.version}", Hold.BEHIND)
+
+    async def _stand(self, standing: Standing) -> None:
+        self.standing = standing
+        try:
+            await anyio.to_thread.run_sync(self._file.write, standing)
+        except OSError:
+            logger.exception("model %s: weights %d: the version could not be kept", self.name, standing.version)
+
+    # Who is behind
+
+    def take_change(self, worker: SupervisedWorker) -> None:
+        """Take the fact that a worker's state has changed. Nothing here waits."""
+        weights = worker.weights
+        if weights is None:
+            return
+        if self._run is not None:
+            self._run.take_change(worker)
+        if worker.state is WorkerState.STARTING and weights.incarnation != worker.incarnation:
+            weights.change(self.standing.launched, worker.incarnation)
+            if self.group is not None and worker.spec.id in self.group.members:
+                self.group.fail(f"{worker.spec.id} has been started again")
+            if self.standing.version != self.standing.launched or self.running is not None:
+                worker.drain_nowait(f"it has weights {weights.version}", Hold.BEHIND)
+        elif worker.is_serving and Hold.BEHIND in worker.holds:
+            self._bring(worker)
+
+    def _bring_all(self) -> None:
+        for worker in self._serving():
+            if Hold.BEHIND in worker.holds:
+                self._bring(worker)
+
+    def _bring(self, worker: SupervisedWorker) -> None:
+        place = (worker.spec.id, worker.incarnation)
+        if place not in self._catching_up and self._tasks is not None:
+            self._catching_up.add(place)
+            self._start_soon(self._catch_up, worker, worker.incarnation)
+
+    async def _catch_up(self, worker: SupervisedWorker, incarnation: int) -> None:
+        """Bring an engine that was started anew to the model's version, before it takes traffic."""
+        try:
+            async with self._lock:
+                if worker.incarnation == incarnation and worker.is_serving:
+                    await self._bring_to(worker, incarnation)
+        except (TimeoutError, EngineError) as error:
+            because = f"it could not be brought to weights {self.standing.version}: {str(error) or 'not in time'}"
+            if worker.incarnation == incarnation and worker.is_serving:
+                worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
+        finally:
+            self._catching_up.discard((worker.spec.id, incarnation))
+
+    async def _bring_to(self, worker: SupervisedWorker, incarnation: int) -> None:
+        standing, weights = self.standing, worker.weights
+        if weights is None:
+            return
+        if weights.version != standing.version:
+            if standing.checkpoint is None:
+                logger.warning("worker %s: %s", worker.spec.id, self.missing)
+                return
+            control = EngineControl(worker.endpoint)
+            with anyio.fail_after(self._policy.receive_s):
+                await control.pause(clear_cache=True)
+                await control.call_workers("reload_weights", {"weights_path": standing.checkpoint})
+                await control.label(standing.version)
+                await control.resume()
+            if worker.incarnation != incarnation:
+                return
+            weights.change(standing.version, incarnation)
+        worker.resume_nowait(f"weights {standing.version}", Hold.BEHIND)
+
+    @property
+    def init_s(self) -> float:
+        """How long a trainer's group may take to come together, where nobody says otherwise."""
+        return self._policy.init_s
+
+    def waits_for(self, worker: SupervisedWorker) -> str:
+        """Return what a worker waits for that is behind."""
+        if not worker.is_serving:
+            return f"its engine: {worker.because}"
+        if self.standing.checkpoint is not None or (worker.weights and worker.weights.version == self.standing.version):
+            return f"its turn to be brought to weights {self.standing.version}"
+        return self.missing
+
+    @property
+    def missing(self) -> str:
+        """What nobody can bring a worker to."""
+        how = (
+            "they are being written"
+            if self.is_keeping
+            else "nobody has kept them, the trainer's next update brings them"
+        )
+        return f"waits for weights {self.standing.version}: {how}"
+
+    async def _keep(self, update: WeightUpdate) -> None:
+        """Have an engine write what a trainer sent, so that whoever starts later can be brought to it."""
+        folder = self._file.kept_folder(update.version) if self._policy.keep else None
+        engines = [(self.workers[share.worker], share.incarnation) for share in update.survivors]
+        if self._policy.backend is not Backend.GLOO:
+            return
+        self.is_keeping = folder is not None
+        try:
+            is_kept = await keep_weights(engines, self._files, folder, self._policy.keep_s)
+        finally:
+            self.is_keeping = False
+        if folder is None or self.standing.version != update.version:
+            return  # not wanted, or newer ones are there
+        if not is_kept:
+            logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
+            return
+        await self._stand(
+            Standing(version=update.version, launched=self.standing.launched, model=self._model, checkpoint=str(folder))
+        )
+        await anyio.to_thread.run_sync(_remove_others, folder)
+        self._bring_all()
+
+    def _serving(self) -> list[SupervisedWorker]:
+        return [worker for worker in self.workers.values() if worker.is_serving]
+
+    def _start_soon(self, what: Callable[..., object], *args: object) -> None:
+        if self._tasks is None:
+            raise NoWorkerReady(f"model {self.name} is not running")
+        self._tasks.start_soon(what, *args)  # type: ignore[arg-type]
+
+
+def _remove_others(folder: Path) -> None:
+    for other in folder.parent.glob("version-*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)

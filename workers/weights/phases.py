@@ -1,0 +1,67 @@
+"""The steps of an update, and how long each may take. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Backend(StrEnum):
+    """How a trainer's tensors travel."""
+
+    GLOO = "gloo"  # to an extension of ours in the engine: on a CPU, or through memory to any device
+    NCCL = "nccl"  # vLLM's own endpoints: from GPU to GPU
+
+
+class UpdateMode(StrEnum):
+    """What becomes of the requests that are in flight when an update begins."""
+
+    KEEP = "keep"  # frozen, and then on with the new weights
+    WAIT = "wait"  # the update waits for their ends
+    ABORT = "abort"  # ended with what they have; a turn of a job is asked again
+
+
+class Phase(StrEnum):
+    """The steps of an update, in their order; each ends for all workers before the next begins."""
+
+    PAUSE = "pause"
+    START = "start"
+    RECEIVE = "receive"
+    FINISH = "finish"
+    RESUME = "resume"
+
+
+WORKING: Final[Mapping[Phase, tuple[str, str]]] = {
+    Phase.PAUSE: ("pausing", "paused"),
+    Phase.START: ("starting", "started"),
+    Phase.RECEIVE: ("receiving", "received"),
+    Phase.FINISH: ("finishing", "finished"),
+    Phase.RESUME: ("resuming", "serving"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsPolicy:
+    """How a model's workers take new weights; all limits in seconds.
+
+    ``backend`` is what a trainer may broadcast by. With ``keep`` what it sends is written to disk beside the work that
+    goes on, so that a worker which starts later can be brought to it.
+    """
+
+    backend: Backend = Backend.GLOO
+    keep: bool = True
+    init_s: float = 300.0
+    pause_s: float = 60.0
+    wait_s: float = 600.0  # for requests in flight to end, where the update is to wait for them
+    start_s: float = 60.0
+    receive_s: float = 600.0
+    finish_s: float = 300.0
+    resume_s: float = 60.0
+    keep_s: float = 600.0
+
+    def limit_s(self, phase: Phase, mode: UpdateMode) -> float:
+        """Return how long one phase may take."""
+        if phase is Phase.PAUSE and mode is UpdateMode.WAIT:
+            return self.wait_s + self.pause_s
+        told: float = getattr(self, f"{phase}_s")
+        return told

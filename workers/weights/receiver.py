@@ -1,0 +1,71 @@
+"""What the extension inside an engine (``extension/roundhouse_weights.py``) says of itself: asked, or read from a file.
+
+To be read costs an engine nothing, so whoever waits reads; only what an engine is to do is a call.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from transport.control import EngineControl
+from transport.errors import MalformedFrame
+from workers.spec import WorkerId
+
+
+class ReceiverState(Struct, frozen=True):
+    """How one process of an engine stands: in which group, and how far with which update."""
+
+    key: str = ""
+    group: str = "none"
+    stage: str = "idle"
+    update: int = 0
+    received: int = 0
+    total: int = 0
+    error: str | None = None
+
+
+class ReceiverFiles:
+    """Where the processes of a model's engines write how far they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __repr__(self) -> str:
+        """State where."""
+        return f"<ReceiverFiles {self._folder}>"
+
+    def clear(self, worker: WorkerId) -> str:
+        """Forget what an engine of before has written; return how the files of the present one begin."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for file in self._folder.glob(f"{quote(worker, safe='')}.*"):
+            file.unlink(missing_ok=True)
+        return str(self._folder / quote(worker, safe=""))
+
+    def read(self, worker: WorkerId, size: int) -> list[ReceiverState]:
+        """Return the state of each of an engine's ``size`` processes; one that has written none is in no group."""
+        states = (self._read(self._folder / f"{quote(worker, safe='')}.{number}") for number in range(size))
+        return list(states)
+
+    def _read(self, file: Path) -> ReceiverState:
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=ReceiverState)
+        except FileNotFoundError:
+            return ReceiverState()
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise MalformedFrame(f"{file}: {error}") from error
+
+
+async def ask(control: EngineControl, what: str, arguments: Mapping[str, object] | None = None) -> list[ReceiverState]:
+    """Call the extension in every process of an engine, and return what each says.
+
+    Raises:
+        EngineError: one of them failed.
+    """
+    told = await control.call_workers(f"roundhouse_{what}", arguments or {})
+    try:
+        return [msgspec.json.decode(str(result), type=ReceiverState) for result in told]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise MalformedFrame(f"the weights' extension answered {told!r}") from error

@@ -1,0 +1,132 @@
+"""The ways in which weights get into an engine: each says what it does in the phases of an update."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import anyio
+
+from transport.control import EngineControl
+from transport.errors import EngineRejected
+from workers.weights.group import Group
+from workers.weights.receiver import ReceiverFiles, ask
+from workers.weights.update import Share, UpdateRequest
+
+STATE_POLL_S: Final = 0.02
+
+
+class Transfer(Protocol):
+    """One way. ``tell`` must be called in ``receive`` when the engine has been told, so that a trainer may send."""
+
+    needs_all: bool  # whether nothing can be received where one worker is missing
+    is_staged: bool  # whether a worker that could not receive still has all of its old weights
+
+    async def start(self, control: EngineControl, update: int, request: UpdateRequest) -> None:
+        """Make the engine ready to receive."""
+
+    async def receive(
+        self, control: EngineControl, update: int, request: UpdateRequest, share: Share, tell: Callable[[], None]
+    ) -> None:
+        """Return when the engine has received."""
+
+    async def finish(self, control: EngineControl, update: int, version: int) -> None:
+        """Return when the engine has its new weights, and nothing of the old ones."""
+
+    async def drop(self, control: EngineControl) -> None:
+        """Have the engine forget what it was to receive."""
+
+
+class CheckpointTransfer:
+    """Each engine reads a checkpoint from the disk itself."""
+
+    needs_all = False
+    is_staged = False
+
+    async def start(self, control: EngineControl, update: int, request: UpdateRequest) -> None:
+        """Do nothing: the checkpoint was looked at before any engine was touched."""
+
+    async def receive(
+        self, control: EngineControl, _update: int, request: UpdateRequest, _share: Share, tell: Callable[[], None]
+    ) -> None:
+        """Have the weights read, and put in place."""
+        tell()
+        await control.call_workers("reload_weights", {"weights_path": request.checkpoint})
+
+    async def finish(self, control: EngineControl, _update: int, version: int) -> None:
+        """Tell the engine what they are called."""
+        await control.label(version)
+
+    async def drop(self, control: EngineControl) -> None:
+        """Do nothing: there is nothing to forget."""
+
+
+class GlooTransfer:
+    """A trainer broadcasts over gloo to an extension of ours inside the engines; applied when all have received."""
+
+    needs_all = True
+    is_staged = True
+
+    def __init__(self, group: Group, files: ReceiverFiles) -> None:
+        self._group = group
+        self._files = files
+
+    async def start(self, control: EngineControl, _update: int, _request: UpdateRequest) -> None:
+        """Look whether the engine's place in the group is still there."""
+        for state in await ask(control, "state"):
+            if (state.key, state.group) != (self._group.key, "ready"):
+                raise EngineRejected(409, "no_group", f"its place in the trainer's group is {state.group}")
+
+    async def receive(
+        self, control: EngineControl, update: int, request: UpdateRequest, share: Share, tell: Callable[[], None]
+    ) -> None:
+        """Have it receive, and look how far it is until it has everything."""
+        tensors = [tensor.document for tensor in request.tensors]
+        share.total = len(tensors)
+        asked = {"update": update, "tensors": tensors, "bucket_bytes": request.bucket_bytes}
+        states = await ask(control, "receive", asked)
+        tell()
+        while any(state.stage != "received" for state in states):
+            for state in states:
+                if state.stage not in {"receiving", "received"}:
+                    raise EngineRejected(500, "broadcast", f"{state.received} of {state.total} tensors: {state.error}")
+            share.received = min(state.received for state in states)
+            await anyio.sleep(STATE_POLL_S)
+            states = self._files.read(share.worker, self._group.members[share.worker].size)
+        share.received = share.total
+
+    async def finish(self, control: EngineControl, update: int, version: int) -> None:
+        """Put what was received in place."""
+        await ask(control, "apply", {"update": update})
+        await control.label(version)
+
+    async def drop(self, control: EngineControl) -> None:
+        """Stop receiving, and forget."""
+        await ask(control, "drop")
+
+
+class NativeTransfer:
+    """vLLM's own endpoints (since 0.21): a trainer broadcasts over NCCL, straight into the weights."""
+
+    needs_all = True
+    is_staged = False
+
+    async def start(self, control: EngineControl, _update: int, _request: UpdateRequest) -> None:
+        """Have the engine take its weights apart."""
+        await control.post("/start_weight_update", {})
+
+    async def receive(
+        self, control: EngineControl, _update: int, request: UpdateRequest, _share: Share, tell: Callable[[], None]
+    ) -> None:
+        """Have it receive; nothing inside bounds that."""
+        info = {
+            "names": [tensor.name for tensor in request.tensors],
+            "dtype_names": [tensor.dtype.removeprefix("torch.") for tensor in request.tensors],
+            "shapes": [list(tensor.shape) for tensor in request.tensors],
+        }
+        await control.post("/update_weights", {"update_info": info}, on_sent=tell)
+
+    async def finish(self, control: EngineControl, _update: int, version: int) -> None:
+        """Have it put them together again."""
+        await control.post("/finish_weight_update", {"weight_version": str(version)})
+
+    async def drop(self, control: EngineControl) -> None:
+        """Do nothing: who was to receive and did not is started again."""
