@@ -1,7 +1,7 @@
 """A trainer, for the tests: broadcasts checkpoints with ``service.client``, as told on its standard input.
 
-A line is JSON: {"checkpoint": FOLDER, "version": N}; the answer is a line as well. With ``"half": true`` it sends half of
-the tensors, says so, and waits to be killed.
+A line is JSON: {"checkpoint": FOLDER, "version": N}; the answer is a line as well. With ``"half": true`` it sends
+nothing, says so, and waits to be killed.
 """
 
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from service import client
 from service.client import WeightsClient, WeightsError
 
 
@@ -21,8 +20,7 @@ def main() -> None:
         told = json.loads(line)
         tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))
         if told.get("half"):
-            client.BUCKET_BYTES = 0
-            weights._broadcast = _send_half  # type: ignore[method-assign, assignment]
+            weights._broadcast = _send_nothing  # type: ignore[method-assign, assignment]
         try:
             answer = weights.update(tensors, version=told["version"]) or {"state": "skipped"}
         except WeightsError as error:
@@ -30,7 +28,7 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _send_half(sent: list[object], _in_flight: int) -> None:
+def _send_nothing(sent: list[object], _in_flight: int) -> None:
     print(json.dumps({"state": "half", "tensors": len(sent)}), flush=True)
     time.sleep(600)
 
