@@ -2,4 +2,11 @@
 
 from importlib.metadata import version
 
-__version__ = version("roundhouse")
+__all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> str:
+    """Look the version up where it is asked for: ``service.client`` is used where nothing is installed of us."""
+    if name == "__version__":
+        return version("roundhouse")
+    raise AttributeError(name)

@@ -110,7 +110,8 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             fleet = Fleet(specs, os.environ, state_dir, metrics.observe_phase)
             metrics.watch(fleet)
             outlet = Outlet(store, models, config.store.lease_s)
-            scheduler = Scheduler(POLICIES[config.scheduling.policy], fleet, outlet)
+            order = config.scheduling
+            scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
             intake = Intake(store, scheduler, models, is_shared=is_shared(config.store))
             watch_store(store, tasks, scheduler, intake, watch)
             await tasks.start(scheduler.run)

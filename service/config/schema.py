@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
+from service.conversations.job import GroupBy
 from service.conversations.spec import Limits
 from service.faults import StrictModel
 from service.hosts import canonical_host
@@ -99,6 +100,7 @@ class SchedulingConfig(StrictModel):
     """In which order turns go to slots."""
 
     policy: Annotated[str, AfterValidator(_known_policy)] = "critical_path"
+    group_by: GroupBy | None = None
 
 
 class TimeoutsConfig(StrictModel):

@@ -1,5 +1,6 @@
 """A job as the rest of the service knows it: valid, complete, unchanging."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,6 +26,13 @@ class PromptAt(StrEnum):
     QUEUE = "queue"  # when it is queued for it (seed 004's prose)
 
 
+class GroupBy(StrEnum):
+    """What turns must have in common to run on a worker at the same time."""
+
+    PARAMETERS = "parameters"  # adapter and sampling parameters (seed 003)
+    ADAPTER = "adapter"  # llama.cpp decodes one set of adapters at a time
+
+
 class TurnKey(NamedTuple):
     """One agent speaking once in one round of one conversation."""
 
@@ -36,12 +44,16 @@ class TurnKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round."""
+    """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round.
+
+    ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name.
+    """
 
     id: str
     role: str
     model: str
     system: str
+    adapter: str | None = None
     params: Mapping[str, object] = field(default_factory=dict)
     visible_to: frozenset[str] | None = None
     waits_for: frozenset[str] = frozenset()
@@ -49,6 +61,11 @@ class Agent:
     markup: bool = False
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
+
+    def signature(self, by: GroupBy) -> str:
+        """Return what its turns must have in common with others to run beside them."""
+        params = json.dumps(self.params, sort_keys=True, default=str) if by is GroupBy.PARAMETERS else ""
+        return f"{self.adapter or ''} {params}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ started at most once until its end, in whatever way, has been told.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from service.conversations.job import Conversation, JobId, TurnKey
+from service.conversations.job import Conversation, GroupBy, JobId, TurnKey
 from service.conversations.speaking import Place
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.backlog import Estimates
@@ -40,6 +40,7 @@ from service.scheduling.events import (
     WorkerNotReady,
     WorkerReady,
 )
+from service.scheduling.grouping import GroupedQueue, Shifts
 from service.scheduling.live import LiveJob, Talk
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.pool import ReadyPool
@@ -53,8 +54,10 @@ from workers.outcome import FailureReason
 class SchedulingCore:
     """Which turn runs where, of all jobs that have not ended."""
 
-    def __init__(self, policy: PolicyFactory) -> None:
-        self._ready = ReadyPool(policy)
+    def __init__(self, policy: PolicyFactory, group_by: GroupBy | None = None) -> None:
+        self._ready = ReadyPool(policy, is_grouped=group_by is not None)
+        self._group_by = group_by
+        self._shifts = Shifts()
         self._seats = Seats()
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
@@ -193,10 +196,11 @@ class SchedulingCore:
             ready_order=self._orders,
             path=talk.live.backlog.path(place, talk.conversation.rounds),
             is_front=is_front,
+            signature=job.agents[place.agent].signature(self._group_by) if self._group_by else "",
         )
         model = job.agents[place.agent].model
         talk.open.add(turn.key)
-        if not is_front:
+        if not is_front and self._group_by is None:
             talk.queue(turn, model)
         self._ready.add(turn, model, is_suspect=is_suspect)
         return TurnIsReady(key=turn.key)
@@ -304,6 +308,9 @@ class SchedulingCore:
             yield from self._release_all(model)
 
     def _start_ready(self, model: str, ready: ReadyQueue) -> Iterator[Action]:
+        if isinstance(ready, GroupedQueue):
+            yield from self._start_grouped(model, ready)
+            return
         while ready and self._seats.has_free(model):
             turn = ready.pop()
             first = self._talk(turn.key).first_in_line(turn, model)
@@ -315,6 +322,12 @@ class SchedulingCore:
                 yield hold
             else:
                 yield from self._start(model, first)
+
+    def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
+        for worker in self._seats.with_room(model):
+            free, slots = self._seats.offer(worker)
+            for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
+                yield from self._start(model, turn, worker=worker)
 
     def _start_held(self) -> Iterator[Action]:
         """Start those whose worker has a slot for them now."""
@@ -357,11 +370,13 @@ class SchedulingCore:
             yield AbandonTurn(key=key)
             yield from self._end(talk, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
 
-    def _start(self, model: str, turn: ReadyTurn, *, is_suspect: bool = False) -> Iterator[Action]:
+    def _start(
+        self, model: str, turn: ReadyTurn, *, is_suspect: bool = False, worker: str | None = None
+    ) -> Iterator[Action]:
         key = turn.key
         talk = self._talk(key)
         warm = talk.warm(turn.agent_order)
-        worker = self._seats.best(model, warm.worker if warm else None, for_suspect=is_suspect)
+        worker = worker or self._seats.best(model, warm.worker if warm else None, for_suspect=is_suspect)
         assert worker is not None  # noqa: S101 - whoever dispatches has looked
         self._seats.seat(key, worker, is_suspect=is_suspect)
         self._ready.count_out(key)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.backlog import JobBacklog
+from service.scheduling.grouping import GroupedQueue
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.policies.fifo import Policy as FifoQueue
 from service.scheduling.ready import ReadyQueue, ReadyTurn
@@ -18,8 +19,9 @@ class ReadyPool:
     an engine, that of the suspects; or it is held for one certain worker.
     """
 
-    def __init__(self, policy: PolicyFactory) -> None:
+    def __init__(self, policy: PolicyFactory, *, is_grouped: bool = False) -> None:
         self._policy = policy
+        self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
         self.suspects: dict[str, ReadyQueue] = {}
         self.held = Holding()
@@ -93,7 +95,7 @@ class ReadyPool:
 
     def _queue(self, model: str) -> ReadyQueue:
         if model not in self.queues:
-            self.queues[model] = self._policy()
+            self.queues[model] = GroupedQueue(self._policy) if self._is_grouped else self._policy()
         return self.queues[model]
 
     def _suspects_of(self, model: str) -> ReadyQueue:

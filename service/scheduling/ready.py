@@ -33,6 +33,7 @@ class ReadyTurn:
     ready_order: int
     path: float
     is_front: bool = False
+    signature: str = ""  # of what it asks an engine for, where that matters
 
     def to_front(self) -> "ReadyTurn":
         """Return the same turn with a place ahead of all that were on no slot."""
@@ -67,6 +68,11 @@ class ReadyQueue(ABC):
     def __iter__(self) -> Iterator[TurnKey]:
         """Iterate over the turns in no order."""
         return iter(self._turns)
+
+    @property
+    def oldest_order(self) -> int:
+        """When the turn got ready that has waited longest, of which there is one."""
+        return next(iter(self._turns.values())).ready_order
 
     def push(self, turn: ReadyTurn) -> None:
         """Add a turn."""

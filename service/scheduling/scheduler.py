@@ -7,13 +7,14 @@ back before anything is written, and nothing here waits for the store.
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, TypeVarTuple, assert_never
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from service.conversations.job import Job, JobId, PromptAt, TurnKey
+from service.conversations.job import GroupBy, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
@@ -56,9 +57,10 @@ class Scheduler:
         policy: PolicyFactory,
         fleet: Fleet,
         outlet: Outlet,
+        group_by: GroupBy | None = None,
     ) -> None:
-        self._policy = policy
-        self._core = SchedulingCore(policy)
+        self._new_core = partial(SchedulingCore, policy, group_by)
+        self._core = self._new_core()
         self._fleet = fleet
         self._outlet = outlet
         self._tasks: TaskGroup | None = None
@@ -181,7 +183,7 @@ class Scheduler:
             self._released.clear()
             self._turns.clear()
             self._suspicion.clear()
-            self._core = SchedulingCore(self._policy)
+            self._core = self._new_core()
             if self._pauses:
                 self._core.handle(events.Paused())
             for worker in self._fleet:

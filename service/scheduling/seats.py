@@ -43,6 +43,11 @@ class Seats:
         _, slots = self._slots.get(worker, ("", 0))
         return max(0, slots - self._taken.get(worker, 0)), slots
 
+    def with_room(self, model: str) -> list[str]:
+        """List the workers of a model that have a free slot, the emptiest first."""
+        offers = [(free, worker) for free, worker in self._free_by_worker(model) if free > 0]
+        return [worker for _, worker in sorted(offers, key=lambda offer: -offer[0])]
+
     def total(self, model: str) -> int:
         """Count the slots of a model."""
         return sum(slots for offered, slots in self._slots.values() if offered == model)

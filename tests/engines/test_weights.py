@@ -246,7 +246,7 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(service: Service, 
 def test_a_trainer_that_dies_in_mid_broadcast(
     service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
 ) -> None:
-    """The update ends with an error that names the trainer; both workers go on with what they had, and none is killed."""
+    """The update ends with an error that names the trainer; both workers go on with what they had."""
     wait_in_rotation(service)
     assert update(service, checkpoints[3])["state"] == "completed"
     version = weights_of(service)["version"]

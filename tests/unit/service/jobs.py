@@ -1,16 +1,24 @@
 """Jobs for tests, in few words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
 
 
-def agent(name: str, *, waits: Sequence[str] = (), visible_to: Sequence[str] | None = None, model: str = "m") -> Agent:
+def agent(
+    name: str,
+    *,
+    waits: Sequence[str] = (),
+    visible_to: Sequence[str] | None = None,
+    model: str = "m",
+    params: Mapping[str, object] | None = None,
+) -> Agent:
     return Agent(
         id=name,
         role="participant",
         model=model,
         system=f"You are {name}.",
+        params=params or {},
         visible_to=None if visible_to is None else frozenset(visible_to),
         waits_for=frozenset(waits),
     )

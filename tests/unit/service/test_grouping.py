@@ -1,0 +1,114 @@
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.conversations.job import GroupBy, TurnKey
+from service.scheduling.core import SchedulingCore
+from service.scheduling.events import Action, JobAdmitted, JobCancelled, StartTurn, TurnCompleted, WorkerReady
+from service.scheduling.grouping import STREAK
+from service.scheduling.policies import POLICIES
+from tests.unit.service.jobs import agent, job
+
+
+def core(slots: int = 2, workers: int = 1, policy: str = "fifo", by: GroupBy = GroupBy.PARAMETERS) -> SchedulingCore:
+    made = SchedulingCore(POLICIES[policy], by)
+    for number in range(workers):
+        made.handle(WorkerReady(worker=f"w{number}", model="m", slots=slots))
+    return made
+
+
+def starts(actions: list[Action]) -> list[tuple[str, TurnKey]]:
+    return [(action.worker, action.key) for action in actions if isinstance(action, StartTurn)]
+
+
+def test_a_worker_runs_one_signature_at_a_time() -> None:
+    """Seed 003's pools: the other waits until the worker has run empty, though a slot is free."""
+    scheduler = core()
+    cold = job(agent("cold", params={"temperature": 0}), conversations=3, name="cold")
+    hot = job(agent("hot", params={"temperature": 1}), conversations=2, name="hot")
+    first = starts(scheduler.handle(JobAdmitted(job=cold), JobAdmitted(job=hot)))
+    assert [key.agent_id for _, key in first] == ["cold", "cold"]
+    (third,) = starts(scheduler.handle(TurnCompleted(key=first[0][1])))
+    assert third[1].agent_id == "cold"
+    assert starts(scheduler.handle(TurnCompleted(key=first[1][1]))) == []
+    last = starts(scheduler.handle(TurnCompleted(key=third[1])))
+    assert [key.agent_id for _, key in last] == ["hot", "hot"]
+
+
+def test_two_workers_may_run_different_ones() -> None:
+    """A signature is a worker's and not a model's."""
+    scheduler = core(slots=1, workers=2)
+    cold = job(agent("cold", params={"temperature": 0}), name="cold")
+    hot = job(agent("hot", params={"temperature": 1}), name="hot")
+    told = starts(scheduler.handle(JobAdmitted(job=cold))) + starts(scheduler.handle(JobAdmitted(job=hot)))
+    assert [(worker, key.agent_id) for worker, key in told] == [("w0", "cold"), ("w1", "hot")]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_whoever_waits_is_not_starved_by_a_stream_of_others(policy: str) -> None:
+    """Ageing: after so many starts a worker runs empty, and takes up whoever has waited longest."""
+    slots = 2
+    scheduler = core(slots=slots, policy=policy)
+    cold = job(agent("cold", params={"temperature": 0}), conversations=200, name="cold")
+    hot = job(agent("hot", params={"temperature": 1}), name="hot")
+    running = deque(starts(scheduler.handle(JobAdmitted(job=cold))))
+    running.extend(starts(scheduler.handle(JobAdmitted(job=hot))))
+    started = 0
+    while not any(key.agent_id == "hot" for _, key in running):
+        _, key = running.popleft()
+        fresh = starts(scheduler.handle(TurnCompleted(key=key)))
+        started += sum(each.agent_id == "cold" for _, each in fresh)
+        running.extend(fresh)
+    assert started <= STREAK * slots + slots
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from(sorted(POLICIES)),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_comes_is_run_and_never_mixed(
+    jobs: list[tuple[int, int]], slots: int, workers: int, policy: str, random: "object"
+) -> None:
+    """Every turn runs once, and no worker ever has two signatures in flight."""
+    scheduler = core(slots=slots, workers=workers, policy=policy)
+    heat = {f"j{number}": kind for number, (kind, _) in enumerate(jobs)}
+    left = sum(count for _, count in jobs)
+    running: list[tuple[str, TurnKey]] = []
+    waiting = [
+        job(agent("a", params={"temperature": kind}), conversations=count, name=f"j{number}")
+        for number, (kind, count) in enumerate(jobs)
+    ]
+    while waiting or running:
+        if waiting and (not running or random.random() < 0.5):  # type: ignore[attr-defined]
+            running += starts(scheduler.handle(JobAdmitted(job=waiting.pop())))
+        else:
+            place = random.randrange(len(running))  # type: ignore[attr-defined]
+            running += starts(scheduler.handle(TurnCompleted(key=running.pop(place)[1])))
+            left -= 1
+        for worker in {worker for worker, _ in running}:
+            assert len({heat[key.job_id] for at, key in running if at == worker}) == 1
+    assert left == 0
+
+
+def test_a_cancelled_job_leaves_no_group_behind() -> None:
+    """Turns are taken out of their group, and the next signature goes on."""
+    scheduler = core(slots=1)
+    cold = job(agent("cold", params={"temperature": 0}), conversations=5, name="cold")
+    hot = job(agent("hot", params={"temperature": 1}), name="hot")
+    ((_, first),) = starts(scheduler.handle(JobAdmitted(job=cold)))
+    scheduler.handle(JobAdmitted(job=hot))
+    scheduler.handle(JobCancelled(job_id=cold.id))
+    ((_, then),) = starts(scheduler.handle(TurnCompleted(key=first)))
+    assert then.agent_id == "hot"
+
+
+def test_adapters_may_be_all_that_counts() -> None:
+    """llama.cpp decodes one set of adapters at a time, whatever the other parameters are."""
+    plain, warm = agent("a"), agent("a", params={"temperature": 1})
+    assert plain.signature(GroupBy.ADAPTER) == warm.signature(GroupBy.ADAPTER)
+    assert plain.signature(GroupBy.PARAMETERS) != warm.signature(GroupBy.PARAMETERS)
