@@ -228,7 +228,7 @@ class WeightsClient:
         raise WeightsError(str(document.get("detail") or answer.status_code), str(document.get("code")), document)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sent:
     """A tensor as it goes over the wire: its bytes, on the CPU."""
 
@@ -242,7 +242,7 @@ class _Sent:
         import torch  # noqa: PLC0415
 
         flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
-        return cls(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), flat)
+        return cls(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape), raw=flat)
 
     @property
     def document(self) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The group in which a trainer broadcasts: rank 0 is the trainer's, the engines' processes have the others."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
@@ -36,15 +36,19 @@ class Member:
     size: int
 
 
-@dataclass(slots=True, kw_only=True)
 class Group:
     """A trainer and the engines that it made a group with; written by the model's owner."""
 
-    number: int
-    request: GroupRequest
-    members: Mapping[WorkerId, Member] = field(default_factory=dict)
-    state: GroupState = GroupState.JOINING
-    error: str | None = None
+    def __init__(self, number: int, request: GroupRequest) -> None:
+        self.number = number
+        self.request = request
+        self.members: Mapping[WorkerId, Member] = {}
+        self.state = GroupState.JOINING
+        self.error: str | None = None
+
+    def __repr__(self) -> str:
+        """State how it stands."""
+        return f"<Group {self.number} {self.state} {sorted(self.members)}>"
 
     @property
     def key(self) -> str:

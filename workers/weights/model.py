@@ -28,7 +28,7 @@ from workers.weights.receiver import ReceiverFiles
 from workers.weights.running import Observe, UpdateRun
 from workers.weights.standing import Standing, StandingFile
 from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer
-from workers.weights.update import Share, UpdateRequest, UpdateState, WeightUpdate
+from workers.weights.update import UpdateRequest, UpdateState, WeightUpdate
 
 REMEMBERED: Final = 20
 logger = logging.getLogger(__name__)
@@ -55,8 +55,6 @@ class ModelWeights:
         self._model = workers[0].spec.model
         self._file = StandingFile(name=name, state_dir=state_dir)
         self.standing = self._file.read(self._model)
-        self._scratch = tempfile.TemporaryDirectory(prefix="roundhouse-weights-")
-        self._files = ReceiverFiles(Path(self._scratch.name))
         self._observe = observe
         self._clock = clock
         self._lock = anyio.Lock()
@@ -72,9 +70,11 @@ class ModelWeights:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own the tasks until cancelled."""
-        async with anyio.create_task_group() as self._tasks:
-            task_status.started()
-            await anyio.sleep_forever()
+        with tempfile.TemporaryDirectory(prefix="roundhouse-weights-") as folder:
+            self._files = ReceiverFiles(Path(folder))
+            async with anyio.create_task_group() as self._tasks:
+                task_status.started()
+                await anyio.sleep_forever()
 
     # What a trainer asks for
 
@@ -99,7 +99,7 @@ class ModelWeights:
             raise InvalidUpdate(f"backend: the engines of {self.name} were started for {self._policy.backend}")
         async with self._lock:
             self._numbers += 1
-            group = Group(number=self._numbers, request=request)
+            group = Group(self._numbers, request)
             self.group = group
             try:
                 group.members = await join_engines(group, self._serving(), self._files, self._start_soon)
@@ -161,15 +161,12 @@ class ModelWeights:
         self._numbers += 1
         workers = {worker.spec.id: worker for worker in self._serving()}
         update = WeightUpdate(
-            number=self._numbers,
-            version=self.standing.version + 1 if request.version is None else request.version,
-            previous=self.standing.version,
-            request=request,
-            clock=self._clock,
-            shares={
-                name: Share(worker=name, incarnation=worker.incarnation, since=self._clock())
-                for name, worker in workers.items()
-            },
+            self._numbers,
+            self.standing.version + 1 if request.version is None else request.version,
+            self.standing.version,
+            request,
+            self._clock,
+            {name: worker.incarnation for name, worker in workers.items()},
         )
         self.updates.append(update)
         return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)

@@ -1,7 +1,7 @@
 """One update of weights as it is asked for, and as it goes. Values and their changes; no I/O."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from workers.spec import WorkerId
@@ -47,35 +47,51 @@ class UpdateRequest:
     bucket_bytes: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
 class Share:
     """One worker's part in an update; ``stage`` is what it does, since ``since``, in monotonic seconds."""
 
-    worker: WorkerId
-    incarnation: int
-    stage: str = "waiting"
-    since: float = 0.0
-    received: int = 0
-    total: int = 0
-    error: str | None = None
-    paused_at: float | None = None
-    paused_s: float = 0.0
+    def __init__(self, worker: WorkerId, incarnation: int, now: float) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.stage = "waiting"
+        self.since = now
+        self.received = 0  # tensors
+        self.total = 0
+        self.error: str | None = None
+        self.paused_at: float | None = None
+        self.paused_s = 0.0
+
+    def __repr__(self) -> str:
+        """State what it does."""
+        return f"<Share {self.worker} {self.stage} {self.error or ''}>"
 
 
-@dataclass(slots=True, kw_only=True)
 class WeightUpdate:
     """An update, running or over; written by whoever runs it. Times are monotonic seconds of ``clock``."""
 
-    number: int
-    version: int
-    previous: int
-    request: UpdateRequest
-    clock: Callable[[], float]
-    shares: dict[WorkerId, Share]
-    state: UpdateState = UpdateState.RUNNING
-    phase: Phase = Phase.PAUSE
-    error: str | None = None
-    phase_s: dict[Phase, float] = field(default_factory=dict)
+    def __init__(
+        self,
+        number: int,
+        version: int,
+        previous: int,
+        request: UpdateRequest,
+        clock: Callable[[], float],
+        incarnations: Mapping[WorkerId, int],
+    ) -> None:
+        self.number = number
+        self.version = version
+        self.previous = previous
+        self.request = request
+        self.clock = clock
+        self.shares = {worker: Share(worker, incarnation, clock()) for worker, incarnation in incarnations.items()}
+        self.state = UpdateState.RUNNING
+        self.phase = Phase.PAUSE
+        self.error: str | None = None
+        self.phase_s: dict[Phase, float] = {}
+
+    def __repr__(self) -> str:
+        """State how far it is."""
+        return f"<WeightUpdate {self.number} to {self.version} {self.state} {self.phase}>"
 
     @property
     def survivors(self) -> list[Share]:

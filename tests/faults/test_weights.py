@@ -1,0 +1,221 @@
+"""An update of weights in which one engine fails, in every phase and by every way that weights come."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.conftest import find_ports
+from tests.faults.test_submit import QUICK
+from tests.faults.test_worker import ask
+from tests.waiting import LIMIT_S, wait_until
+from workers import EngineKind, WorkerSpec, WorkerTimeouts
+from workers.errors import GroupMissing, NoWorkerReady, UpdateRunning, VersionNotNewer
+from workers.fleet import Fleet
+from workers.spec import WorkerId
+from workers.states import WorkerState
+from workers.weights.group import GroupRequest, GroupState
+from workers.weights.model import ModelWeights
+from workers.weights.phases import WORKING, Backend, Phase, WeightsPolicy
+from workers.weights.update import Share, Tensor, UpdateRequest, UpdateState, WeightUpdate
+
+PROGRAM = Path(__file__).parent.parent / "programs" / "vllm_engine.py"
+PHASE_S = 1.0
+LIMITS = WeightsPolicy(
+    **{f"{phase}_s": PHASE_S for phase in ("pause", "start", "receive", "finish", "resume", "keep", "wait", "init")}  # type: ignore[arg-type]
+)
+
+
+class Two:
+    """Two workers of one model, and the file that makes one of them misbehave."""
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self.fleet = fleet
+        self.folder = folder
+        self.good, self.bad = fleet
+        self.fault = folder / "fault"
+
+    @property
+    def weights(self) -> ModelWeights:
+        return self.fleet.weights["m"]
+
+    def misbehave(self, phase: str, do: str) -> None:
+        self.fault.write_text(json.dumps({"port": self.bad.spec.port, "phase": phase, "do": do}))
+
+    def request(self, name: str, **fields: object) -> UpdateRequest:
+        return UpdateRequest(checkpoint=str(self.folder / name), **fields)  # type: ignore[arg-type]
+
+    async def join(self) -> None:
+        backend = self.good.spec.weights.backend
+        group = await self.weights.init(GroupRequest(backend=backend, address="127.0.0.1", port=1, timeout_s=5))
+        assert (group.world_size, [each.first_rank for each in group.members.values()]) == (3, [1, 2])
+        await wait_until(lambda: group.state is GroupState.READY, "all have joined")
+
+    async def back(self, expected: str) -> None:
+        """Return when both take traffic again, with the weights that are called so, or were sent and kept as that."""
+        await wait_until(lambda: all(each.state is WorkerState.READY for each in self.fleet), "both are ready")
+        for worker in self.fleet:
+            assert (await ask(worker))[1] in ({"w", expected} if expected.startswith("version") else {expected})
+            assert worker.weights is not None
+            assert worker.weights.version == self.weights.standing.version
+
+
+@asynccontextmanager
+async def two(tmp_path: Path, backend: Backend = Backend.GLOO) -> AsyncIterator[Two]:
+    port = find_ports(2)
+    for name in ("launched", "one", "two"):
+        _write_checkpoint(tmp_path / name)
+    spec = WorkerSpec(
+        engine=EngineKind.VLLM,
+        id=WorkerId("m-0"),
+        name="m",
+        model=str(tmp_path / "launched"),
+        port=port,
+        command=(sys.executable, "-I", "-S", str(PROGRAM)),
+        args={"fault-file": str(tmp_path / "fault")},
+        timeouts=WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S),
+        restart=QUICK,
+        weights=replace(LIMITS, backend=backend),
+    )
+    fleet = Fleet([spec, replace(spec, id=WorkerId("m-1"), port=port + 1)], os.environ, tmp_path / "state")
+    with anyio.fail_after(3 * LIMIT_S):
+        async with fleet.running():
+            await fleet.wait_ready()
+            yield Two(fleet, tmp_path)
+
+
+def _write_checkpoint(folder: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+
+
+def tensors(name: str) -> UpdateRequest:
+    return UpdateRequest(tensors=(Tensor(name=name, dtype="float32", shape=(1,)),))
+
+
+async def _is_over(weights: ModelWeights) -> None:
+    await wait_until(lambda: weights.running is None, "the update is over")
+
+
+async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> WeightUpdate:
+    """Run an update in which the bad worker fails a phase; return it when it is over, with nothing to fail any more."""
+    weights = workers.weights
+    workers.misbehave(phase, "fail" if do == "fail" else "stall")
+    doing, _ = WORKING[Phase(phase)]
+
+    def share() -> Share:
+        return weights.updates[-1].shares[workers.bad.spec.id]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(weights.update, request)
+        await wait_until(lambda: weights.running, "it is under way")
+        if do == "kill":
+            await wait_until(lambda: share().stage == doing, "the phase is reached")
+            pid = workers.bad.snapshot().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: share().error, "it has failed")
+        workers.fault.unlink()
+        await _is_over(weights)
+    assert f"m-1: {phase}" in (weights.updates[-1].error or "")
+    return weights.updates[-1]
+
+
+@pytest.mark.parametrize("do", ["kill", "stall", "fail"])
+@pytest.mark.parametrize("phase", ["pause", "receive", "finish", "resume"])
+async def test_a_worker_that_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase: str, do: str) -> None:
+    """The others go on with the new version; it is named, and brought to that version before it takes traffic."""
+    async with two(tmp_path) as workers:
+        began_at = time.monotonic()
+        update = await fail_in(workers, workers.request("one"), phase, do)
+        assert time.monotonic() - began_at < PHASE_S + 5
+        assert (update.state, update.version, workers.weights.standing.version) == (UpdateState.PARTIAL, 1, 1)
+        assert "m-0" not in (update.error or "")
+        assert (await ask(workers.good))[1] == "one"
+        await workers.back("one")
+        assert workers.good.incarnation == 1
+        assert workers.bad.incarnation > 1
+
+
+@pytest.mark.parametrize("phase", ["start", "receive", "finish"])
+async def test_a_worker_that_is_killed_in_a_broadcast(tmp_path: Path, phase: str) -> None:
+    """Whoever has received goes on with the new version; where nothing was sent yet nothing has changed."""
+    async with two(tmp_path) as workers:
+        await workers.join()
+        update = await fail_in(workers, tensors("w"), phase, "kill")
+        assert update.state is (UpdateState.FAILED if phase == "start" else UpdateState.PARTIAL)
+        await workers.back("launched" if phase == "start" else "version-1")
+        assert workers.good.incarnation == 1
+        with pytest.raises(GroupMissing):  # a group is whole, or has to be made again
+            await workers.weights.update(tensors("w"))
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+async def test_a_broadcast_reaches_all(tmp_path: Path, backend: Backend) -> None:
+    """Both ways of broadcasting, through all of their phases."""
+    async with two(tmp_path, backend) as workers:
+        await workers.join()
+        update = await workers.weights.update(tensors("w"))
+        await _is_over(workers.weights)
+        assert (update.state, update.error) == (UpdateState.COMPLETED, None)
+        await workers.back("w")
+        assert [share.stage for share in update.shares.values()] == ["serving", "serving"]
+
+
+@pytest.mark.parametrize("phase", ["start", "receive", "finish"])
+async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phase: str) -> None:
+    """VLLM's transfer writes straight into the weights: what may be half changed is started again."""
+    async with two(tmp_path, Backend.NCCL) as workers:
+        await workers.join()
+        update = await fail_in(workers, tensors("w"), phase, "fail")
+        await wait_until(lambda: workers.bad.incarnation == 2, "it is started again")
+        if update.state is UpdateState.FAILED:
+            await workers.back("launched")
+        else:  # nobody has kept what was sent: it waits for the next
+            await wait_until(lambda: workers.bad.state is WorkerState.DRAINING, "it answers")
+            assert "nobody has kept them" in workers.weights.waits_for(workers.bad)
+            assert (await workers.weights.update(workers.request("two"))).version == 2
+            await workers.back("two")
+
+
+async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
+    """Versions only rise, and an update in the way is told from one that cannot be."""
+    async with two(tmp_path) as workers:
+        weights = workers.weights
+        update = await weights.update(workers.request("one", version=7))
+        with pytest.raises(UpdateRunning):
+            await weights.update(workers.request("two"))
+        await _is_over(weights)
+        assert (update.state, weights.standing.version) == (UpdateState.COMPLETED, 7)
+        await workers.back("one")
+        with pytest.raises(VersionNotNewer):
+            await weights.update(workers.request("two", version=7))
+        with pytest.raises(GroupMissing):
+            await weights.update(tensors("w"))
+        assert (await weights.update(workers.request("two"))).version == 8
+        await _is_over(weights)
+        await workers.back("two")
+        for worker in workers.fleet:
+            await worker.end_engine("a test")
+        with pytest.raises(NoWorkerReady):
+            await weights.update(workers.request("one"))
+
+
+async def test_a_drain_is_the_operators_to_take_back(tmp_path: Path) -> None:
+    """An update goes over drained workers too, and leaves them drained."""
+    async with two(tmp_path) as workers:
+        workers.bad.drain_nowait("a test")
+        assert (await workers.weights.update(workers.request("one"))).version == 1
+        await _is_over(workers.weights)
+        assert (workers.good.state, workers.bad.state) == (WorkerState.READY, WorkerState.DRAINING)
+        workers.bad.resume_nowait("a test")
+        await workers.back("one")

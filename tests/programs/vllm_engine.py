@@ -1,0 +1,139 @@
+"""Plays vLLM's control endpoints, and misbehaves in the phase that a file names: {"port", "phase", "do": stall | fail}.
+
+Its weights are a word: the name of the checkpoint that it was started from, or got last; its answers say it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+PHASES = {
+    "/pause": "pause",
+    "/resume": "resume",
+    "/update_weight_version": "finish",
+    "/start_weight_update": "start",
+    "/update_weights": "receive",
+    "/finish_weight_update": "finish",
+    "reload_weights": "receive",
+    "roundhouse_state": "start",
+    "roundhouse_receive": "receive",
+    "roundhouse_apply": "finish",
+}
+
+
+class Engine:
+    """One engine's weights, and whether it stands still."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.weights = Path(options.model).name
+        self.sent = ""
+        self.going = asyncio.Event()
+        self.going.set()
+        self.receiver = {"key": "", "group": "none", "stage": "idle", "update": 0, "received": 0, "total": 0}
+        self.file: Path | None = None
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lines = head.split("\r\n")
+        method, path, _ = lines[0].split(" ")
+        sizes = [int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:")]
+        body = json.loads(await reader.readexactly(sizes[0])) if sizes and sizes[0] else {}
+        path = path.split("?")[0]
+        if path == "/v1/chat/completions":
+            await self._talk(writer)
+        else:
+            status, document = await self._control(method, path, body)
+            _send(writer, status, document)
+        await writer.drain()
+        writer.close()
+
+    async def _talk(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        await self.going.wait()
+        delta = {"choices": [{"delta": {"content": self.weights}, "finish_reason": "stop"}]}
+        writer.write(b"data: " + json.dumps(delta).encode() + b"\n\ndata: [DONE]\n\n")
+
+    async def _control(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, object]:
+        name = body.get("method", path)
+        fault = self._fault(PHASES.get(name, ""))
+        if fault == "stall":
+            await asyncio.Event().wait()
+        if fault == "fail":
+            return 500, {"error": {"message": "as it was told", "type": "InternalServerError", "code": 500}}
+        if method == "GET":
+            return 200, {"world_size": 1, "data": [{"id": "m", "max_model_len": 4096}]}
+        if path == "/collective_rpc":
+            return 200, {"results": [self._call(name, body.get("kwargs", {}))]}
+        if path in {"/pause", "/resume"}:
+            (self.going.clear if path == "/pause" else self.going.set)()
+        elif path == "/finish_weight_update":
+            self.weights = self.sent
+        elif path == "/update_weights":
+            self.sent = body["update_info"]["names"][0]
+        return 200, {}
+
+    def _call(self, name: str, told: dict[str, Any]) -> object:
+        if name == "reload_weights":
+            self.weights = Path(told["weights_path"]).name
+            return None
+        match name.removeprefix("roundhouse_"):
+            case "join":
+                self.file = Path(f"{told['file']}.0")
+                self.receiver |= {"key": told["place"]["key"], "group": "ready"}
+            case "receive":
+                self.sent = told["tensors"][0]["name"]
+                self.receiver |= {"stage": "received", "update": told["update"], "received": 1, "total": 1}
+            case "apply":
+                self.weights = self.sent
+                self.receiver["stage"] = "applied"
+            case "keep":
+                Path(told["folder"]).mkdir(parents=True, exist_ok=True)
+                self.receiver["stage"] = "kept"
+            case "drop":
+                self.receiver |= {"stage": "idle", "group": "none"}
+            case _:
+                pass
+        if self.file is not None:
+            half = self.file.with_suffix(".half")
+            half.write_text(json.dumps(self.receiver))
+            half.replace(self.file)
+        return json.dumps(self.receiver)
+
+    def _fault(self, phase: str) -> str | None:
+        if not self.options.fault_file.exists():
+            return None
+        told = json.loads(self.options.fault_file.read_text())
+        mine = (told["port"], told["phase"]) == (self.options.port, phase)
+        return str(told["do"]) if mine else None
+
+
+def _send(writer: asyncio.StreamWriter, status: int, document: object) -> None:
+    body = json.dumps(document).encode()
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    engine = Engine(options)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: os._exit(0))
+    server = await asyncio.start_server(engine.handle, "127.0.0.1", options.port)
+    async with server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--model")
+    parser.add_argument("--fault-file", type=Path)
+    options, _ = parser.parse_known_args()
+    asyncio.run(serve(options))
+
+
+if __name__ == "__main__":
+    main()
