@@ -109,7 +109,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             specs = [replace(spec, state_dir=state_dir) for spec in equipped]
             fleet = Fleet(specs, os.environ, state_dir, metrics.observe_phase)
             metrics.watch(fleet)
-            outlet = Outlet(store, models, config.store.lease_s)
+            outlet = Outlet(store, models, config.store.lease_s, watch)
             order = config.scheduling
             scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
             intake = Intake(store, scheduler, models, is_shared=is_shared(config.store))

@@ -26,8 +26,9 @@ from workers.fleet import Fleet
 class Outlet:
     """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.Outlet``."""
 
-    def __init__(self, store: Store, models: Sequence[str], lease_s: float) -> None:
+    def __init__(self, store: Store, models: Sequence[str], lease_s: float, watch: JobWatch) -> None:
         self._store = store
+        self._watch = watch
         self._models = models
         self._lease_s = lease_s
         self._missed_at: dict[str, float] = {}  # models that no other node had when it was asked for
@@ -52,6 +53,10 @@ class Outlet:
     def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
         """Leave conversations to other nodes, each with the models that it needs next."""
         self._store.release_nowait(wants)
+
+    def is_followed(self, job_id: JobId) -> bool:
+        """Whether anybody looks at a job while it runs."""
+        return self._watch.is_followed(job_id)
 
     def is_elsewhere(self, model: str) -> bool:
         """Whether a model is for other nodes: one has it, or this one never will."""

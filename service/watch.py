@@ -26,6 +26,10 @@ class JobWatch:
             event = self._events[job_id] = anyio.Event()
         return event
 
+    def is_followed(self, job_id: JobId) -> bool:
+        """Whether anybody waits for the job's next change."""
+        return job_id in self._events
+
     def close(self) -> None:
         """Wake everybody: nothing more is to be waited for."""
         self.is_closed = True

@@ -94,6 +94,8 @@ class Signs:
         now = self._clock()
         if self._kernel_at is not None and now > self._kernel_at and self.kernel.processes:
             self._cpu_percent = 100 * (view.cpu_s - self.kernel.cpu_s) / (now - self._kernel_at)
+        if self._kernel_at is not None and view.compiles_since(self.kernel):
+            self._rose_at = self._unexplained_at = now  # it makes what it needs for these requests, before any step
         self.kernel, self._kernel_at = view, now
         log_bytes = self._vitals.log_bytes()
         if log_bytes != self._log_bytes:

@@ -18,6 +18,13 @@ from transport.events import Event
 from transport.request import ChatRequest, Message
 
 VIEW_PROCESSES: Final = 64  # of one engine's tree; vLLM has a dozen
+# What Triton, Inductor, FlashInfer and llama.cpp's backends run to make kernels; in-process compilers show no process.
+COMPILERS: Final = frozenset(
+    {
+        *("ptxas", "cicc", "nvcc", "cudafe++", "fatbinary", "nvlink", "hipcc", "ninja"),
+        *("gcc", "g++", "cc", "c++", "cc1", "cc1plus", "as", "ld", "collect2", "clang", "clang++", "ld.lld"),
+    }
+)
 CANARY: Final = (Message(role="user", content="ping"),)
 logger = logging.getLogger(__name__)
 
@@ -45,6 +52,12 @@ class KernelView:
     def cpu_s(self) -> float:
         """CPU seconds of all of them together."""
         return sum(process.cpu_s for process in self.processes)
+
+    def compiles_since(self, earlier: "KernelView") -> bool:
+        """Whether a compiler below the engine has worked since: kernels are made when a shape comes first."""
+        spent = {process.pid: process.cpu_s for process in earlier.processes}
+        compilers = (process for process in self.processes if process.name in COMPILERS)
+        return any(process.cpu_s > spent.get(process.pid, -1.0) for process in compilers)
 
 
 class Probe(StrEnum):

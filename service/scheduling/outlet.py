@@ -31,5 +31,8 @@ class Outlet(Protocol):
     def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
         """Leave conversations to other nodes, each with the models that it needs next."""
 
+    def is_followed(self, job_id: JobId) -> bool:
+        """Whether anybody looks at a job while it runs, so that its text should come as it is written."""
+
     def is_elsewhere(self, model: str) -> bool:
         """Whether another node has workers for a model."""

@@ -90,7 +90,13 @@ class JobPrompts:
         return bool(self.agents[agent_id].tools)
 
     def request(
-        self, key: TurnKey, rejected: Sequence[Rejected], told: str | None = None, ledger: CallLedger | None = None
+        self,
+        key: TurnKey,
+        rejected: Sequence[Rejected],
+        told: str | None = None,
+        ledger: CallLedger | None = None,
+        *,
+        is_watched: bool = True,
     ) -> Request:
         """Return what a worker is asked for a turn that starts now; ``told`` is said to its agent at the end."""
         agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
@@ -109,6 +115,7 @@ class JobPrompts:
             exit_tools=agent.exit_tools,
             markup=agent.markup,
             ledger=ledger,
+            is_watched=is_watched,
         )
 
 

@@ -354,11 +354,12 @@ class Scheduler:
     async def _request(self, run: TurnRun) -> Request:
         """Return what is asked of a worker; with tools, after a look at the calls of earlier attempts."""
         key, prompts = run.key, self._jobs[run.key.job_id]
+        is_watched = self._outlet.is_followed(key.job_id)
         if not prompts.has_tools(key.agent_id):
-            return prompts.request(key, run.rejected)
+            return prompts.request(key, run.rejected, is_watched=is_watched)
         earlier = await self._outlet.calls_of(key)
         ledger = TurnCalls(key, earlier, self._outlet.append)
-        return prompts.request(key, run.rejected, describe_calls(earlier), ledger)
+        return prompts.request(key, run.rejected, describe_calls(earlier), ledger, is_watched=is_watched)
 
     def _land_all(self) -> None:
         landed, self._landed = self._landed, []

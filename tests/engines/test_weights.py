@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,7 @@ def trainer(service: Service, python: str) -> Iterator[Callable[..., Document]]:
 
     tell.process = process  # type: ignore[attr-defined]
     try:
+        assert json.loads(process.stdout.readline()) == {"state": "here"}
         yield tell
     finally:
         process.kill()
@@ -160,10 +162,10 @@ def test_five_updates_in_mid_generation(
     """32 conversations in flight: no turn is lost, and each was made with the weights that it says."""
     before = weights_of(service)["version"]
     made_of = {before: checkpoints[-1]}
-    prompts = PROMPTS * 24
-    job = post(service, prompts, tokens=400)
+    prompts = PROMPTS * 32
     paused: list[float] = []
     with trainer(service, vllm_python) as tell:
+        job = post(service, prompts, tokens=400)
         for number in range(1, VERSIONS + 1):
             wait_full(service)
             checkpoint, version = checkpoints[number], before + number
@@ -287,6 +289,24 @@ def test_a_worker_that_is_killed_while_it_receives(
     turns = say(service, PROMPTS * 4, HEAD)
     assert {turn["worker"] for turn in turns} == {"policy-0", "policy-1"}
     assert [turn["text"] for turn in turns] == spoken[checkpoints[4]] * 4
+
+
+def test_a_killed_server_leaves_nothing_and_is_ready_again(service: Service, request: pytest.FixtureRequest) -> None:
+    """EngineCore and workers never outlive their API server: within a second, twenty times over in a soak."""
+    times = 20 if request.config.getoption("--soak") else 2
+    wait_in_rotation(service)
+    gone_s: list[float] = []
+    ready_s: list[float] = []
+    for _ in range(times):
+        worker = service.get("/v1/workers/policy-1")
+        tree = psutil.Process(worker["pid"]).children(recursive=True)
+        assert {child.name()[:16] for child in tree} >= {"policy-1::Engine"[:15], "policy-1::Worker"[:15]}
+        killed_at = time.monotonic()
+        os.kill(worker["pid"], signal.SIGKILL)
+        gone_s.append(wait_for(lambda: not any(is_alive(child.pid) for child in tree), "its tree is gone", 1.0))  # noqa: B023
+        wait_in_rotation(service)
+        ready_s.append(time.monotonic() - killed_at)
+    print(f"\ngone after {max(gone_s):.3f} s at most; in rotation again after {sorted(ready_s)} s")
 
 
 def test_a_front_without_its_engine_is_found_dead(service: Service) -> None:

@@ -16,6 +16,8 @@ from service.client import WeightsClient, WeightsError
 
 def main() -> None:
     weights = WeightsClient(sys.argv[1], sys.argv[2], timeout_s=120)
+    weights.init(timeout_s=60)
+    print(json.dumps({"state": "here"}), flush=True)
     for line in sys.stdin:
         told = json.loads(line)
         tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))

@@ -4,6 +4,7 @@ What counts as progress, in order of strength:
 
 * the model's own: tokens, and prompt progress that has got further;
 * the engine's counters (/slots): any that rises vetoes a kill, whoever's request it is;
+* a compiler that works below the engine vetoes too: the first request of its shape waits until its kernels are made;
 * bytes that hold nothing of the model's (SSE comments), CPU ticks and a growing log are told and decide nothing:
   a hung engine can spin, ping and complain, and a healthy one can sleep.
 

@@ -157,7 +157,7 @@ class UpdateRun:
             with anyio.fail_after(limit_s) as self._scopes[share.worker]:
                 self._check_same(worker, share)
                 await act(worker, share)
-                self._check_same(worker, share)
+            self._check_same(worker, share)  # and the scope may have been left because it is not
         except TimeoutError:
             others = ", ".join(each.worker for each in self.update.failed)
             self.update.fail(share, f"given up after {others} had failed" if others else f"not within {limit_s:g} s")

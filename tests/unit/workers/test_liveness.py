@@ -183,6 +183,7 @@ class FakeEngine:
     sings: bool = False
     probes: Probe = Probe.ANSWERED
     cpu_s: float = 0.0
+    compiler_s: float = 0.0
     printed: int = 0
     is_serving: bool = True
     is_starting: bool = False
@@ -206,7 +207,10 @@ class FakeEngine:
 
     async def kernel_view(self) -> KernelView:
         one = ProcessView(pid=1, name="e", state="running", wchan=None, rss_bytes=1, cpu_s=self.cpu_s, threads=1)
-        return KernelView(processes=(one,))
+        two = ProcessView(
+            pid=2, name="ptxas", state="running", wchan=None, rss_bytes=1, cpu_s=self.compiler_s, threads=1
+        )
+        return KernelView(processes=(one, two) if self.compiler_s else (one,))
 
     def log_bytes(self) -> int:
         return self.printed
@@ -304,6 +308,28 @@ class TestVirtualTime:
             assert limit_s <= at - started <= limit_s + 10
             assert reason is (FailureReason.STALLED_DECODE if has_token else FailureReason.STALLED_PREFILL)
             assert list(suspects) == [flight]
+
+        virtually(scenario)
+
+    def test_kernels_being_made_are_no_stall(self) -> None:
+        """A pause for a compiler is left alone for as long as that works, and a compiler that hangs is found."""
+
+        async def scenario() -> None:
+            watching = Watching()
+            watching.fly()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watching.watch.run)
+                for _ in range(int(10 * MINUTE)):
+                    watching.engine.compiler_s += 1
+                    await pass_time(1)
+                assert watching.engine.broken == []
+                ended_at = anyio.current_time()
+                with anyio.fail_after(1000):
+                    while not watching.engine.broken:
+                        await pass_time(0.5)
+                tasks.cancel_scope.cancel()
+            ((at, _, _),) = watching.engine.broken
+            assert 100 <= at - ended_at <= 130
 
         virtually(scenario)
 
