@@ -162,10 +162,10 @@ def test_five_updates_in_mid_generation(
     """32 conversations in flight: no turn is lost, and each was made with the weights that it says."""
     before = weights_of(service)["version"]
     made_of = {before: checkpoints[-1]}
-    prompts = PROMPTS * 32
+    prompts = PROMPTS * 96
     paused: list[float] = []
     with trainer(service, vllm_python) as tell:
-        job = post(service, prompts, tokens=400)
+        job = post(service, prompts, tokens=150)
         for number in range(1, VERSIONS + 1):
             wait_full(service)
             checkpoint, version = checkpoints[number], before + number
@@ -183,7 +183,7 @@ def test_five_updates_in_mid_generation(
     for turn, prompt in zip(turns, prompts, strict=True):
         began, ended = turn["weight_version"], turn["weight_version_end"]
         expected = spoken[made_of[began]][PROMPTS.index(prompt)]
-        assert len(turn["text"]) == 400
+        assert len(turn["text"]) == 150
         assert (turn["text"][0], began <= ended) == (expected[0], True), turn
         if began == ended:
             assert turn["text"][:HEAD] == expected, turn
@@ -300,7 +300,8 @@ def test_a_killed_server_leaves_nothing_and_is_ready_again(service: Service, req
     for _ in range(times):
         worker = service.get("/v1/workers/policy-1")
         tree = psutil.Process(worker["pid"]).children(recursive=True)
-        assert {child.name()[:16] for child in tree} >= {"policy-1::Engine"[:15], "policy-1::Worker"[:15]}
+        names = {child.name() for child in tree}
+        assert names >= {"policy-1::EngineCore", "policy-1::Worker"}, names
         killed_at = time.monotonic()
         os.kill(worker["pid"], signal.SIGKILL)
         gone_s.append(wait_for(lambda: not any(is_alive(child.pid) for child in tree), "its tree is gone", 1.0))  # noqa: B023
