@@ -141,6 +141,11 @@ def wait_full(service: Service) -> None:
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2 * SLOTS, "every slot talks")
 
 
+def wait_completed(service: Service, job: str, turns: int) -> None:
+    """Return when so many turns of a job have ended: those that began with the present weights among them."""
+    wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= turns, "turns end", START_S)
+
+
 def turns_of(service: Service, job: str) -> list[Document]:
     return [talk["turns"][0] for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]]
 
@@ -167,6 +172,7 @@ def test_five_updates_in_mid_generation(
     with trainer(service, vllm_python) as tell:
         job = post(service, prompts, tokens=150)
         for number in range(1, VERSIONS + 1):
+            wait_completed(service, job, 2 * SLOTS * 2 * number)
             wait_full(service)
             checkpoint, version = checkpoints[number], before + number
             if number % 2:
@@ -305,6 +311,7 @@ def test_a_killed_server_leaves_nothing_and_is_ready_again(service: Service, req
         killed_at = time.monotonic()
         os.kill(worker["pid"], signal.SIGKILL)
         gone_s.append(wait_for(lambda: not any(is_alive(child.pid) for child in tree), "its tree is gone", 1.0))  # noqa: B023
+        wait_for(lambda: service.get("/v1/workers/policy-1")["incarnation"] > worker["incarnation"], "another starts")  # noqa: B023
         wait_in_rotation(service)
         ready_s.append(time.monotonic() - killed_at)
     print(f"\ngone after {max(gone_s):.3f} s at most; in rotation again after {sorted(ready_s)} s")
