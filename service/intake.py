@@ -35,10 +35,19 @@ logger = logging.getLogger(__name__)
 class Intake:
     """Between the store and the scheduler; its tasks are those of ``run``."""
 
-    def __init__(self, store: Store, scheduler: Scheduler, models: Sequence[str], *, is_shared: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        models: Sequence[str],
+        adapters: Mapping[str, str],
+        *,
+        is_shared: bool,
+    ) -> None:
         self._store = store
         self._scheduler = scheduler
         self._models = tuple(models)
+        self._adapters = adapters
         self._is_shared = is_shared
         self._hint = anyio.Event()
         self._is_starting_over = False
@@ -174,7 +183,9 @@ class Intake:
         try:
             while wanted and epoch == self.epoch:
                 some = dict(islice(wanted.items(), JOBS_A_READ))
-                shares = await self._store.read(partial(read_shares, wanted=some, known=dict(self._parsed)))
+                shares = await self._store.read(
+                    partial(read_shares, wanted=some, known=dict(self._parsed), adapters=self._adapters)
+                )
                 if epoch == self.epoch:
                     for share in shares:
                         self._go_on(share)

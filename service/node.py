@@ -17,7 +17,7 @@ from service.errors import StoreUnavailable
 from service.intake import Intake
 from service.jobs import Jobs
 from service.metrics import Metrics
-from service.rules import rules_of
+from service.rules import adapters_of, rules_of
 from service.scheduling.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.sharing import Outlet, join_cluster, watch_store
@@ -112,7 +112,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             outlet = Outlet(store, models, config.store.lease_s, watch)
             order = config.scheduling
             scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
-            intake = Intake(store, scheduler, models, is_shared=is_shared(config.store))
+            intake = Intake(store, scheduler, models, adapters_of(config), is_shared=is_shared(config.store))
             watch_store(store, tasks, scheduler, intake, watch)
             await tasks.start(scheduler.run)
             tasks.start_soon(store.wait_failed)

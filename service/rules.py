@@ -6,10 +6,16 @@ from service.config.schema import Config
 from service.conversations.spec import JobRules
 
 
+def adapters_of(config: Config) -> dict[str, str]:
+    """Return the names of LoRA adapters, each with the model that it stands on."""
+    return {adapter: name for name, model in config.models.items() for adapter in model.adapters}
+
+
 def rules_of(config: Config, elsewhere: Iterable[str] = ()) -> JobRules:
     """Return the rules of a configuration; ``elsewhere`` are models of other nodes on the same store."""
     return JobRules(
         models=tuple(dict.fromkeys((*config.models, *elsewhere))),
+        adapters=adapters_of(config),
         limits=config.limits,
         webhook_hosts=tuple(config.webhooks.hosts),
         webhook_secrets=tuple(config.webhooks.secrets),

@@ -29,10 +29,14 @@ class Share:
 
 
 def read_shares(
-    connection: Connection, wanted: Mapping[JobId, Sequence[str]], known: Mapping[JobId, Job]
+    connection: Connection,
+    wanted: Mapping[JobId, Sequence[str]],
+    known: Mapping[JobId, Job],
+    adapters: Mapping[str, str],
 ) -> list[Share]:
     """Read conversations of several jobs at one moment; ``known`` are jobs that need not be parsed again.
 
+    ``adapters`` are the names of adapters, each with the model that it stands on.
     A job that is there no more has no share.
     """
     shares: list[Share] = []
@@ -42,7 +46,7 @@ def read_shares(
         except JobNotFound:
             logger.warning("job %s was deleted as it was claimed", job_id)
             continue
-        whole = known.get(job_id) or parse_stored(reading.document(job_id)(connection), job_id)
+        whole = known.get(job_id) or parse_stored(reading.document(job_id)(connection), job_id, adapters)
         mine = frozenset(names)
         shares.append(
             Share(

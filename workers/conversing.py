@@ -30,7 +30,7 @@ RECORDED = '{"recorded": true}'  # what a signal is answered with, where the tem
 class Manner:
     """How a worker's requests are run; the same for all of them."""
 
-    model: str
+    adapted: Callable[[str | None], tuple[str, Mapping[str, object]]]  # an adapter to the model's name, and parameters
     bios: BiosPolicy
     tool_limits: ToolLimits
     runner: ToolRunner | None
@@ -98,10 +98,11 @@ class Conversing:
             fallback=self._fallback,
         )
         bios = bios_prompt(facts, self._manner.bios)
+        model, params = self._manner.adapted(self._request.adapter)
         chat = ChatRequest(
-            model=self._manner.model,
+            model=model,
             messages=stack_messages(bios, self._request.system, self._conversation),
-            params=self._request.params,
+            params={**self._request.params, **params},
             tools=self._documents,
             cache_scope=self._manner.cache_scope(),
             is_watched=self._request.is_watched,

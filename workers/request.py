@@ -18,7 +18,7 @@ class Request:
     ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
     for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
     ``ledger`` remembers calls of tools over a crash; without one none is remembered. Nobody looks at the answer of what
-    is not ``is_watched`` before it is complete.
+    is not ``is_watched`` before it is complete. ``adapter`` is one of the worker's by its name.
     """
 
     job_name: str
@@ -30,6 +30,7 @@ class Request:
     markup: bool = False
     ledger: CallLedger | None = None
     is_watched: bool = True
+    adapter: str | None = None
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

@@ -64,6 +64,8 @@ class WorkerSpec:
     ``name`` is what the model is called, ``id`` the worker.
     ``command`` stands in place of the engine's own program; the engine's ordinary flags follow it. ``args`` are further
     flags, passed through unknown: a name to its value, True for a bare flag, a sequence for a repeated one.
+    ``adapters`` are LoRA adapters that the engine is started with, by the names under which requests ask for them: a
+    folder for vLLM, a GGUF file for llama.cpp.
     ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
     the former. ``state_dir`` is where incidents and started processes are noted; None notes them nowhere.
@@ -93,6 +95,7 @@ class WorkerSpec:
     tool_limits: ToolLimits = field(default_factory=ToolLimits)
     repetition: RepetitionLimits = field(default_factory=RepetitionLimits)
     weights: WeightsPolicy = field(default_factory=WeightsPolicy)
+    adapters: Mapping[str, str] = field(default_factory=dict)
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -149,6 +152,8 @@ class WorkerSpec:
                 Endpoint.of_url(self.url)
             except ValueError as error:
                 yield f"url: {error}"
+        if self.adapters and not self.owns_engine:
+            yield "adapters: an attached engine has its own"
         if self.socket is not None and self.engine is not EngineKind.VLLM:
             yield "socket: only vllm listens on one"
         if self.socket is not None and len(str(self.socket).encode()) > MAX_SOCKET_PATH:

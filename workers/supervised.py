@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
@@ -19,7 +20,7 @@ from workers.errors import NoSlot, StartFailed
 from workers.flight import Flight, Flights
 from workers.incarnation import Incarnation
 from workers.incident import Incidents, RequestView
-from workers.launch import DIALECTS, takes_tools
+from workers.launch import DIALECTS, adapted, takes_tools
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
@@ -88,10 +89,11 @@ class SupervisedWorker:
             on_gone=self._keep_incident,
             on_move=self._moved,
         )
-        self._vitals = EngineVitals(self._client, spec.served_name, self._root_pid, lambda: self.log.bytes_taken)
+        model, params = adapted(spec, None)
+        self._vitals = EngineVitals(self._client, model, params, self._root_pid, lambda: self.log.bytes_taken)
         self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
         self._manner = Manner(
-            model=spec.served_name,
+            adapted=partial(adapted, spec),
             bios=spec.bios,
             tool_limits=spec.tool_limits,
             runner=spec.tool_runner,

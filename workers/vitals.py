@@ -1,7 +1,7 @@
 """What an engine shows of itself apart from its answers: its counters, a canary's song, and the kernel's view of it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -94,10 +94,15 @@ class EngineVitals:
     """The vitals of a real engine; ``root`` gives the pid above its whole tree, None where there is none."""
 
     def __init__(
-        self, client: EngineClient, model: str, root: Callable[[], int | None], log_bytes: Callable[[], int]
+        self,
+        client: EngineClient,
+        model: str,
+        params: Mapping[str, object],
+        root: Callable[[], int | None],
+        log_bytes: Callable[[], int],
     ) -> None:
         self._client = client
-        self._canary = ChatRequest(model=model, messages=CANARY, params=client.dialect.canary_params)
+        self._canary = ChatRequest(model=model, messages=CANARY, params={**client.dialect.canary_params, **params})
         self._root = root
         self._log_bytes = log_bytes
 

@@ -171,6 +171,9 @@ class BiosConfig(StrictModel):
     clock_step_s: float = Field(default=600.0, ge=0)
 
 
+ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+
+
 class WeightsConfig(StrictModel):
     """How new weights come to the workers of a model; limits in seconds."""
 
@@ -209,6 +212,7 @@ class ModelConfig(StrictModel):
     repetition: RepetitionConfig | None = Field(default_factory=RepetitionConfig)
     bios: BiosConfig = Field(default_factory=BiosConfig)
     weights: WeightsConfig | None = None
+    adapters: dict[ModelName, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_attached_or_not(self) -> "ModelConfig":
@@ -220,6 +224,8 @@ class ModelConfig(StrictModel):
             raise ValueError(f"{', '.join(unused)}: not of an attached engine, which somebody else runs")
         if self.engine != "attached" and self.headers:
             raise ValueError("headers: only of an attached engine")
+        if self.engine == "attached" and self.adapters:
+            raise ValueError("adapters: an attached engine has its own")
         if self.weights is not None and self.engine != "vllm":
             raise ValueError("weights: only those of vllm can change")
         if self.socket_dir is not None and self.engine != "vllm":
@@ -235,9 +241,6 @@ class ModelConfig(StrictModel):
         return self
 
 
-ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
-
-
 class Config(StrictModel):
     """The whole configuration."""
 
@@ -247,6 +250,16 @@ class Config(StrictModel):
     scheduling: SchedulingConfig = Field(default_factory=SchedulingConfig)
     limits: Limits = Field(default_factory=Limits)
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Config":
+        owners = {name: f"models.{name}" for name in self.models}
+        for name, model in self.models.items():
+            for adapter in model.adapters:
+                owner = owners.setdefault(adapter, f"models.{name}.adapters")
+                if owner != f"models.{name}.adapters":
+                    raise ValueError(f"models.{name}.adapters.{adapter}: {owner} has that name already")
+        return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> "Config":

@@ -103,7 +103,18 @@ def _spec(
         tool_runner=python,
         repetition=RepetitionLimits(lines=lines),
         weights=_weights(model.weights),
+        adapters={key: _adapter(name, key, path, model, base) for key, path in model.adapters.items()},
     )
+
+
+def _adapter(name: str, adapter: str, path: str, model: ModelConfig, base: Path) -> str:
+    """Return where an adapter is: a folder for vLLM, a file for llama.cpp."""
+    found = (base / Path(path).expanduser()).resolve()
+    is_there = (found / "adapter_config.json").is_file() if model.engine == "vllm" else found.is_file()
+    if not is_there:
+        what = "folder with an adapter_config.json" if model.engine == "vllm" else "GGUF file"
+        raise ConfigError(f"models.{name}.adapters.{adapter}: there is no {what} at {found}")
+    return str(found)
 
 
 def _weights(given: WeightsConfig | None) -> WeightsPolicy:

@@ -1,7 +1,7 @@
 """A job as callers write it, and the whole list of what is wrong with it (contract, section 5)."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Annotated, Final, Literal, Self
 
@@ -110,25 +110,27 @@ class JobSpec(StrictModel):
 class JobRules:
     """What a job may ask for here: models, sizes, and whom to tell of its end.
 
-    ``webhook_hosts`` None means any host; ``key_s`` is how long its idempotency key counts, in seconds.
+    ``adapters`` are names that agents may use as models, each with the model that it stands on. ``webhook_hosts`` None
+    means any host; ``key_s`` is how long its idempotency key counts, in seconds.
     """
 
     models: Collection[str]
+    adapters: Mapping[str, str] = field(default_factory=dict)
     limits: Limits
     webhook_hosts: Collection[str] | None = ()
     webhook_secrets: Collection[str] = ()
     key_s: float = 86_400.0
 
 
-def parse_stored(text: str, job_id: JobId) -> Job:
-    """Return a stored job as it was accepted, whatever the configuration says by now."""
+def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
+    """Return a stored job as it was accepted, whatever the configuration says by now but of ``adapters``."""
     document = msgspec.json.decode(text)
     models = {agent["model"] for agent in document["agents"]}
     webhook = document.get("webhook") or {}
     most = 2**62
     anything = Limits(body_bytes=most, depth=most, agents=most, conversations=most, rounds=most, turns=most, tools=most)
     secrets = {webhook["secret"]} if webhook.get("secret") else ()
-    rules = JobRules(models=models, limits=anything, webhook_hosts=None, webhook_secrets=secrets)
+    rules = JobRules(models=models, adapters=adapters, limits=anything, webhook_hosts=None, webhook_secrets=secrets)
     return parse_job(document, job_id, rules)
 
 
@@ -151,7 +153,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     _refuse(
         chain(
             _limit_faults(spec, conversations, limits),
-            _agent_faults(spec, rules.models),
+            _agent_faults(spec, (*rules.models, *rules.adapters)),
             _tool_faults(spec),
             _cycle_faults(spec),
             _mode_faults(spec),
@@ -162,7 +164,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     return Job(
         id=job_id,
         name=spec.name,
-        agents=tuple(_agent(agent) for agent in spec.agents),
+        agents=tuple(_agent(agent, rules.adapters) for agent in spec.agents),
         conversations=conversations,
         mode=spec.mode,
         prompt_at=spec.prompt_at,
@@ -203,11 +205,12 @@ def _too_many(path: str, what: str, asked: int, limit: int) -> Fault:
     return Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")
 
 
-def _agent(spec: AgentSpec) -> Agent:
+def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
     return Agent(
         id=spec.id,
         role=spec.role,
-        model=spec.model,
+        model=adapters.get(spec.model, spec.model),
+        adapter=spec.model if spec.model in adapters else None,
         system=spec.system,
         params=spec.params,
         visible_to=None if spec.visible_to is None else frozenset(spec.visible_to),

@@ -116,6 +116,7 @@ class JobPrompts:
             markup=agent.markup,
             ledger=ledger,
             is_watched=is_watched,
+            adapter=agent.adapter,
         )
 
 

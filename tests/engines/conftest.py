@@ -54,4 +54,6 @@ def subject(request: pytest.FixtureRequest, tiny_model: Path, checkpoint: Path) 
         case "vllm":
             return vllm_subject("vllm", base, request.getfixturevalue("vllm_python"), checkpoint)
         case _:
+            if request.config.getoption("--llama-server") is None:
+                pytest.skip("make test-engines attaches to real servers; tests/faults has it to scripted ones")
             return attached_subject("attached", base, replace(base, args={"threads": 1}, name="theirs"))

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -12,11 +13,15 @@ import httpx
 import psutil
 import pytest
 
+from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.engines.conftest import SLOTS
 from tests.engines.subjects import Subject
 from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
 from tests.waiting import LIMIT_S, wait_until
-from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict
+from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict, Worker
+from workers.answer import Answer
+from workers.outcome import Completed
+from workers.request import Request, user_conversation
 
 LONG: dict[str, object] = {"max_tokens": 3_000, "ignore_eos": True}
 
@@ -174,6 +179,40 @@ async def test_an_answer_that_nobody_watches_is_the_same(subject: Subject) -> No
         ]
     assert told[0].text == told[1].text
     assert {each.usage.completion_tokens for each in told} == {50}
+
+
+async def test_adapters_are_models_of_their_own(subject: Subject, tmp_path: Path) -> None:
+    """Each answers as itself, alone and beside the others, whatever the prompt's cache has seen."""
+    if subject.foreign:
+        pytest.skip("an attached engine has its own adapters")
+    write = write_peft_adapter if subject.name == "vllm" else write_gguf_adapter
+    adapters = {f"poet-{seed}": str(write(tmp_path / f"poet-{seed}", seed)) for seed in (1, 2)}
+    names = (None, *adapters)
+
+    async def say(worker: Worker, adapter: str | None) -> str:
+        answer = Answer(time.monotonic)
+        params = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        asked = Request(
+            job_name="a job", system="", conversation=user_conversation("Go."), params=params, adapter=adapter
+        )
+        with worker.lease_nowait():
+            assert isinstance(await worker.perform(asked, answer), Completed)
+        return answer.text
+
+    async with subject.working(adapters=adapters) as worker:
+        alone = {name: await say(worker, name) for name in names}
+        assert len(set(alone.values())) == len(names)
+        for _ in range(3):
+            heard: dict[str | None, str] = {}
+
+            async def hear(name: str | None, heard: dict[str | None, str] = heard) -> None:
+                heard[name] = await say(worker, name)
+
+            async with anyio.create_task_group() as tasks:
+                for name in names:
+                    tasks.start_soon(hear, name)
+            assert heard == alone
+        assert {name: await say(worker, name) for name in reversed(names)} == alone
 
 
 async def test_saturation_kills_nothing(subject: Subject, request: pytest.FixtureRequest) -> None:

@@ -32,6 +32,14 @@ def _alias(params: object, value: object) -> None:
     params.model_alias = {value}  # type: ignore[attr-defined]
 
 
+def _adapters(params: object, value: object) -> None:
+    """Take FILE:SCALE,… as llama-server does."""
+    pairs = (part.rpartition(":") for part in str(value).split(","))
+    params.lora_adapters = [  # type: ignore[attr-defined]
+        xllamacpp.CommonAdapterLoraInfo(file, float(scale)) for file, _, scale in pairs
+    ]
+
+
 VALUES: dict[tuple[str, ...], tuple[type, Callable[[object, object], None]]] = {
     ("-m", "--model"): (str, _set("model.path")),
     ("-a", "--alias"): (str, _alias),
@@ -54,6 +62,7 @@ VALUES: dict[tuple[str, ...], tuple[type, Callable[[object, object], None]]] = {
     ("--slot-save-path",): (str, _set("slot_save_path")),
     ("--sse-ping-interval",): (int, _set("sse_ping_interval")),
     ("--chat-template",): (str, _set("chat_template")),
+    ("--lora-scaled",): (str, _adapters),
     ("--seed", "-s"): (int, _set("sampling.seed")),
     ("--temp",): (float, _set("sampling.temp")),
 }

@@ -6,7 +6,7 @@ from typing import Final
 from transport.dialects.dialect import PLAIN, Dialect
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.vllm import VLLM
-from workers.launch.llama_server import llama_server_command
+from workers.launch.llama_server import adapter_params, llama_server_command
 from workers.launch.vllm import devices_of, reads_tool_calls, vllm_command
 from workers.process import Command
 from workers.spec import EngineKind, WorkerSpec
@@ -31,6 +31,13 @@ def command_for(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
         InvalidSpec: the specification contradicts itself.
     """
     return LAUNCHERS[spec.engine](spec, environment)
+
+
+def adapted(spec: WorkerSpec, adapter: str | None) -> tuple[str, Mapping[str, object]]:
+    """Return the model that a request names, and its further parameters, for an answer with an adapter or with none."""
+    if spec.engine is EngineKind.VLLM:
+        return adapter or spec.served_name, {}
+    return spec.served_name, adapter_params(spec, adapter) if spec.owns_engine else {}
 
 
 def takes_tools(spec: WorkerSpec) -> bool:

@@ -64,11 +64,21 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     if spec.weights.backend is Backend.NCCL and "weight-transfer-config" not in given:
         flags["weight-transfer-config"] = '{"backend": "nccl"}'
     model = (spec.model,) if is_cli and spec.model else ()
+    adapters: tuple[str, ...] = ()
+    if spec.adapters:
+        # One place more than there are adapters: on a CPU the base's tokens take the last one's when both are batched.
+        rooms = len(spec.adapters) + 1
+        flags |= {name: value for name, value in _rooms(rooms).items() if name not in given}
+        adapters = ("--lora-modules", *(f"{name}={folder}" for name, folder in spec.adapters.items()))
     env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id, **spec.env}
     if spec.weights.backend is Backend.GLOO and "worker-extension-cls" not in given:
         flags["worker-extension-cls"] = EXTENSION
         env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
-    return Command(argv=(*program, *model, *render_flags(flags), *render_flags(spec.args)), env=env)
+    return Command(argv=(*program, *model, *render_flags(flags), *adapters, *render_flags(spec.args)), env=env)
+
+
+def _rooms(rooms: int) -> dict[str, Flag]:
+    return {"enable-lora": True, "max-loras": rooms, "max-cpu-loras": rooms}
 
 
 def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[str]:

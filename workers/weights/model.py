@@ -103,8 +103,8 @@ class ModelWeights:
             self.group = group
             try:
                 group.members = await join_engines(group, self._serving(), self._files, self._start_soon)
-            except EngineError as error:
-                group.fail(str(error))
+            except (EngineError, TimeoutError) as error:
+                group.fail(str(error) or "an engine did not answer in time")
                 raise
         self._start_soon(watch_joining, group, self._files)
         return group

@@ -50,7 +50,7 @@ class UpdateRun:
         self._limits = limits
         self._observe = observe
         self._untold = set(workers)
-        self._undefined: set[WorkerId] = set()  # those whose weights may be half changed, or who do not answer
+        self._left_out: set[WorkerId] = set()  # whoever was killed, or knows no pause: nothing is to be taken back
         self._scopes: dict[WorkerId, anyio.CancelScope] = {}
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class UpdateRun:
         intact = [
             (share, worker)
             for share, worker in ((share, self._workers[share.worker]) for share in self.update.shares.values())
-            if share.worker not in self._undefined and worker.incarnation == share.incarnation and worker.is_serving
+            if share.worker not in self._left_out and worker.incarnation == share.incarnation and worker.is_serving
         ]
         async with anyio.create_task_group() as tasks:
             for share, worker in intact:
@@ -167,8 +167,9 @@ class UpdateRun:
             if isinstance(error, EngineUnreachable):
                 await anyio.sleep(DEATH_NOTICE_S)
             self.update.fail(share, self._words(worker, share, error))
-            knows_no_pause = isinstance(error, EngineRejected) and error.status == _ABSENT and phase is Phase.PAUSE
-            if not is_intact and not knows_no_pause:
+            if phase is Phase.PAUSE and isinstance(error, EngineRejected) and error.status == _ABSENT:
+                self._left_out.add(share.worker)
+            elif not is_intact:
                 self._kill(share, worker, share.error or "")
         else:
             self.update.enter(share, done)
@@ -241,7 +242,7 @@ class UpdateRun:
 
     def _kill(self, share: Share, worker: SupervisedWorker, because: str) -> None:
         """Have an engine started again whose weights nobody can vouch for."""
-        self._undefined.add(share.worker)
+        self._left_out.add(share.worker)
         self.update.fail(share, because)
         if worker.incarnation == share.incarnation and worker.is_serving:
             reason = FailureReason.ENGINE_UNREACHABLE

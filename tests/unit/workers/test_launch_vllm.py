@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from workers.errors import InvalidSpec
-from workers.launch import command_for, starting_devices, takes_tools
+from workers.launch import adapted, command_for, starting_devices, takes_tools
 from workers.spec import EngineKind, Flag, WorkerSpec
 from workers.startgate import StartGate
 
@@ -116,3 +116,25 @@ class TestDevices:
             await anyio.wait_all_tasks_blocked()
             assert entered == ["other", "none", "same"]
             tasks.cancel_scope.cancel()
+
+
+class TestAdapters:
+    def test_vllm_has_one_place_more_than_there_are(self) -> None:
+        """On a CPU the base's tokens take the last place's adapter when both are batched."""
+        argv = command_for(spec(adapters={"poet": "/a/poet", "clerk": "/a/clerk"}), {}).argv
+        assert argv[argv.index("--max-loras") + 1] == argv[argv.index("--max-cpu-loras") + 1] == "3"
+        at = argv.index("--lora-modules")
+        assert argv[at + 1 : at + 3] == ("poet=/a/poet", "clerk=/a/clerk")
+        assert adapted(spec(adapters={"poet": "/a"}), "poet") == ("poet", {})
+        assert adapted(spec(adapters={"poet": "/a"}), None) == ("big", {})
+
+    def test_llama_server_is_told_of_every_adapter_with_every_request(self) -> None:
+        """What is left out keeps its slot's prefix, and the cache in RAM knows no adapters."""
+        told = spec(engine=EngineKind.LLAMA_SERVER, model="/m.gguf", adapters={"poet": "/p.gguf", "clerk": "/c.gguf"})
+        argv = command_for(told, {}).argv
+        assert argv[argv.index("--lora-scaled") + 1] == "/p.gguf:0,/c.gguf:0"
+        assert argv[argv.index("--cache-ram") + 1] == "0"
+        assert adapted(told, "clerk")[1] == {"lora": [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 1.0}]}
+        assert adapted(told, None)[1] == {"lora": [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]}
+        with pytest.raises(InvalidSpec, match="comma or a colon"):
+            command_for(spec(engine=EngineKind.LLAMA_SERVER, model="/m.gguf", adapters={"p": "/a,b"}), {})
