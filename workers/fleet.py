@@ -32,9 +32,7 @@ class Fleet:
     ) -> None:
         self._workers = {spec.id: SupervisedWorker(spec, environment, self._tell) for spec in specs}
         self._state_dir = state_dir
-        changing = [
-            name for name in self.models() if any(worker.weights for worker in self if worker.spec.name == name)
-        ]
+        changing = dict.fromkeys(worker.spec.name for worker in self if worker.weights is not None)
         self.weights = {
             name: ModelWeights(name, [worker for worker in self if worker.spec.name == name], state_dir, observe)
             for name in changing

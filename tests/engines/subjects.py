@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -55,17 +55,12 @@ class Subject:
     spec: WorkerSpec
     slow_prefill: dict[str, int]
     start_limit_s: float = LIMIT_S
-    tools: dict[str, object] = field(default_factory=dict)
     foreign: ForeignServer | None = None
 
     @property
     def death(self) -> str:
         """The word for its death under a request: nobody tells us how somebody else's server has ended."""
         return "engine_unreachable" if self.foreign else "engine_died"
-
-    @property
-    def is_ours(self) -> bool:
-        return self.foreign is None
 
     def pid(self, worker: Worker) -> int:
         if self.foreign is not None:

@@ -259,7 +259,7 @@ def test_a_trainer_that_dies_in_mid_broadcast(
     assert update(service, checkpoints[3])["state"] == "completed"
     version = weights_of(service)["version"]
     with trainer(service, vllm_python) as tell:
-        assert tell(checkpoint=str(checkpoints[4]), version=version + 1, half=True)["state"] == "half"
+        assert tell(checkpoint=str(checkpoints[4]), version=version + 1, mute=True)["state"] == "mute"
         stages = [worker["stage"] for worker in weights_of(service)["update"]["workers"]]
         assert stages == ["receiving", "receiving"]
         tell.process.kill()  # type: ignore[attr-defined]
@@ -283,7 +283,7 @@ def test_a_worker_that_is_killed_while_it_receives(
     version = weights_of(service)["version"]
     victim = service.get("/v1/workers/policy-1")
     with trainer(service, vllm_python) as tell:
-        assert tell(checkpoint=str(checkpoints[5]), version=version + 1, half=True)["state"] == "half"
+        assert tell(checkpoint=str(checkpoints[5]), version=version + 1, mute=True)["state"] == "mute"
         os.kill(victim["pid"], signal.SIGKILL)
         wait_for(lambda: weights_of(service)["update"]["state"] != "running", "the update ends", 30)
     told = weights_of(service)["update"]

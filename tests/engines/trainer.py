@@ -1,6 +1,6 @@
 """A trainer, for the tests: broadcasts checkpoints with ``service.client``, as told on its standard input.
 
-A line is JSON: {"checkpoint": FOLDER, "version": N}; the answer is a line as well. With ``"half": true`` it sends
+A line is JSON: {"checkpoint": FOLDER, "version": N}; the answer is a line as well. With ``"mute": true`` it sends
 nothing, says so, and waits to be killed.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     for line in sys.stdin:
         told = json.loads(line)
         tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))
-        if told.get("half"):
+        if told.get("mute"):
             weights._broadcast = _send_nothing  # type: ignore[method-assign, assignment]
         try:
             answer = weights.update(tensors, version=told["version"]) or {"state": "skipped"}
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _send_nothing(sent: list[object], _in_flight: int) -> None:
-    print(json.dumps({"state": "half", "tensors": len(sent)}), flush=True)
+    print(json.dumps({"state": "mute", "tensors": len(sent)}), flush=True)
     threading.Event().wait(600)
 
 

@@ -14,6 +14,7 @@ import anyio
 from transport.control import EngineControl
 from transport.errors import EngineError, EngineRejected, EngineUnreachable
 from workers.outcome import Cancelled, CancelReason, FailureReason
+from workers.recovery import DEATH_NOTICE_S
 from workers.spec import WorkerId
 from workers.states import Hold
 from workers.supervised import SupervisedWorker
@@ -22,7 +23,6 @@ from workers.weights.transfer import Transfer
 from workers.weights.update import Share, UpdateState, WeightUpdate
 
 DROP_LIMIT_S: Final = 10.0
-DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death
 GRACE_S: Final = 5.0  # for the others to receive, when one of a group has failed
 _ABSENT: Final = 404
 logger = logging.getLogger(__name__)
