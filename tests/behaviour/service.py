@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -173,3 +174,11 @@ def check_debate(transcript: Document, rounds: int) -> None:
 def recorded(file: Path) -> list[Document]:
     """Return what a recording engine was sent."""
     return [json.loads(line)["request"] for line in file.read_text().splitlines()]
+
+
+def asked_for(request: Document) -> tuple[str, int, str]:
+    """Return which turn of a :func:`debate` a recorded request was: conversation, round (from 0) and agent."""
+    told = "\n".join(message["content"] for message in request["messages"])
+    topic, agent = re.findall(r"TOPIC-(\d+)\.", told), re.findall(r"MARK-(\w)\.", told)
+    number = re.findall(r"in round (\d+) of", told)
+    return f"q{topic[0]}", int(number[-1]) - 1, agent[0]

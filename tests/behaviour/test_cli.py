@@ -16,6 +16,7 @@ from tests.behaviour.service import (
     ROUNDHOUSE,
     Document,
     Service,
+    asked_for,
     check_debate,
     debate,
     recorded,
@@ -88,17 +89,22 @@ def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[in
     job = write_job(tmp_path, debate(conversations=5, rounds=2), "job.json")
     arguments = ["run", job, "--config", str(tmp_path / "roundhouse.yaml"), "--output", str(tmp_path / "out")]
     first = subprocess.Popen([ROUNDHOUSE, *arguments], stdout=subprocess.DEVNULL)
-    wait_for(lambda: record.exists() and len(recorded(record)) >= 12, "some turns have been run")
+    index = tmp_path / "out/debate/index.jsonl"
+    wait_for(lambda: index.exists() and "\n" in index.read_text(), "some transcripts have been written")
     tree = [child.pid for child in psutil.Process(first.pid).children(recursive=True)]
     first.kill()
     first.wait(LIMIT_S)
     wait_for(lambda: not any(map(is_alive, tree)), "no engine is alive", limit_s=1.0)
+    before, written = len(recorded(record)), {json.loads(line)["id"] for line in index.read_text().splitlines()}
     second = run_command(*arguments)
     assert second.returncode == 0, second.stderr
     for number in range(5):
         check_debate(json.loads((tmp_path / "out/debate/transcripts" / f"q{number}.json").read_text()), rounds=2)
-    count = len(recorded(record))
-    assert 30 <= count <= 34  # run again: two on slots, and two that had left theirs and were not durable yet
+    asked = list(map(asked_for, recorded(record)))
+    assert len(set(asked)) == 30
+    assert not written & {talk for talk, _, _ in asked[before:]}
+    count = len(asked)
+    assert count < before + 30
     third = run_command(*arguments)
     assert (third.returncode, len(recorded(record))) == (0, count)
 

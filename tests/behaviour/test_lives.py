@@ -10,7 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.behaviour.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
+from tests.behaviour.service import (
+    Document,
+    Service,
+    asked_for,
+    check_debate,
+    debate,
+    recorded,
+    scripted_model,
+    serving,
+)
 from tests.waiting import is_alive, wait_for
 
 KILLS = 10  # three hundred of the real engine are in a soak (tests/faults/test_kills.py)
@@ -46,6 +55,17 @@ def test_fifty_conversations_on_two_real_engines(tmp_path: Path, free_ports: Cal
         assert not any(map(is_alive, tree))
 
 
+def completed_turns(service: Service, job_id: str) -> set[tuple[str, int, str]]:
+    """Return what a caller is told of a debate's completed turns: conversation, round and agent."""
+    talks = [service.http.get(f"/v1/jobs/{job_id}/conversations/q{number}") for number in range(40)]
+    return {
+        (talk["id"], turn["round"], turn["agent"])
+        for talk in (answer.json() for answer in talks if answer.is_success)
+        for turn in talk["turns"]
+        if turn["state"] == "completed"
+    }
+
+
 def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
@@ -57,20 +77,25 @@ def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
     try:
         job_id = service.post_job(debate(conversations=40, rounds=3))
         generator = random.Random(7)  # noqa: S311
+        told: list[tuple[int, set[tuple[str, int, str]]]] = []
         for _ in range(KILLS):
             pause = time.monotonic() + generator.uniform(0.0, 0.2)
             wait_for(lambda until=pause: time.monotonic() > until, "a random moment")  # type: ignore[misc]
-            tree = service.tree()
+            tree, completed = service.tree(), completed_turns(service, job_id)
             service.kill()
             wait_for(lambda pids=tree: not any(map(is_alive, pids)), "no engine is alive", limit_s=1.0)  # type: ignore[misc]
+            told.append((len(recorded(record)), completed))
             service.start(ready=False)
         service.wait_ended(job_id, limit_s=60)
         for transcript in service.get(f"/v1/jobs/{job_id}/result")["conversations"]:
             check_debate(transcript, rounds=3)
         events = service.http.get(f"/v1/jobs/{job_id}/events").text
         assert events.count('"state":"completed"') == 360 + 40 + 1
-        # A kill costs at most the turns that were in flight on 4 slots.
-        assert 360 <= len(recorded(record)) <= 360 + 4 * KILLS
+        asked = list(map(asked_for, recorded(record)))
+        assert len(set(asked)) == 360
+        assert told[-1][1]
+        for count, completed in told:  # what was told as completed before a kill is asked of no engine after it
+            assert not completed & set(asked[count:])
         assert service.stop() == 0
     finally:
         if service.process is not None and service.process.poll() is None:
