@@ -53,7 +53,7 @@ async def roundhouse(port: int, streams: int) -> list[str]:
     client = EngineClient(Endpoint(port=port))
     request = ChatRequest(model="timed", messages=(Message(role="user", content="Go."),))
     flights = Flights()
-    vitals = EngineVitals(client, "timed", {}, lambda: None, lambda: 0)
+    vitals = EngineVitals(client, lambda: ("timed", {}), lambda: None, lambda: 0)
     watch = Watch(flights, vitals, WorkerTimeouts(), _Watched(), time.monotonic)
 
     async def one() -> str:

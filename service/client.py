@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ASK_LIMIT_S: Final = 60.0
 POLL_S: Final = 20.0  # of one look that waits for an end
 JOIN_POLL_S: Final = 0.1
+NO_CONTENT: Final = 204
 IN_FLIGHT: Final = 5  # broadcasts under way at once
 BUCKET_BYTES: Final = 64 * 1024 * 1024  # of tensors that are broadcast together: hundreds of small ones are one
 ALIGNMENT: Final = 64  # of each tensor within its bucket, in bytes
@@ -43,7 +44,7 @@ class WeightsClient:
 
     def __init__(self, url: str, model: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._url = f"{url.rstrip('/')}/v1/models/{model}/weights"
+        self._url = f"{url.rstrip('/')}/v1/models/{model}"
         self._http = httpx.Client(headers=headers, timeout=ASK_LIMIT_S)
         self._model = model
         self._timeout_s = timeout_s
@@ -78,7 +79,7 @@ class WeightsClient:
             WeightsError: the service refused.
             httpx.TransportError: it cannot be reached.
         """
-        return self._ask("GET", "")
+        return self._ask("GET", "/weights")
 
     @property
     def version(self) -> int:
@@ -98,7 +99,28 @@ class WeightsClient:
             WeightsError: it was refused, or has failed; the model has the version that it had.
         """
         body = {"checkpoint": folder, "version": version, "mode": mode, "clear_cache": clear_cache, "wait": False}
-        return self._wait(self._ask("POST", "/update", body))
+        return self._wait(self._ask("POST", "/weights/update", body))
+
+    # Adapters
+
+    def load_adapter(self, name: str, path: str) -> dict[str, Any]:
+        """Have every engine serve a LoRA adapter as a model of that name, and return it when agents may ask for it.
+
+        ``path`` is a folder in PEFT's form for vLLM, a GGUF file for llama.cpp, on the service's machine; it may go away
+        afterwards. A name stands for one version for ever.
+
+        Raises:
+            WeightsError: it was refused; nothing has changed.
+        """
+        return self._ask("POST", "/adapters", {"name": name, "path": path}, timeout_s=self._timeout_s)
+
+    def unload_adapter(self, name: str) -> None:
+        """Have every engine forget a LoRA adapter that no unfinished job uses.
+
+        Raises:
+            WeightsError: it was refused (``adapter_in_use``); nothing has changed.
+        """
+        self._ask("DELETE", f"/adapters/{name}", timeout_s=self._timeout_s)
 
     # A broadcast
 
@@ -119,7 +141,7 @@ class WeightsClient:
         limit = timedelta(seconds=timeout_s)
         self._store = TCPStore(address, port, None, True, limit, False)
         body = {"master_address": address, "master_port": self._store.port, "timeout_s": timeout_s}
-        group = self._ask("POST", "/init", body)["group"]
+        group = self._ask("POST", "/weights/init", body)["group"]
         store = PrefixStore(group["key"], self._store)
         self._group = ProcessGroupGloo(store, 0, group["world_size"], limit)
         self._wait_joined(group["number"], timeout_s)
@@ -153,7 +175,7 @@ class WeightsClient:
             "mode": mode,
             "clear_cache": clear_cache,
         }
-        update = self._ask("POST", "/update", body)
+        update = self._ask("POST", "/weights/update", body)
         try:
             self._broadcast(sent, in_flight)
         except RuntimeError as error:  # torch's word for a connection that broke, and for a time that is over
@@ -209,16 +231,23 @@ class WeightsClient:
             if time.monotonic() > until:
                 raise WeightsError(f"not over within {self._timeout_s:g} s", "timeout", update)
             query = {"update": update["number"], "wait_s": POLL_S}
-            document = self._ask("GET", "", query=query)
+            document = self._ask("GET", "/weights", query=query)
             update = next(each for each in document["updates"] if each["number"] == update["number"])
         if update["state"] == "failed":
             raise WeightsError(f"weights {update['version']}: {update['error']}", "weights_failed", update)
         return update
 
     def _ask(
-        self, method: str, path: str, body: Mapping[str, object] | None = None, query: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        query: Mapping[str, Any] | None = None,
+        timeout_s: float = ASK_LIMIT_S,
     ) -> dict[str, Any]:
-        answer = self._http.request(method, self._url + path, json=body, params=query)
+        answer = self._http.request(method, self._url + path, json=body, params=query, timeout=timeout_s)
+        if answer.status_code == NO_CONTENT:
+            return {}
         try:
             document: dict[str, Any] = answer.json()
         except ValueError as error:

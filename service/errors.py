@@ -10,14 +10,19 @@ ServiceError
 ├── JobNotFound           404
 ├── ConversationNotFound  404
 ├── WorkerNotFound        404
-├── ModelNotFound         404  no such model, or not one whose weights can change
+├── ModelNotFound         404  no such model, or not one of that kind
+├── AdapterInvalid        422  an adapter that cannot be
+├── AdapterNotFound       404  no adapter of that name was loaded
+├── NameTaken             409  a name means one version of one thing
+├── AdaptersTooMany       409  the engines were started with room for no more
+├── AdapterInUse          409  unfinished jobs ask for it
 ├── UpdateInvalid         422  an update of weights that cannot be
 ├── UpdateUnderWay        409  one update of weights at a time
 ├── StaleVersion          409  versions of weights only rise
 ├── NoTrainerGroup        409  no group to broadcast weights in, or not with every engine
 ├── WeightsFailed         502  an update of weights has failed; it names who
 ├── EngineRefused         502  an engine did not do what it was told
-├── WeightsUnavailable    503  no engine of the model answers
+├── ModelUnavailable      503  no engine of the model answers
 ├── IdempotencyConflict   409  the same key with another body
 ├── NotFinished           409  the result of a job that runs
 ├── NotEnded              409  the deletion of a job that runs
@@ -148,9 +153,9 @@ class ModelNotFound(ServiceError):
     code = "model_not_found"
     title = "No such model"
 
-    def __init__(self, model: str, models: Sequence[str], fitting: Sequence[str]) -> None:
+    def __init__(self, model: str, models: Sequence[str], fitting: Sequence[str], kind: str) -> None:
         known = ", ".join(fitting) or "none"
-        what = "is no model whose weights can change" if model in models else "is no model"
+        what = f"is no model {kind}" if model in models else "is no model"
         super().__init__(f"{model} {what}; those that are: {known}")
 
 
@@ -159,6 +164,50 @@ class UpdateInvalid(InvalidJob):
 
     code = "invalid_update"
     title = "The update is refused"
+
+
+class AdapterInvalid(InvalidJob):
+    """An adapter that cannot be, or a body that names none; nothing has changed."""
+
+    code = "invalid_adapter"
+    title = "The adapter is refused"
+
+
+class AdapterNotFound(ServiceError):
+    """No adapter of that name was loaded."""
+
+    status = 404
+    code = "adapter_not_found"
+    title = "No such adapter"
+
+    def __init__(self, model: str, name: str, *, is_configured: bool) -> None:
+        what = "is one of the configuration, and stays" if is_configured else "was not loaded, or is on its way out"
+        super().__init__(f"adapter {name} of {model} {what}")
+
+
+class NameTaken(ServiceError):
+    """A name means one version of one thing."""
+
+    status = 409
+    code = "name_taken"
+    title = "The name means something else"
+
+
+class AdaptersTooMany(ServiceError):
+    """The model's engines were started with room for no more adapters."""
+
+    status = 409
+    code = "adapters_full"
+    title = "There is room for no more adapters"
+
+
+class AdapterInUse(ServiceError):
+    """Unfinished jobs ask for it."""
+
+    status = 409
+    code = "adapter_in_use"
+    title = "Unfinished jobs use the adapter"
+    retry_after_s = 5
 
 
 class UpdateUnderWay(ServiceError):
@@ -202,7 +251,7 @@ class EngineRefused(ServiceError):
     title = "An engine refused"
 
 
-class WeightsUnavailable(ServiceError):
+class ModelUnavailable(ServiceError):
     """No engine of the model answers."""
 
     status = 503

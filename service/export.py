@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from service.errors import ConfigError, StoreError
+from workers.files import replace_file
 
 MAX_NAME_BYTES: Final = 255  # of one file, on every file system in use
 LISTS: Final = ".lists"  # the folder behind manifest.json and index.jsonl
@@ -84,7 +85,7 @@ class Export:
         for transcript in transcripts:
             name = str(transcript["id"])
             file = f"transcripts/{name}.json"
-            _replace(self._folder / file, msgspec.json.format(msgspec.json.encode(transcript), indent=2) + b"\n")
+            replace_file(self._folder / file, msgspec.json.format(msgspec.json.encode(transcript), indent=2) + b"\n")
             turns = transcript["turns"]
             self._done[name] = Exported(
                 id=name,
@@ -106,7 +107,7 @@ class Export:
         fresh = Path(tempfile.mkdtemp(dir=lists, prefix="v"))
         fresh.chmod(0o755)
         for name, content in contents.items():
-            _replace(fresh / name, content)
+            replace_file(fresh / name, content)
         manifest = self._folder / "manifest.json"
         if not manifest.is_symlink():  # an older version's: without it nobody takes the other list for its companion
             manifest.unlink(missing_ok=True)
@@ -165,17 +166,3 @@ def _link(path: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(path)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ know the prompts.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -33,14 +33,17 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """Between the store and the scheduler; its tasks are those of ``run``."""
+    """Between the store and the scheduler; its tasks are those of ``run``.
+
+    ``adapters`` gives the names of adapters of this moment, each with the model that it stands on.
+    """
 
     def __init__(
         self,
         store: Store,
         scheduler: Scheduler,
         models: Sequence[str],
-        adapters: Mapping[str, str],
+        adapters: Callable[[], Mapping[str, str]],
         *,
         is_shared: bool,
     ) -> None:
@@ -53,6 +56,7 @@ class Intake:
         self._is_starting_over = False
         self._claimed: Sequence[Claim] = ()  # before anything was served
         self._admitting = 0
+        self._admitted = anyio.Event()
         self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
         self.epoch = 0  # grows when everything that was claimed is another node's
         self._is_drained = False  # the last claim brought less than there was room for
@@ -119,7 +123,9 @@ class Intake:
             return
         is_drained = True
         for model, room in self._rooms().items():
-            is_drained &= await self._take([model], room, job_id) < room
+            # A conversation that another node has left may want an adapter by its name.
+            names = [model, *(name for name, base in self._adapters().items() if base == model)]
+            is_drained &= await self._take(names, room, job_id) < room
         self._is_drained = is_drained
 
     async def _take(self, models: Sequence[str], limit: int | None, job_id: JobId | None) -> int:
@@ -184,7 +190,7 @@ class Intake:
             while wanted and epoch == self.epoch:
                 some = dict(islice(wanted.items(), JOBS_A_READ))
                 shares = await self._store.read(
-                    partial(read_shares, wanted=some, known=dict(self._parsed), adapters=self._adapters)
+                    partial(read_shares, wanted=some, known=dict(self._parsed), adapters=self._adapters())
                 )
                 if epoch == self.epoch:
                     for share in shares:
@@ -195,8 +201,15 @@ class Intake:
             self._admitting -= 1
             if not self._admitting:
                 self._cancelled.clear()
+                self._admitted.set()
+                self._admitted = anyio.Event()
             if wanted and epoch == self.epoch:
                 self._store.unlearn_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
+
+    async def wait_admitted(self) -> None:
+        """Return at a moment when everything that was claimed is on the scheduler."""
+        while self._claimed or self._admitting:
+            await self._admitted.wait()
 
     def _may_admit(self, claims: Sequence[Claim], epoch: int) -> bool:
         if epoch != self.epoch:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -59,6 +60,7 @@ class Jobs:
         self._neighbours = neighbours
         self._rules = rules
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
+        self._takings: set[anyio.Event] = set()
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -93,6 +95,12 @@ class Jobs:
             raise ShuttingDown("the service is stopping and takes no new jobs")
         if self._store.trouble is not None:
             raise StoreUnavailable(self._store.trouble)
+        with self._taking():
+            return await self._take(document, text, hashed, key, now, queue=queue)
+
+    async def _take(
+        self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, *, queue: bool
+    ) -> tuple[StoredJob, bool]:
         rules = self._rules()
         if len(text) <= SMALL_BYTES:
             job = parse_job(document, new_job_id(), rules)
@@ -118,6 +126,22 @@ class Jobs:
             self._intake.admit_posted(new.job, claimed, epoch)
             self._intake.hint(is_work=not claims)
         return stored, is_new
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        taken = anyio.Event()
+        self._takings.add(taken)
+        try:
+            yield
+        finally:
+            self._takings.discard(taken)
+            taken.set()
+
+    async def wait_settled(self) -> None:
+        """Return when every job that is being taken or read back at this moment is on the scheduler, or refused."""
+        for taken in list(self._takings):
+            await taken.wait()
+        await self._intake.wait_admitted()
 
     @contextmanager
     def _promise(self, job: Job) -> Iterator[None]:

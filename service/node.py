@@ -11,13 +11,14 @@ from typing import Final
 
 import anyio
 
+from service.adapters import Adapters
 from service.config.schema import Config
 from service.conversations.spec import JobRules
 from service.errors import StoreUnavailable
 from service.intake import Intake
 from service.jobs import Jobs
 from service.metrics import Metrics
-from service.rules import adapters_of, rules_of
+from service.rules import rules_of
 from service.scheduling.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.sharing import Outlet, join_cluster, watch_store
@@ -46,6 +47,7 @@ class Node:
     jobs: Jobs
     neighbours: Neighbours
     metrics: Metrics
+    adapters: Adapters
 
     async def unclaimed(self) -> dict[str, str]:
         """Return what the conversations wait for that no node runs, by the model that they need next."""
@@ -112,13 +114,14 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             outlet = Outlet(store, models, config.store.lease_s, watch)
             order = config.scheduling
             scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
-            intake = Intake(store, scheduler, models, adapters_of(config), is_shared=is_shared(config.store))
+            adapters = Adapters(fleet, models)
+            intake = Intake(store, scheduler, models, adapters.names, is_shared=is_shared(config.store))
             watch_store(store, tasks, scheduler, intake, watch)
             await tasks.start(scheduler.run)
             tasks.start_soon(store.wait_failed)
             if is_shared(config.store):
                 outlet.neighbours = await join_cluster(config.store, store, tasks, scheduler, intake, watch, fleet)
-            rules = partial(_rules, config, outlet.neighbours)
+            rules = partial(_rules, config, adapters, outlet.neighbours)
             jobs = Jobs(store, scheduler, intake, watch, outlet.neighbours, rules)
             async with fleet.running():
                 yield Node(
@@ -129,9 +132,10 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                     jobs=jobs,
                     neighbours=outlet.neighbours,
                     metrics=metrics,
+                    adapters=adapters,
                 )
             tasks.cancel_scope.cancel()
 
 
-def _rules(config: Config, neighbours: Neighbours) -> JobRules:
-    return rules_of(config, neighbours.known_models())
+def _rules(config: Config, adapters: Adapters, neighbours: Neighbours) -> JobRules:
+    return rules_of(config, adapters.names(), neighbours.known_models())

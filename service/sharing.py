@@ -118,7 +118,7 @@ async def join_cluster(
         counts = {job_id: view.of_job(job_id) for job_id in view.jobs()}
         return NodeReport(
             node_id=store.node_id,
-            models=[model for model in fleet.models() if not fleet.is_lost(model)],
+            models=fleet.served_names(),
             counts={name: (count[TurnState.READY], count[TurnState.IN_FLIGHT]) for name, count in counts.items()},
         )
 

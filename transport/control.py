@@ -5,6 +5,7 @@ paths move between releases and answer 404 where they are not. Nothing here is b
 long a phase may take, and a call that is dropped goes on in the engine.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -69,6 +70,41 @@ class EngineControl:
         """
         await self._call("POST", path, body=body, on_sent=on_sent)
 
+    async def load_adapter(self, name: str, path: str) -> int | None:
+        """Return when a LoRA adapter can be asked for by its name; so it can where it was there already.
+
+        What is returned is the engine's number for it, where that can be told.
+
+        Raises:
+            EngineError: it cannot.
+        """
+        before = await self._adapters()
+        try:
+            await self._call("POST", "/v1/load_lora_adapter", body={"lora_name": name, "lora_path": path})
+        except EngineRejected as error:
+            if "already been loaded" not in str(error):
+                raise
+        new = await self._adapters() - before
+        return new.pop() if len(new) == 1 else None
+
+    async def unload_adapter(self, name: str, number: int | None) -> None:
+        """Return when a LoRA adapter is gone: its name, and where its ``number`` is known its weights.
+
+        vLLM itself forgets the name alone, and has the weights in their place until others need it (0.32); on a CPU the
+        base's tokens are computed with those in the last place.
+
+        Raises:
+            EngineError: it is not, or never was there.
+        """
+        await self._call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
+        if number in await self._adapters():
+            await self.call_workers("remove_lora", {"lora_id": number})
+
+    async def _adapters(self) -> set[int]:
+        """Return the numbers of the adapters whose weights the engine's worker processes have."""
+        told = await self.call_workers("list_loras", {})
+        return {int(number) for number in re.findall(r"\d+", str(told[0]))} if told else set()
+
     async def label(self, version: int) -> None:
         """Tell the engine what its weights are called, where it keeps such a word.
 
@@ -114,7 +150,8 @@ class EngineControl:
         if answer.status_code != _OK:
             raise openai.decode_error(answer.status_code, answer.headers, answer.content)
         try:
-            document = msgspec.json.decode(answer.content) if answer.content else {}
+            is_json = answer.headers.get("content-type", "").startswith("application/json")  # adapters: a sentence
+            document = msgspec.json.decode(answer.content) if answer.content and is_json else {}
         except openai.UNDECODABLE as error:
             raise MalformedFrame(f"{path} answered 200 with no JSON: {error}") from error
         return document if isinstance(document, dict) else {}

@@ -13,6 +13,7 @@ from transport.client import EngineClient
 from transport.errors import ContextOverflow, EngineError, EngineOverloaded, EngineRejected
 from transport.request import ChatRequest, Message, ToolCall
 from workers.answer import Answer, Phase
+from workers.errors import AdapterUnknown
 from workers.generation import Generation
 from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.repetition import RepetitionLimits
@@ -98,7 +99,10 @@ class Conversing:
             fallback=self._fallback,
         )
         bios = bios_prompt(facts, self._manner.bios)
-        model, params = self._manner.adapted(self._request.adapter)
+        try:
+            model, params = self._manner.adapted(self._request.adapter)
+        except AdapterUnknown as error:
+            return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
         chat = ChatRequest(
             model=model,
             messages=stack_messages(bios, self._request.system, self._conversation),

@@ -6,6 +6,14 @@
     ├── NoSlot            every slot is in use, or the worker is not ready
     ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
     ├── StopTimedOut      the engine's tree did not die
+    ├── InvalidTensors    a file of tensors is none, or not whole
+    ├── AdapterError      an adapter cannot be loaded or unloaded; nothing has changed
+    │   ├── InvalidAdapter    it is none, or not one for this model
+    │   ├── AdapterTaken      its name means something else already
+    │   ├── AdapterUnknown    no adapter of that name was loaded
+    │   ├── AdaptersFull      the model's engines have room for no more
+    │   ├── AdapterRefused    an engine would not take it
+    │   └── NoEngineReady     no engine of the model answers, so nobody can prove it
     ├── WeightsError      an update of weights cannot begin
     │   ├── UpdateRunning     another one is under way
     │   ├── VersionNotNewer   versions only rise
@@ -53,6 +61,38 @@ class InvalidSpec(WorkerError):
 
 class StopTimedOut(WorkerError):
     """The engine's tree did not die in time."""
+
+
+class InvalidTensors(WorkerError):
+    """A file of tensors is none, or not whole."""
+
+
+class AdapterError(WorkerError):
+    """An adapter cannot be loaded or unloaded; nothing has changed."""
+
+
+class InvalidAdapter(AdapterError):
+    """What was named is no adapter, or not one for this model."""
+
+
+class AdapterTaken(AdapterError):
+    """The name means something else already: one name a version."""
+
+
+class AdapterUnknown(AdapterError):
+    """No adapter of that name was loaded while the service ran."""
+
+
+class AdaptersFull(AdapterError):
+    """The model's engines were started with room for no more."""
+
+
+class AdapterRefused(AdapterError):
+    """An engine would not take it."""
+
+
+class NoEngineReady(AdapterError):
+    """No engine of the model answers, so nobody can prove that it can be served."""
 
 
 class WeightsError(WorkerError):

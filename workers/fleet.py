@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 
+from workers.adapters.model import ModelAdapters
 from workers.errors import StopTimedOut
 from workers.ledger import keeping_ledger
 from workers.spec import WorkerId, WorkerSpec
@@ -32,11 +33,14 @@ class Fleet:
     ) -> None:
         self._workers = {spec.id: SupervisedWorker(spec, environment, self._tell) for spec in specs}
         self._state_dir = state_dir
-        changing = dict.fromkeys(worker.spec.name for worker in self if worker.weights is not None)
-        self.weights = {
-            name: ModelWeights(name, [worker for worker in self if worker.spec.name == name], state_dir, observe)
-            for name in changing
-        }
+        self.weights: dict[str, ModelWeights] = {}
+        self.adapters: dict[str, ModelAdapters] = {}
+        for name in self.models():
+            workers, lock = [worker for worker in self if worker.spec.name == name], anyio.Lock()
+            if workers[0].weights is not None:
+                self.weights[name] = ModelWeights(name, workers, state_dir, observe, lock)
+            if workers[0].owns_engine and state_dir is not None:  # copies are kept there
+                self.adapters[name] = ModelAdapters(name, workers, state_dir, lock)
         self._subscribers: list[Callable[[SupervisedWorker], None]] = []
 
     def __repr__(self) -> str:
@@ -63,6 +67,11 @@ class Fleet:
     def models(self) -> list[str]:
         """List the models that there are workers of, ready or not, in the configuration's order."""
         return list(dict.fromkeys(worker.spec.name for worker in self))
+
+    def served_names(self) -> list[str]:
+        """List what may be asked of workers here by name: models that are not lost, and the adapters on them."""
+        models = [model for model in self.models() if not self.is_lost(model)]
+        return models + [name for model in models if model in self.adapters for name in self.adapters[model].names]
 
     def is_lost(self, model: str) -> bool:
         """Whether no worker of a model will be ready again without an operator."""
@@ -92,6 +101,8 @@ class Fleet:
             tasks.start_soon(patrol)
             for weights in self.weights.values():
                 await tasks.start(weights.run)
+            for adapters in self.adapters.values():
+                await tasks.start(adapters.run)
             for worker in self:
                 await tasks.start(worker.run, ledger, gate)
                 worker.start_nowait()
@@ -122,8 +133,12 @@ class Fleet:
 
     def _tell(self, worker: SupervisedWorker) -> None:
         weights = self.weights.get(worker.spec.name)
-        if weights is not None:  # first: what is behind must not be taken for ready
+        adapters = self.adapters.get(worker.spec.name)
+        # First: what is behind must not be taken for ready.
+        if weights is not None:
             weights.take_change(worker)
+        if adapters is not None:
+            adapters.take_change(worker)
         for subscriber in self._subscribers:
             subscriber(worker)
 

@@ -24,6 +24,7 @@ class FailureReason(StrEnum):
     DEADLINE = "deadline"
     POISONED = "poisoned"
     WEIGHTS_CHANGED = "weights_changed"
+    ADAPTER_UNLOADED = "adapter_unloaded"
     CANCELLED = "cancelled"
     SHUTDOWN = "shutdown"
     INTERNAL = "internal"

@@ -65,7 +65,8 @@ class WorkerSpec:
     ``command`` stands in place of the engine's own program; the engine's ordinary flags follow it. ``args`` are further
     flags, passed through unknown: a name to its value, True for a bare flag, a sequence for a repeated one.
     ``adapters`` are LoRA adapters that the engine is started with, by the names under which requests ask for them: a
-    folder for vLLM, a GGUF file for llama.cpp.
+    folder for vLLM, a GGUF file for llama.cpp. ``max_adapters`` is how many there may be at once, those that
+    are loaded later among them; None is as many as are given here.
     ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
     the former. ``state_dir`` is where incidents and started processes are noted; None notes them nowhere.
@@ -96,6 +97,7 @@ class WorkerSpec:
     repetition: RepetitionLimits = field(default_factory=RepetitionLimits)
     weights: WeightsPolicy = field(default_factory=WeightsPolicy)
     adapters: Mapping[str, str] = field(default_factory=dict)
+    max_adapters: int | None = None
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +123,11 @@ class WorkerSpec:
     def owns_engine(self) -> bool:
         """Whether the engine is a process of ours, to be started, killed and started again."""
         return self.engine is not EngineKind.ATTACHED
+
+    @property
+    def adapter_room(self) -> int:
+        """How many adapters the engine is started to hold."""
+        return max(len(self.adapters), self.max_adapters or 0)
 
     @property
     def served_name(self) -> str:

@@ -22,16 +22,19 @@ class WorkerState(StrEnum):
 class Hold(StrEnum):
     """Why an engine that answers is given nothing new."""
 
+    ADAPTERS = "adapters"
     BEHIND = "behind"
     OPERATOR = "operator"
     UPDATE = "update"
 
 
 HELD: Final[Mapping[Hold, str]] = {
+    Hold.ADAPTERS: "its adapters are being changed",
     Hold.BEHIND: "its weights are not the model's current ones",
     Hold.OPERATOR: "drained by an operator",
     Hold.UPDATE: "its weights are being changed",
 }
+PASSING: Final = frozenset({Hold.ADAPTERS, Hold.UPDATE})  # the engine that is there takes requests again by itself
 _S = WorkerState
 LEASABLE: Final = frozenset({_S.READY})
 SERVING: Final = frozenset({_S.READY, _S.DRAINING})

@@ -14,6 +14,7 @@ from anyio.abc import TaskStatus
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from workers import supervision
+from workers.adapters.held import HeldAdapters
 from workers.answer import Answer, Phase
 from workers.conversing import Manner, converse
 from workers.errors import NoSlot, StartFailed
@@ -32,7 +33,7 @@ from workers.request import Request
 from workers.slots import Lease, Slots
 from workers.spec import EngineKind, WorkerId, WorkerSpec
 from workers.startgate import StartGate
-from workers.states import LEASABLE, SERVING, Hold, WorkerState
+from workers.states import LEASABLE, PASSING, SERVING, Hold, WorkerState
 from workers.supervisor import Supervisor
 from workers.vitals import EngineVitals
 from workers.watch import Watch
@@ -89,11 +90,13 @@ class SupervisedWorker:
             on_gone=self._keep_incident,
             on_move=self._moved,
         )
-        model, params = adapted(spec, None)
-        self._vitals = EngineVitals(self._client, model, params, self._root_pid, lambda: self.log.bytes_taken)
+        self.adapters = HeldAdapters(spec.adapters)
+        self._vitals = EngineVitals(
+            self._client, partial(self._asked, None), self._root_pid, lambda: self.log.bytes_taken
+        )
         self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
         self._manner = Manner(
-            adapted=partial(adapted, spec),
+            adapted=self._asked,
             bios=spec.bios,
             tool_limits=spec.tool_limits,
             runner=spec.tool_runner,
@@ -218,10 +221,8 @@ class SupervisedWorker:
 
     @property
     def is_available(self) -> bool:
-        """Whether it takes requests now, or does so again when its weights are changed."""
-        return self.state is WorkerState.READY or (
-            self.state is WorkerState.DRAINING and self._supervisor.now.holds == {Hold.UPDATE}
-        )
+        """Whether it takes requests now, or does so again when its weights or adapters are changed."""
+        return self.state is WorkerState.READY or (self.state is WorkerState.DRAINING and self.holds <= PASSING)
 
     @property
     def because(self) -> str:
@@ -326,6 +327,18 @@ class SupervisedWorker:
         for flight in self._flights:
             flight.end(outcome)
 
+    def want_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Have engines that are started from now on have these adapters.
+
+        Raises:
+            InvalidSpec: none can be started so.
+        """
+        self._supervisor.equip(replace(self.spec, adapters=adapters))
+        self.adapters.wanted = dict(adapters)
+
+    def _asked(self, adapter: str | None) -> tuple[str, Mapping[str, object]]:
+        return adapted(self.spec, self.adapters.loaded, adapter)
+
     # What the supervisor and the watch ask for
 
     def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
@@ -355,6 +368,7 @@ class SupervisedWorker:
 
     def _moved(self) -> None:
         if self.is_starting:
+            self.adapters.begin()
             self._watch.begin()
         if self.state is WorkerState.READY:
             self._slots.total = self._effective_slots()

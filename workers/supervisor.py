@@ -53,6 +53,7 @@ class Supervisor:
         self.running: Incarnation | None = None
         self.last_exit: EngineExit | None = None
         self._spec = spec
+        self._environment = environment
         self.gate = StartGate()
         self._starter = Starter(
             spec=spec,
@@ -94,6 +95,14 @@ class Supervisor:
             self._changed.set()
             self._changed = anyio.Event()
             self._on_move()
+
+    def equip(self, spec: WorkerSpec) -> None:
+        """Have engines that are started from now on be started so; where they listen is as before.
+
+        Raises:
+            InvalidSpec: they cannot be.
+        """
+        self._starter = replace(self._starter, command=command_for(spec, self._environment))
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
         """Return when the engine is ready.

@@ -91,18 +91,21 @@ class Vitals(Protocol):
 
 
 class EngineVitals:
-    """The vitals of a real engine; ``root`` gives the pid above its whole tree, None where there is none."""
+    """The vitals of a real engine.
+
+    ``base`` gives the model's name and further parameters of a request for it without adapters; ``root`` the pid above
+    the engine's whole tree, None where there is none.
+    """
 
     def __init__(
         self,
         client: EngineClient,
-        model: str,
-        params: Mapping[str, object],
+        base: Callable[[], tuple[str, Mapping[str, object]]],
         root: Callable[[], int | None],
         log_bytes: Callable[[], int],
     ) -> None:
         self._client = client
-        self._canary = ChatRequest(model=model, messages=CANARY, params={**client.dialect.canary_params, **params})
+        self._base = base
         self._root = root
         self._log_bytes = log_bytes
 
@@ -120,9 +123,11 @@ class EngineVitals:
     async def sing(self, limit_s: float) -> bool:
         """Ask for one token."""
         song = _Song()
+        model, params = self._base()
+        asked = ChatRequest(model=model, messages=CANARY, params={**self._client.dialect.canary_params, **params})
         with anyio.move_on_after(limit_s):
             try:
-                await self._client.stream(self._canary, song)
+                await self._client.stream(asked, song)
             except EngineError:
                 return False
         return song.is_heard

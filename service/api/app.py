@@ -7,12 +7,13 @@ from pydantic import BaseModel
 
 from service import __version__
 from service.api import problems
+from service.api.adapters import ADAPTER_BODIES, adapters_router
 from service.api.auth import KeyGate
 from service.api.jobs import jobs_router
 from service.api.metrics import metrics_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
-from service.api.weights import BODIES, weights_router
+from service.api.weights import WEIGHTS_BODIES, weights_router
 from service.api.workers import health_router, workers_router
 from service.conversations.spec import JobSpec, Limits
 from service.node import Node
@@ -31,6 +32,7 @@ def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(workers_router(node.fleet))
     app.include_router(weights_router(node.fleet, limits))
+    app.include_router(adapters_router(node, limits))
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(health_router(node.fleet, node.store))
@@ -38,7 +40,7 @@ def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
     description = app.openapi()
     # These bodies are read by ourselves, bounded, so FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
-    bodies: tuple[type[BaseModel], ...] = (JobSpec, BatchLine, *BODIES)
+    bodies: tuple[type[BaseModel], ...] = (JobSpec, BatchLine, *WEIGHTS_BODIES, *ADAPTER_BODIES)
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}

@@ -1,15 +1,22 @@
 """A posted body, bounded in size and depth before anything is made of it."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from fastapi import Request
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from service.conversations.spec import Limits
 from service.errors import BodyMalformed, BodyTooLarge
 
 HUNG_UP: Final = "the client hung up in the middle of it"
+
+
+def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Describe a body that is read by ourselves, bounded; whoever puts the surface together adds its schema."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def read_document(request: Request, limits: Limits) -> object:

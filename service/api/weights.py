@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError, model_validator
 
-from service.api.body import read_document
+from service.api.body import body_of, read_document
 from service.api.problems import refused
 from service.api.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
 from service.conversations.spec import Limits
@@ -15,12 +15,12 @@ from service.errors import (
     EngineRefused,
     Fault,
     ModelNotFound,
+    ModelUnavailable,
     NoTrainerGroup,
     StaleVersion,
     UpdateInvalid,
     UpdateUnderWay,
     WeightsFailed,
-    WeightsUnavailable,
 )
 from service.faults import StrictModel, faults_of
 from transport.errors import EngineError
@@ -69,7 +69,7 @@ class UpdateSpec(StrictModel):
         return self
 
 
-BODIES: Final[tuple[type[StrictModel], ...]] = (InitSpec, UpdateSpec)
+WEIGHTS_BODIES: Final[tuple[type[StrictModel], ...]] = (InitSpec, UpdateSpec)
 
 
 def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
@@ -79,7 +79,7 @@ def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
     def find(model: str) -> ModelWeights:
         weights = fleet.weights.get(model)
         if weights is None:
-            raise ModelNotFound(model, fleet.models(), list(fleet.weights))
+            raise ModelNotFound(model, fleet.models(), list(fleet.weights), "whose weights can change")
         return weights
 
     @router.post(
@@ -87,7 +87,7 @@ def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
         status_code=202,
         summary="Have every engine of a model join a trainer's group",
         responses=refused(400, 401, 404, 409, 413, 422, 502, 503),
-        openapi_extra=_body(InitSpec),
+        openapi_extra=body_of(InitSpec),
     )
     async def init(model: str, request: Request) -> WeightsOut:
         weights = find(model)
@@ -107,7 +107,7 @@ def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
         summary="Give all engines of a model new weights",
         description="202 when every engine was told to receive what a trainer broadcasts; a checkpoint is waited for.",
         responses={202: {"model": UpdateOut}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
-        openapi_extra=_body(UpdateSpec),
+        openapi_extra=body_of(UpdateSpec),
     )
     async def update(model: str, request: Request, response: Response) -> UpdateOut:
         weights = find(model)
@@ -169,14 +169,8 @@ def _translated() -> Iterator[None]:
     except GroupMissing as error:
         raise NoTrainerGroup(str(error)) from error
     except NoWorkerReady as error:
-        raise WeightsUnavailable(str(error)) from error
+        raise ModelUnavailable(str(error)) from error
     except InvalidUpdate as error:
         raise UpdateInvalid([Fault(path="", message=str(error))]) from error
     except (EngineError, TimeoutError) as error:
         raise EngineRefused(f"an engine did not do what it was told: {str(error) or 'no answer in time'}") from error
-
-
-def _body(kind: type[StrictModel]) -> dict[str, Any]:
-    """Describe a body that is read by ourselves, bounded; its schema is among those of ``BODIES``."""
-    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

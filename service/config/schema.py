@@ -213,6 +213,7 @@ class ModelConfig(StrictModel):
     bios: BiosConfig = Field(default_factory=BiosConfig)
     weights: WeightsConfig | None = None
     adapters: dict[ModelName, str] = Field(default_factory=dict)
+    max_adapters: int | None = Field(default=None, ge=1, le=4096)
 
     @model_validator(mode="after")
     def _is_attached_or_not(self) -> "ModelConfig":
@@ -224,8 +225,10 @@ class ModelConfig(StrictModel):
             raise ValueError(f"{', '.join(unused)}: not of an attached engine, which somebody else runs")
         if self.engine != "attached" and self.headers:
             raise ValueError("headers: only of an attached engine")
-        if self.engine == "attached" and self.adapters:
+        if self.engine == "attached" and (self.adapters or self.max_adapters):
             raise ValueError("adapters: an attached engine has its own")
+        if self.max_adapters is not None and self.max_adapters < len(self.adapters):
+            raise ValueError(f"max_adapters: there are {len(self.adapters)} already")
         if self.weights is not None and self.engine != "vllm":
             raise ValueError("weights: only those of vllm can change")
         if self.socket_dir is not None and self.engine != "vllm":

@@ -104,6 +104,7 @@ def _spec(
         repetition=RepetitionLimits(lines=lines),
         weights=_weights(model.weights),
         adapters={key: _adapter(name, key, path, model, base) for key, path in model.adapters.items()},
+        max_adapters=model.max_adapters,
     )
 
 

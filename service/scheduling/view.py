@@ -33,6 +33,10 @@ class PoolsView:
         left = sum(live.backlog.turns_left for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
+    def users(self, adapter: str) -> int:
+        """Count the jobs with turns that are not over whose agents ask for an adapter."""
+        return sum(any(agent.adapter == adapter for agent in live.job.agents) for live in self._jobs.values())
+
     def jobs(self) -> tuple[JobId, ...]:
         """List the jobs that have turns here which are not over."""
         return tuple(self._jobs)

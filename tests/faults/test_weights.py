@@ -69,7 +69,7 @@ class Two:
 
 
 @asynccontextmanager
-async def two(tmp_path: Path, backend: Backend = Backend.GLOO) -> AsyncIterator[Two]:
+async def two(tmp_path: Path, backend: Backend = Backend.GLOO, **changes: object) -> AsyncIterator[Two]:
     port = find_ports(2)
     for name in ("launched", "one", "two"):
         _write_checkpoint(tmp_path / name)
@@ -84,6 +84,7 @@ async def two(tmp_path: Path, backend: Backend = Backend.GLOO) -> AsyncIterator[
         timeouts=WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S),
         restart=QUICK,
         weights=replace(LIMITS, backend=backend),
+        **changes,  # type: ignore[arg-type]
     )
     fleet = Fleet([spec, replace(spec, id=WorkerId("m-1"), port=port + 1)], os.environ, tmp_path / "state")
     with anyio.fail_after(3 * LIMIT_S):

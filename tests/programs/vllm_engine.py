@@ -1,6 +1,7 @@
-"""Plays vLLM's control endpoints, and misbehaves in the phase that a file names: {"port", "phase", "do": stall | fail}.
+"""Plays vLLM's control endpoints, and misbehaves in the phase that a file names.
 
-Its weights are a word: the name of the checkpoint that it was started from, or got last; its answers say it.
+The file is {"port", "phase", "do": stall | fail | end}; the phase ``begin`` is the program's own start. Its weights are
+a word: the name of the checkpoint that it was started from, or got last; its answers say it.
 """
 
 import argparse
@@ -8,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ PHASES = {
     "roundhouse_state": "start",
     "roundhouse_receive": "receive",
     "roundhouse_apply": "finish",
+    "/v1/load_lora_adapter": "load",
+    "/v1/unload_lora_adapter": "unload",
 }
 
 
@@ -36,6 +40,9 @@ class Engine:
         self.going.set()
         self.receiver = {"key": "", "group": "none", "stage": "idle", "update": 0, "received": 0, "total": 0}
         self.file: Path | None = None
+        self.adapters = [given.split("=")[0] for given in options.lora_modules]
+        self.in_memory = set(range(1, len(self.adapters) + 1))
+        self.numbers = dict(zip(self.adapters, self.in_memory, strict=True))
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -45,17 +52,24 @@ class Engine:
         body = json.loads(await reader.readexactly(sizes[0])) if sizes and sizes[0] else {}
         path = path.split("?")[0]
         if path == "/v1/chat/completions":
-            await self._talk(writer)
+            await self._talk(writer, body["model"])
         else:
             status, document = await self._control(method, path, body)
             _send(writer, status, document)
         await writer.drain()
         writer.close()
 
-    async def _talk(self, writer: asyncio.StreamWriter) -> None:
+    async def _talk(self, writer: asyncio.StreamWriter, model: str) -> None:
+        if model in self.adapters:
+            said = f"{self.weights}+{model}"
+        elif model == self.options.served_model_name:
+            said = self.weights
+        else:
+            _send(writer, 404, {"error": {"message": f"there is no {model}", "type": "NotFoundError", "code": 404}})
+            return
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         await self.going.wait()
-        delta = {"choices": [{"delta": {"content": self.weights}, "finish_reason": "stop"}]}
+        delta = {"choices": [{"delta": {"content": said}, "finish_reason": "stop"}]}
         writer.write(b"data: " + json.dumps(delta).encode() + b"\n\ndata: [DONE]\n\n")
 
     async def _control(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, object]:
@@ -63,6 +77,8 @@ class Engine:
         fault = self._fault(PHASES.get(name, ""))
         if fault == "stall":
             await asyncio.Event().wait()
+        if fault == "end":
+            os._exit(1)
         if fault == "fail":
             return 500, {"error": {"message": "as it was told", "type": "InternalServerError", "code": 500}}
         if method == "GET":
@@ -71,13 +87,28 @@ class Engine:
             return 200, {"results": [self._call(name, body.get("kwargs", {}))]}
         if path in {"/pause", "/resume"}:
             (self.going.clear if path == "/pause" else self.going.set)()
+        elif path.endswith("load_lora_adapter"):
+            self._adapt(path, body["lora_name"])
         elif path == "/finish_weight_update":
             self.weights = self.sent
         elif path == "/update_weights":
             self.sent = body["update_info"]["names"][0]
         return 200, {}
 
+    def _adapt(self, path: str, name: str) -> None:
+        if path == "/v1/unload_lora_adapter":  # the name alone, as vLLM does
+            self.adapters.remove(name)
+        else:
+            self.adapters.append(name)
+            self.numbers[name] = 1 + max(self.numbers.values(), default=0)
+            self.in_memory.add(self.numbers[name])
+
     def _call(self, name: str, told: dict[str, Any]) -> object:
+        if name == "list_loras":
+            return str(self.in_memory)
+        if name == "remove_lora":
+            self.in_memory.remove(told["lora_id"])
+            return None
         if name == "reload_weights":
             self.weights = Path(told["weights_path"]).name
             return None
@@ -103,6 +134,9 @@ class Engine:
             half.write_text(json.dumps(self.receiver))
             half.replace(self.file)
         return json.dumps(self.receiver)
+
+    def is_held(self) -> bool:
+        return self._fault("begin") == "stall"
 
     def _fault(self, phase: str) -> str | None:
         if not self.options.fault_file.exists():
@@ -131,7 +165,11 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--model")
     parser.add_argument("--fault-file", type=Path)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--lora-modules", nargs="*", default=[])
     options, _ = parser.parse_known_args()
+    while Engine(options).is_held():
+        time.sleep(0.02)
     asyncio.run(serve(options))
 
 

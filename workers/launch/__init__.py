@@ -1,11 +1,12 @@
 """From a worker's specification to what is executed, and to how it is spoken to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from transport.dialects.dialect import PLAIN, Dialect
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.vllm import VLLM
+from workers.errors import AdapterUnknown
 from workers.launch.llama_server import adapter_params, llama_server_command
 from workers.launch.vllm import devices_of, reads_tool_calls, vllm_command
 from workers.process import Command
@@ -33,11 +34,19 @@ def command_for(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     return LAUNCHERS[spec.engine](spec, environment)
 
 
-def adapted(spec: WorkerSpec, adapter: str | None) -> tuple[str, Mapping[str, object]]:
-    """Return the model that a request names, and its further parameters, for an answer with an adapter or with none."""
+def adapted(spec: WorkerSpec, loaded: Collection[str], adapter: str | None) -> tuple[str, Mapping[str, object]]:
+    """Return the model that a request names, and its further parameters, for an answer with an adapter or with none.
+
+    ``loaded`` are the adapters that the engine has, in its order.
+
+    Raises:
+        AdapterUnknown: ``adapter`` is none of them; llama-server would answer without it.
+    """
+    if adapter is not None and adapter not in loaded:
+        raise AdapterUnknown(f"the engine has no adapter {adapter}")
     if spec.engine is EngineKind.VLLM:
         return adapter or spec.served_name, {}
-    return spec.served_name, adapter_params(spec, adapter) if spec.owns_engine else {}
+    return spec.served_name, adapter_params(loaded, adapter)
 
 
 def takes_tools(spec: WorkerSpec) -> bool:

@@ -6,7 +6,7 @@ fail all the others).
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -63,11 +63,13 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
     )
 
 
-def adapter_params(spec: WorkerSpec, adapter: str | None) -> dict[str, object]:
-    """Return what a request says of adapters: of every one of them, since what is left out keeps its slot's prefix."""
-    if not spec.adapters:
-        return {}
-    return {"lora": [{"id": place, "scale": float(name == adapter)} for place, name in enumerate(spec.adapters)]}
+def adapter_params(loaded: Iterable[str], adapter: str | None) -> dict[str, object]:
+    """Return what a request says of adapters: of every one of them, since what is left out keeps its slot's prefix.
+
+    ``loaded`` are those that the engine was started with, in the order in which it was given them.
+    """
+    told = [{"id": place, "scale": float(name == adapter)} for place, name in enumerate(loaded)]
+    return {"lora": told} if told else {}
 
 
 def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:

@@ -33,11 +33,13 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
 ENVIRONMENT: Final = {
     "VLLM_SERVER_DEV_MODE": "1",  # its control endpoints: pause, weights, what it knows of itself
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # of no effect without --enable-lora
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that numbers of devices are those of nvidia-smi
 }
 DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 EXTENSION: Final = "roundhouse_weights.WeightReceiver"
 EXTENSION_FOLDER: Final = Path(__file__).parent.parent / "weights" / "extension"
+DEFAULT_RANK: Final = 16  # of --max-lora-rank
 ANY_DEVICE: Final = frozenset({"*"})
 
 
@@ -65,16 +67,23 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
         flags["weight-transfer-config"] = '{"backend": "nccl"}'
     model = (spec.model,) if is_cli and spec.model else ()
     adapters: tuple[str, ...] = ()
-    if spec.adapters:
+    if spec.adapter_room:
         # One place more than there are adapters: on a CPU the base's tokens take the last one's when both are batched.
-        rooms = len(spec.adapters) + 1
+        rooms = spec.adapter_room + 1
         flags |= {name: value for name, value in _rooms(rooms).items() if name not in given}
+    if spec.adapters:
         adapters = ("--lora-modules", *(f"{name}={folder}" for name, folder in spec.adapters.items()))
     env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id, **spec.env}
     if spec.weights.backend is Backend.GLOO and "worker-extension-cls" not in given:
         flags["worker-extension-cls"] = EXTENSION
         env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
     return Command(argv=(*program, *model, *render_flags(flags), *adapters, *render_flags(spec.args)), env=env)
+
+
+def most_rank(spec: WorkerSpec) -> int:
+    """Return the largest rank of an adapter that the engine takes."""
+    told = {name.lstrip("-").replace("_", "-"): value for name, value in spec.args.items()}.get("max-lora-rank")
+    return int(str(told)) if str(told).isdigit() else DEFAULT_RANK
 
 
 def _rooms(rooms: int) -> dict[str, Flag]:

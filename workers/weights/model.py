@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class ModelWeights:
-    """Written by its own tasks alone; ``run`` must be running for anything to happen."""
+    """Written by its own tasks alone; ``run`` must be running for anything to happen.
+
+    ``lock`` is held while a model's engines are changed, by whomever.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class ModelWeights:
         workers: Sequence[SupervisedWorker],
         state_dir: Path | None,
         observe: Observe,
+        lock: anyio.Lock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -57,7 +61,7 @@ class ModelWeights:
         self.standing = self._file.read(self._model)
         self._observe = observe
         self._clock = clock
-        self._lock = anyio.Lock()
+        self._lock = lock
         self._tasks: TaskGroup | None = None
         self._numbers = 0
         self._run: UpdateRun | None = None

@@ -1,7 +1,5 @@
 """Which version of its weights a model has, and where they are: kept over restarts of Roundhouse."""
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -9,6 +7,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from workers.files import replace_file
 from workers.weights.held import LAUNCHED
 
 
@@ -60,16 +59,8 @@ class StandingFile:
         Raises:
             OSError: it cannot be.
         """
-        folder = self.folder
-        if folder is None:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, half = tempfile.mkstemp(dir=folder, prefix=".standing.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(standing))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(half).replace(folder / "standing.json")
+        if self.folder is not None:
+            replace_file(self.folder / "standing.json", msgspec.json.encode(standing))
 
     def kept_folder(self, version: int) -> Path | None:
         """Return where what a trainer sent as a version is kept."""

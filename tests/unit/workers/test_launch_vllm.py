@@ -125,8 +125,8 @@ class TestAdapters:
         assert argv[argv.index("--max-loras") + 1] == argv[argv.index("--max-cpu-loras") + 1] == "3"
         at = argv.index("--lora-modules")
         assert argv[at + 1 : at + 3] == ("poet=/a/poet", "clerk=/a/clerk")
-        assert adapted(spec(adapters={"poet": "/a"}), "poet") == ("poet", {})
-        assert adapted(spec(adapters={"poet": "/a"}), None) == ("big", {})
+        assert adapted(spec(), ["poet"], "poet") == ("poet", {})
+        assert adapted(spec(), ["poet"], None) == ("big", {})
 
     def test_llama_server_is_told_of_every_adapter_with_every_request(self) -> None:
         """What is left out keeps its slot's prefix, and the cache in RAM knows no adapters."""
@@ -134,7 +134,11 @@ class TestAdapters:
         argv = command_for(told, {}).argv
         assert argv[argv.index("--lora-scaled") + 1] == "/p.gguf:0,/c.gguf:0"
         assert argv[argv.index("--cache-ram") + 1] == "0"
-        assert adapted(told, "clerk")[1] == {"lora": [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 1.0}]}
-        assert adapted(told, None)[1] == {"lora": [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]}
+        assert adapted(told, list(told.adapters), "clerk")[1] == {
+            "lora": [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 1.0}]
+        }
+        assert adapted(told, list(told.adapters), None)[1] == {
+            "lora": [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]
+        }
         with pytest.raises(InvalidSpec, match="comma or a colon"):
             command_for(spec(engine=EngineKind.LLAMA_SERVER, model="/m.gguf", adapters={"p": "/a,b"}), {})

@@ -236,10 +236,10 @@ def test_a_worker_is_held_until_nothing_holds_it(life: Life) -> None:
     for hold in Hold:
         life.tell(DrainRequested(because="hold", hold=hold))
     states = []
-    for hold in (Hold.UPDATE, Hold.OPERATOR, Hold.BEHIND):
+    for hold in (Hold.UPDATE, Hold.OPERATOR, Hold.ADAPTERS, Hold.BEHIND):
         life.tell(ResumeRequested(because="over", hold=hold))
         states.append(life.now.state)
-    assert states == [WorkerState.DRAINING, WorkerState.DRAINING, WorkerState.READY]
+    assert states == [*[WorkerState.DRAINING] * 3, WorkerState.READY]
     life.tell(StopRequested(because="enough"))
     life.gone()
     assert life.tell(ResumeRequested(because="over", hold=Hold.BEHIND)) == ()

@@ -1,0 +1,153 @@
+"""An adapter that is loaded or unloaded while one of two engines fails; on vLLM's control endpoints, played."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import pytest
+
+from tests.engines.adapters import write_peft_adapter
+from tests.faults.test_weights import Two, two
+from tests.waiting import wait_until
+from workers.adapters import bringing
+from workers.adapters.model import ModelAdapters
+from workers.answer import Answer
+from workers.errors import AdapterRefused, NoEngineReady
+from workers.outcome import Completed, FailureReason, RequestFailed
+from workers.request import Request, user_conversation
+from workers.states import Hold, WorkerState
+from workers.supervised import SupervisedWorker
+
+BEGIN_LIMIT_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bringing, "LOAD_LIMIT_S", BEGIN_LIMIT_S)
+    monkeypatch.setattr(bringing, "UNLOAD_LIMIT_S", BEGIN_LIMIT_S)
+
+
+@asynccontextmanager
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[Two, ModelAdapters]]:
+    write_peft_adapter(tmp_path / "poet", 1)
+    async with two(tmp_path, max_adapters=4) as workers:
+        yield workers, workers.fleet.adapters["m"]
+
+
+async def ask(worker: SupervisedWorker, adapter: str | None) -> str:
+    answer = Answer(monotonic)
+    asked = Request(job_name="test", system="", conversation=user_conversation("Go."), adapter=adapter)
+    with worker.lease_nowait():
+        outcome = await worker.perform(asked, answer)
+    if isinstance(outcome, RequestFailed):
+        return outcome.reason
+    assert isinstance(outcome, Completed)
+    return answer.text
+
+
+async def ready(workers: Two) -> None:
+    await wait_until(lambda: all(each.state is WorkerState.READY for each in workers.fleet), "both are ready")
+
+
+async def check(workers: Two, expected: str) -> None:
+    """Return if both serve the base, and the adapter as expected."""
+    await ready(workers)
+    for worker in workers.fleet:
+        assert (await ask(worker, None), await ask(worker, "poet")) == ("launched", expected)
+
+
+async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
+    """By its name, and with its weights: vLLM forgets the name alone."""
+    async with pair(tmp_path) as (workers, adapters):
+        assert await adapters.load("poet", tmp_path / "poet")
+        await check(workers, "launched+poet")
+        assert not await adapters.load("poet", tmp_path / "poet")
+        pid = workers.bad.snapshot().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: workers.bad.incarnation == 2, "another begins")
+        await check(workers, "launched+poet")
+        await adapters.unload("poet")
+        await check(workers, FailureReason.ADAPTER_UNLOADED)
+        assert [worker.incarnation for worker in workers.fleet] == [1, 2]
+        assert [worker.adapters.numbers for worker in workers.fleet] == [{}, {}]
+        assert adapters.names == []
+
+
+async def test_what_one_engine_refuses_nobody_has(tmp_path: Path) -> None:
+    """The other has it for a moment, and is told to forget it."""
+    async with pair(tmp_path) as (workers, adapters):
+        workers.misbehave("load", "fail")
+        with pytest.raises(AdapterRefused, match="m-1 does not take adapter poet"):
+            await adapters.load("poet", tmp_path / "poet")
+        workers.fault.unlink()
+        await check(workers, FailureReason.ADAPTER_UNLOADED)
+        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
+        assert (adapters.names, workers.good.adapters.loaded, workers.good.adapters.wanted) == ([], {}, {})
+        assert await adapters.load("poet", tmp_path / "poet")
+        await check(workers, "launched+poet")
+
+
+@pytest.mark.parametrize("do", ["stall", "end"])
+async def test_an_engine_that_fails_over_an_adapter_is_replaced(tmp_path: Path, do: str) -> None:
+    """The other has proved it; whoever begins anew begins with it."""
+    async with pair(tmp_path) as (workers, adapters):
+        workers.misbehave("load", do)
+        assert await adapters.load("poet", tmp_path / "poet")
+        workers.fault.unlink()
+        await wait_until(lambda: workers.bad.incarnation == 2, "another begins")
+        await check(workers, "launched+poet")
+        workers.misbehave("unload", do)
+        await adapters.unload("poet")
+        workers.fault.unlink()
+        await wait_until(lambda: workers.bad.incarnation == 3, "another begins")
+        await check(workers, FailureReason.ADAPTER_UNLOADED)
+        assert workers.good.incarnation == 1
+
+
+async def test_an_adapter_that_no_engine_survives_is_nobodys(tmp_path: Path) -> None:
+    """Nothing has changed when all are back."""
+    async with pair(tmp_path) as (workers, adapters):
+        workers.good.drain_nowait("so that the other is alone")
+        await workers.good.end_engine("so that the other is alone")
+        workers.misbehave("load", "end")
+        with pytest.raises(NoEngineReady):
+            await adapters.load("poet", tmp_path / "poet")
+        workers.fault.unlink()
+        workers.good.resume_nowait("again")
+        await wait_until(lambda: workers.bad.incarnation == 2, "another begins")
+        await check(workers, FailureReason.ADAPTER_UNLOADED)
+        assert list((tmp_path / "state" / "adapters" / "m").iterdir()) == []
+
+
+async def test_an_engine_that_begins_meanwhile_is_held_until_it_has_it(tmp_path: Path) -> None:
+    """It was started without; it takes no request before it has it."""
+    async with pair(tmp_path) as (workers, adapters):
+        workers.misbehave("begin", "stall")
+        pid = workers.bad.snapshot().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
+        assert await adapters.load("poet", tmp_path / "poet")
+        assert Hold.ADAPTERS in workers.bad.holds
+        assert await ask(workers.good, "poet") == "launched+poet"
+        workers.fault.unlink()
+        await check(workers, "launched+poet")
+        assert workers.bad.incarnation == 2
+
+
+async def test_a_load_goes_on_when_whoever_asked_has_gone(tmp_path: Path) -> None:
+    """Half a change would be nobody's."""
+    async with pair(tmp_path) as (workers, adapters):
+        workers.misbehave("load", "stall")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(adapters.load, "poet", tmp_path / "poet")
+            await wait_until(lambda: adapters.changing, "it is under way")
+            tasks.cancel_scope.cancel()
+        workers.fault.unlink()
+        await wait_until(lambda: adapters.names == ["poet"], "it is loaded")
+        await check(workers, "launched+poet")

@@ -1,0 +1,1 @@
+"""LoRA adapters that come and go while a model's engines work."""

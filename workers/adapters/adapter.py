@@ -1,0 +1,20 @@
+"""An adapter that was loaded while the service ran, and what is kept of those that were unloaded. Pure."""
+
+from msgspec import Struct
+
+
+class Adapter(Struct, frozen=True, kw_only=True):
+    """One version of an adapter; ``digest`` is that of its files, ``size`` in bytes, ``source`` where it came from."""
+
+    name: str
+    digest: str
+    size: int
+    source: str
+    loaded_at: str
+
+
+class Shelved(Struct, frozen=True, kw_only=True):
+    """What a model has by name, and which digest each name stood for that it has no more: a name means one version."""
+
+    adapters: tuple[Adapter, ...] = ()
+    past: dict[str, str] = {}

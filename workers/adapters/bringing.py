@@ -1,0 +1,103 @@
+"""How an engine that works comes to have another adapter: vLLM is told, llama.cpp is started again.
+
+llama-server reads adapters at its start alone (``--lora-scaled``; build b11434 has no way to add one later), so its
+worker is held, ends what runs, and gets an engine anew, while the model's other workers go on.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+
+from transport.control import EngineControl
+from transport.errors import EngineError, EngineRejected
+from workers.errors import AdapterRefused
+from workers.outcome import FailureReason
+from workers.spec import EngineKind
+from workers.states import Hold, WorkerState
+from workers.supervised import SupervisedWorker
+
+LOAD_LIMIT_S: Final = 120.0
+UNLOAD_LIMIT_S: Final = 30.0
+TAIL_LINES: Final = 5
+_ENDED: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED, WorkerState.STOPPED})
+logger = logging.getLogger(__name__)
+NextChange = Callable[[], Awaitable[None]]  # returns after a change of any worker's state
+
+
+async def bring(worker: SupervisedWorker, next_change: NextChange) -> bool:
+    """Return whether a worker's engine has all that is wanted; False where another engine has to begin first.
+
+    Raises:
+        AdapterRefused: the engine does not take it, and why.
+    """
+    if not worker.adapters.missing:
+        return True
+    if worker.spec.engine is EngineKind.VLLM:
+        return await _tell(worker)
+    return await _start_anew(worker, next_change)
+
+
+async def take_away(worker: SupervisedWorker, name: str) -> None:
+    """Have vLLM forget an adapter; llama.cpp has it until its next start, and nobody asks for it."""
+    if worker.spec.engine is not EngineKind.VLLM or name not in worker.adapters.loaded:
+        return
+    incarnation = worker.incarnation
+    try:
+        with anyio.fail_after(UNLOAD_LIMIT_S):
+            await EngineControl(worker.endpoint).unload_adapter(name, worker.adapters.numbers.get(name))
+    except EngineRejected as error:  # it has none of that name
+        logger.info("worker %s: adapter %s: %s", worker.spec.id, name, error)
+    except (EngineError, TimeoutError) as error:
+        _break(worker, incarnation, f"it could not be told to forget adapter {name}", error)
+        return
+    if worker.incarnation == incarnation:
+        worker.adapters.remove(name)
+
+
+async def _tell(worker: SupervisedWorker) -> bool:
+    incarnation, control = worker.incarnation, EngineControl(worker.endpoint)
+    for name, path in worker.adapters.missing.items():
+        try:
+            with anyio.fail_after(LOAD_LIMIT_S):
+                number = await control.load_adapter(name, path)
+        except EngineRejected as error:
+            raise AdapterRefused(f"{worker.spec.id} does not take adapter {name}: {error}") from error
+        except (EngineError, TimeoutError) as error:
+            _break(worker, incarnation, f"it could not be told of adapter {name}", error)
+            return False
+        if worker.incarnation != incarnation:
+            return False
+        worker.adapters.add(name, path, number)
+    return True
+
+
+async def _start_anew(worker: SupervisedWorker, next_change: NextChange) -> bool:
+    names, before = ", ".join(worker.adapters.missing), worker.incarnation
+    worker.drain_nowait(f"an engine that has adapter {names} follows when its requests have ended", Hold.ADAPTERS)
+    try:
+        await worker.wait_idle()
+        if worker.incarnation == before and worker.is_serving:
+            worker.restart_nowait(f"asked for adapter {names}")
+        while not (worker.incarnation > before and worker.is_serving):
+            if worker.state in _ENDED and worker.incarnation > before:
+                raise AdapterRefused(_words(worker, names))
+            if worker.state is WorkerState.STOPPED:
+                return False
+            await next_change()
+        return not worker.adapters.missing
+    finally:
+        worker.resume_nowait(f"adapter {names}", Hold.ADAPTERS)
+
+
+def _words(worker: SupervisedWorker, names: str) -> str:
+    failure = worker.failure()
+    told = "".join(f"\n  | {line}" for line in failure.log_tail[-TAIL_LINES:])
+    return f"{worker.spec.id} does not start with adapter {names}: {failure.because}{told}"
+
+
+def _break(worker: SupervisedWorker, incarnation: int, what: str, error: Exception) -> None:
+    if worker.incarnation == incarnation and worker.is_serving:
+        because = f"{what}: {str(error) or 'not in time'}"
+        worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})

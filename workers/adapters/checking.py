@@ -1,0 +1,102 @@
+"""Looks at an adapter before any engine is told: vLLM ends when one does not fit, and llama-server does not start.
+
+Only what is plain wrong is refused here; what an engine alone can know, it is asked.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from workers.errors import InvalidAdapter, InvalidTensors
+from workers.safetensors import Shapes, read_folder, read_shapes
+
+CONFIG: Final = "adapter_config.json"
+TENSORS: Final = "adapter_model.safetensors"
+PEFT_FILES: Final = (CONFIG, TENSORS)
+PREFIX: Final = "base_model.model."  # PEFT's, before the name that the model's own tensor has
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+GGUF_MAGIC: Final = b"GGUF"
+MAX_CONFIG_BYTES: Final = 1024 * 1024
+
+
+class _PeftConfig(Struct):
+    peft_type: str
+    r: int
+
+
+def check_peft(folder: Path, model: str | None, most_rank: int | None) -> None:
+    """Return if ``folder`` holds a LoRA adapter in PEFT's form, for ``model`` where that is a folder as well.
+
+    Raises:
+        InvalidAdapter: it does not, and what is wrong with it.
+    """
+    if not folder.is_absolute() or not folder.is_dir():
+        raise InvalidAdapter(f"{folder} is no folder with an absolute path")
+    config = _config(folder / CONFIG)
+    if config.peft_type.upper() != "LORA":
+        raise InvalidAdapter(f"{folder / CONFIG}: peft_type is {config.peft_type}, not LORA")
+    try:
+        found = read_shapes(folder / TENSORS)
+        base = read_folder(Path(model)) if model and list(Path(model).glob("*.safetensors")) else {}
+    except InvalidTensors as error:
+        raise InvalidAdapter(str(error)) from error
+    if not found:
+        raise InvalidAdapter(f"{folder / TENSORS}: holds no tensors")
+    ranks = [_check_pair(name, found, base) for name in found if name.endswith(DOWN)]
+    if not ranks:
+        raise InvalidAdapter(f"{folder / TENSORS}: holds no tensor whose name ends with {DOWN}")
+    if most_rank is not None and max(ranks) > most_rank:
+        raise InvalidAdapter(f"its rank is {max(ranks)}, and the engines take {most_rank}: args.max-lora-rank")
+
+
+def check_gguf(file: Path) -> None:
+    """Return if ``file`` is a LoRA adapter in GGUF, as far as can be told here.
+
+    Raises:
+        InvalidAdapter: it is not, and what is wrong with it.
+    """
+    if not file.is_absolute() or not file.is_file():
+        raise InvalidAdapter(f"{file} is no file with an absolute path")
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise InvalidAdapter(f"{file}: cannot be read: {error.strerror}") from error
+    if magic != GGUF_MAGIC:
+        raise InvalidAdapter(f"{file}: is no GGUF file")
+    try:
+        from gguf import GGUFReader  # noqa: PLC0415 - it comes with the embedded engine; without it the engine judges
+    except ImportError:
+        return
+    try:
+        field = GGUFReader(file).get_field("general.type")
+        kind = field.contents() if field is not None else "model"
+    except Exception as error:  # its reader raises whatever numpy does with a file that is not whole
+        raise InvalidAdapter(f"{file}: is no whole GGUF file: {error}") from error
+    if kind != "adapter":
+        raise InvalidAdapter(f"{file}: is a {kind}, and no adapter")
+
+
+def _config(file: Path) -> _PeftConfig:
+    try:
+        with file.open("rb") as opened:
+            return msgspec.json.decode(opened.read(MAX_CONFIG_BYTES), type=_PeftConfig)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidAdapter(f"{file}: cannot be read: {error}") from error
+
+
+def _check_pair(down: str, found: Shapes, base: Shapes) -> int:
+    """Return the rank of one layer's pair, which must fit the model's tensor where both have the same name for it."""
+    stem = down.removesuffix(DOWN)
+    up = stem + UP
+    if up not in found:
+        raise InvalidAdapter(f"{down} is there, and {up} is not")
+    inner, outer = found[down], found[up]
+    if len(inner) != len(outer) or len(inner) < 2 or inner[0] != outer[1]:  # noqa: PLR2004 - matrices
+        raise InvalidAdapter(f"{down} is {inner} and {up} is {outer}: they do not go together")
+    target = base.get(f"{stem.removeprefix(PREFIX)}.weight")
+    if target is not None and target != [outer[0], *inner[1:]]:
+        raise InvalidAdapter(f"{stem.removeprefix(PREFIX)} is {target} in the model, and {[outer[0], *inner[1:]]} here")
+    return inner[0]

@@ -1,0 +1,56 @@
+"""Headers of safetensors files: eight bytes of length, then JSON. Files of any size are looked at in milliseconds.
+
+Source: the format's description in the README of huggingface/safetensors.
+"""
+
+import struct
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from workers.errors import InvalidTensors
+
+MAX_HEADER_BYTES: Final = 100 * 1024 * 1024  # the format's own limit
+METADATA: Final = "__metadata__"
+Shapes = dict[str, list[int]]
+
+
+class _Entry(Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read_folder(folder: Path) -> Shapes:
+    """Return the shapes of all tensors in a folder, by their names.
+
+    Raises:
+        InvalidTensors: there are none, or a file is not whole.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InvalidTensors(f"{folder}: holds no *.safetensors")
+    return {name: shape for file in files for name, shape in read_shapes(file).items()}
+
+
+def read_shapes(file: Path) -> Shapes:
+    """Return the shapes of a file's tensors, by their names.
+
+    Raises:
+        InvalidTensors: it is no safetensors file, or not a whole one.
+    """
+    try:
+        with file.open("rb") as opened:
+            (size,) = struct.unpack("<Q", opened.read(8))
+            if size > MAX_HEADER_BYTES:
+                raise InvalidTensors(f"{file}: is no safetensors file")
+            told = msgspec.json.decode(opened.read(size), type=dict[str, msgspec.Raw])
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in told.items() if name != METADATA}
+        end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
+        if file.stat().st_size != 8 + size + end:
+            raise InvalidTensors(f"{file}: is cut off: {file.stat().st_size} bytes of {8 + size + end}")
+    except (OSError, struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidTensors(f"{file}: cannot be read: {error}") from error
+    return {name: entry.shape for name, entry in entries.items()}
