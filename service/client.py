@@ -106,7 +106,7 @@ class WeightsClient:
     def load_adapter(self, name: str, path: str) -> dict[str, Any]:
         """Have every engine serve a LoRA adapter as a model of that name, and return it when agents may ask for it.
 
-        ``path`` is a folder in PEFT's form for vLLM, a GGUF file for llama.cpp, on the service's machine; it may go away
+        ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp. It may go away
         afterwards. A name stands for one version for ever.
 
         Raises:
