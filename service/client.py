@@ -106,8 +106,8 @@ class WeightsClient:
     def load_adapter(self, name: str, path: str) -> dict[str, Any]:
         """Have every engine serve a LoRA adapter as a model of that name, and return it when agents may ask for it.
 
-        ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp. It may go away
-        afterwards. A name stands for one version for ever.
+        ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp. What is there
+        may go away afterwards. A name stands for one version for ever.
 
         Raises:
             WeightsError: it was refused; nothing has changed.
