@@ -38,7 +38,6 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: set[Flight] = set()
-        self._emptied = anyio.Event()
         self._last_id = 0
         self._landed_tokens = 0
         self._counted_tokens = 0
@@ -71,14 +70,6 @@ class Flights:
         finally:
             self._flights.discard(flight)
             self._landed_tokens += flight.answer.output_tokens
-            if not self._flights:
-                self._emptied.set()
-                self._emptied = anyio.Event()
-
-    async def wait_empty(self) -> None:
-        """Return when none is in flight; something must keep new ones away."""
-        while self._flights:
-            await self._emptied.wait()
 
     def measure_rate(self, now: float) -> None:
         """Update ``tokens_per_s`` with what came since the last call."""

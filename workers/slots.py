@@ -3,6 +3,8 @@
 from types import TracebackType
 from typing import Self
 
+import anyio
+
 from workers.errors import NoSlot
 
 
@@ -12,6 +14,7 @@ class Slots:
     def __init__(self, total: int) -> None:
         self.total = total
         self._in_use = 0
+        self._emptied = anyio.Event()
 
     def __repr__(self) -> str:
         """State how many are taken."""
@@ -35,6 +38,17 @@ class Slots:
 
     def _give_back(self) -> None:
         self._in_use -= 1
+        if not self._in_use:
+            self._emptied.set()
+            self._emptied = anyio.Event()
+
+    async def wait_empty(self) -> None:
+        """Return when none is leased; something must keep new leases away.
+
+        A lease counts before its request is in flight: whoever has one is about to ask.
+        """
+        while self._in_use:
+            await self._emptied.wait()
 
 
 class Lease:

@@ -319,8 +319,8 @@ class SupervisedWorker:
         self._watch.unpause()
 
     async def wait_idle(self) -> None:
-        """Return when no request is in flight; it must be drained meanwhile."""
-        await self._flights.wait_empty()
+        """Return when no request is in flight or about to be; it must be drained meanwhile."""
+        await self._slots.wait_empty()
 
     def end_requests(self, outcome: Outcome) -> None:
         """End all requests in flight."""

@@ -47,8 +47,11 @@ class Two:
     def weights(self) -> ModelWeights:
         return self.fleet.weights["m"]
 
-    def misbehave(self, phase: str, do: str) -> None:
-        self.fault.write_text(json.dumps({"port": self.bad.spec.port, "phase": phase, "do": do}))
+    def misbehave(self, phase: str, do: str, *, both: bool = False) -> None:
+        port = 0 if both else self.bad.spec.port
+        half = self.fault.with_suffix(".half")
+        half.write_text(json.dumps({"port": port, "phase": phase, "do": do}))
+        half.replace(self.fault)
 
     def request(self, name: str, **fields: object) -> UpdateRequest:
         return UpdateRequest(checkpoint=str(self.folder / name), **fields)  # type: ignore[arg-type]
@@ -195,6 +198,8 @@ async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
         update = await weights.update(workers.request("one", version=7))
         with pytest.raises(UpdateRunning):
             await weights.update(workers.request("two"))
+        with pytest.raises(UpdateRunning):
+            await workers.join()
         await _is_over(weights)
         assert (update.state, weights.standing.version) == (UpdateState.COMPLETED, 7)
         await workers.back("one")
@@ -209,6 +214,62 @@ async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
             await worker.end_engine("a test")
         with pytest.raises(NoWorkerReady):
             await weights.update(workers.request("one"))
+
+
+async def test_a_group_that_does_not_come_together_names_who_is_missing(tmp_path: Path) -> None:
+    """Within its limit; the engines go on, and the next group is made anew."""
+    async with two(tmp_path) as workers:
+        workers.misbehave("join", "wait")
+        request = GroupRequest(backend=Backend.GLOO, address="127.0.0.1", port=1, timeout_s=1.0)
+        group = await workers.weights.init(request)
+        await wait_until(lambda: group.state is GroupState.BROKEN, "it is given up", 3.0)
+        assert group.error == "not joined within 1 s: m-1, or the trainer"
+        with pytest.raises(GroupMissing, match="m-1"):
+            await workers.weights.update(tensors("w"))
+        workers.fault.unlink()
+        await workers.back("launched")
+        await workers.join()
+        await workers.weights.update(tensors("w"))
+        await _is_over(workers.weights)
+        await workers.back("w")
+        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
+
+
+async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> None:
+    """The work goes on; whoever starts later takes none before the trainer's next update, and says so."""
+    async with two(tmp_path) as workers:
+        weights = workers.weights
+        await workers.join()
+        workers.misbehave("keep", "wait", both=True)
+        await weights.update(tensors("w"))
+        await _is_over(weights)
+        await wait_until(lambda: not weights.is_keeping and weights.standing.version, "it is given up", 5.0)
+        assert (weights.standing.version, weights.standing.checkpoint) == (1, None)
+        workers.fault.unlink()
+        await workers.back("w")
+        workers.bad.restart_nowait("a test")
+        await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.is_serving, "another answers")
+        assert workers.bad.state is WorkerState.DRAINING
+        assert "nobody has kept them" in weights.waits_for(workers.bad)
+        assert (await ask(workers.good))[1] == "w"
+        await workers.join()
+        await weights.update(tensors("w"))
+        await wait_until(lambda: weights.standing.checkpoint, "it is kept")
+        assert weights.standing.version == 2
+        await workers.back("w")
+
+
+async def test_engines_without_control_endpoints_keep_their_weights(tmp_path: Path) -> None:
+    """An older vLLM, or one that was started without them: told as it is, and nobody is killed."""
+    async with two(tmp_path) as workers:
+        workers.misbehave("pause", "absent", both=True)
+        update = await workers.weights.update(workers.request("one"))
+        await _is_over(workers.weights)
+        assert update.state is UpdateState.FAILED
+        assert "m-0: pause: " in (update.error or "")
+        assert "404" in (update.error or "")
+        await workers.back("launched")
+        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
 
 
 async def test_a_drain_is_the_operators_to_take_back(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Plays vLLM's control endpoints, and misbehaves in the phase that a file names.
 
-The file is {"port", "phase", "do": stall | fail | end}; the phase ``begin`` is the program's own start. Its weights are
-a word: the name of the checkpoint that it was started from, or got last; its answers say it.
+The file is {"port", "phase", "do": stall | fail | end | absent | wait}; port 0 is every engine, ``wait`` is a thread of
+the extension that does not get on, and the phase ``begin`` is the program's own start. Its weights are a word: the name
+of the checkpoint that it was started from, or got last; its answers say it.
 """
 
 import argparse
@@ -24,8 +25,16 @@ PHASES = {
     "roundhouse_state": "start",
     "roundhouse_receive": "receive",
     "roundhouse_apply": "finish",
+    "roundhouse_join": "join",
+    "roundhouse_keep": "keep",
     "/v1/load_lora_adapter": "load",
     "/v1/unload_lora_adapter": "unload",
+}
+
+
+REFUSALS = {
+    "absent": (404, {"detail": "Not Found"}),
+    "fail": (500, {"error": {"message": "as it was told", "type": "InternalServerError", "code": 500}}),
 }
 
 
@@ -79,8 +88,8 @@ class Engine:
             await asyncio.Event().wait()
         if fault == "end":
             os._exit(1)
-        if fault == "fail":
-            return 500, {"error": {"message": "as it was told", "type": "InternalServerError", "code": 500}}
+        if fault in REFUSALS:
+            return REFUSALS[fault]
         if method == "GET":
             return 200, {"world_size": 1, "data": [{"id": "m", "max_model_len": 4096}]}
         if path == "/collective_rpc":
@@ -115,7 +124,8 @@ class Engine:
         match name.removeprefix("roundhouse_"):
             case "join":
                 self.file = Path(f"{told['file']}.0")
-                self.receiver |= {"key": told["place"]["key"], "group": "ready"}
+                group = "joining" if self._fault("join") == "wait" else "ready"
+                self.receiver |= {"key": told["place"]["key"], "group": group}
             case "receive":
                 self.sent = told["tensors"][0]["name"]
                 self.receiver |= {"stage": "received", "update": told["update"], "received": 1, "total": 1}
@@ -124,7 +134,7 @@ class Engine:
                 self.receiver["stage"] = "applied"
             case "keep":
                 Path(told["folder"]).mkdir(parents=True, exist_ok=True)
-                self.receiver["stage"] = "kept"
+                self.receiver["stage"] = "keeping" if self._fault("keep") == "wait" else "kept"
             case "drop":
                 self.receiver |= {"stage": "idle", "group": "none"}
             case _:
@@ -142,7 +152,7 @@ class Engine:
         if not self.options.fault_file.exists():
             return None
         told = json.loads(self.options.fault_file.read_text())
-        mine = (told["port"], told["phase"]) == (self.options.port, phase)
+        mine = told["phase"] == phase and told["port"] in {0, self.options.port}
         return str(told["do"]) if mine else None
 
 

@@ -23,6 +23,7 @@ from workers.weights.transfer import Transfer
 from workers.weights.update import Share, UpdateState, WeightUpdate
 
 DROP_LIMIT_S: Final = 10.0
+ABORT_POLL_S: Final = 0.05
 GRACE_S: Final = 5.0  # for the others to receive, when one of a group has failed
 _ABSENT: Final = 404
 logger = logging.getLogger(__name__)
@@ -201,8 +202,10 @@ class UpdateRun:
                 with anyio.fail_after(self._limits.wait_s):
                     await worker.wait_idle()
             case UpdateMode.ABORT:
-                worker.end_requests(Cancelled(reason=CancelReason.WEIGHTS))
-                await worker.wait_idle()
+                while worker.slots_in_use:  # one that has its slot and is not in flight yet is ended when it is
+                    worker.end_requests(Cancelled(reason=CancelReason.WEIGHTS))
+                    with anyio.move_on_after(ABORT_POLL_S):
+                        await worker.wait_idle()
             case UpdateMode.KEEP:
                 pass
         worker.pause_watch()
