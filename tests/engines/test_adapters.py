@@ -1,4 +1,4 @@
-"""LoRA adapters that are loaded and unloaded while real engines talk: the binary and vLLM."""
+"""LoRA adapters that are loaded and unloaded while real engines talk: the binary, and vLLM on UNIX sockets."""
 
 import json
 import os
@@ -31,7 +31,8 @@ def service(
 ) -> Iterator[Service]:
     if request.param == "vllm":
         python = request.getfixturevalue("vllm_python")
-        model = vllm_model(python, checkpoint, free_ports(2), max_adapters=2)
+        folder = tmp_path_factory.mktemp("sockets")
+        model = vllm_model(python, checkpoint, free_ports(2), max_adapters=2, socket_dir=str(folder))
     else:
         binary = request.config.getoption("--llama-server")
         if binary is None:

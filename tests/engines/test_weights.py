@@ -24,6 +24,7 @@ VERSIONS = 5
 SLOTS = 16
 PROMPTS = [f"Question {number}?" for number in range(8)]
 GREEDY: Document = {"temperature": 0, "ignore_eos": True}
+BUCKETS = {1: 64 * 1024 * 1024, 3: 40_000, 5: 1}  # all in one, some in each, each alone
 HEAD = 6  # characters that are compared: a batch of another size may round otherwise, further on
 
 
@@ -176,7 +177,7 @@ def test_five_updates_in_mid_generation(
             wait_full(service)
             checkpoint, version = checkpoints[number], before + number
             if number % 2:
-                told = tell(checkpoint=str(checkpoint), version=version)
+                told = tell(checkpoint=str(checkpoint), version=version, bucket_bytes=BUCKETS[number])
             else:
                 told = update(service, checkpoint, version=version)
             assert (told["state"], told["version"]) == ("completed", version), told
@@ -197,6 +198,13 @@ def test_five_updates_in_mid_generation(
     assert any(began != ended for began, ended in spans)
     assert {ended for _, ended in spans} >= set(range(before + 1, before + VERSIONS + 1))
     print(f"turns by version of first and last token: {sorted(spans.items())}")
+
+
+def test_a_trainer_and_an_engine_agree_where_tensors_lie(vllm_python: str) -> None:
+    """Two pieces of code, since the engine's imports nothing of ours: 2000 lists of tensors, buckets of any size."""
+    program = str(ROOT / "tests" / "engines" / "buckets.py")
+    ended = subprocess.run([vllm_python, "-P", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "2000\n"), ended.stderr
 
 
 @pytest.mark.parametrize("mode", ["wait", "abort"])
@@ -326,6 +334,10 @@ def test_a_front_without_its_engine_is_found_dead(service: Service) -> None:
     tree = psutil.Process(worker["pid"]).children(recursive=True)
     core = next(child for child in tree if "EngineC" in child.name())
     core.kill()
+    found_s = wait_for(
+        lambda: service.get("/v1/workers/policy-0")["incarnation"] > worker["incarnation"], "it is found"
+    )
+    print(f"\nfound dead after {found_s:.2f} s")
     assert service.wait_ended(job, 120)["state"] == "completed"
     wait_for(lambda: not any(is_alive(child.pid) for child in tree), "nothing of the dead engine is left")
     wait_in_rotation(service)

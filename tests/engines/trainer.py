@@ -1,7 +1,7 @@
 """A trainer, for the tests: broadcasts checkpoints with ``service.client``, as told on its standard input.
 
-A line is JSON: {"checkpoint": FOLDER, "version": N}; the answer is a line as well. With ``"mute": true`` it sends
-nothing, says so, and waits to be killed.
+A line is JSON: {"checkpoint": FOLDER, "version": N}, with "bucket_bytes" or without; the answer is a line as well. With
+``"mute": true`` it sends nothing, says so, and waits to be killed.
 """
 
 import json
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from service.client import WeightsClient, WeightsError
+from service import client
+from service.client import BUCKET_BYTES, WeightsClient, WeightsError
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
     print(json.dumps({"state": "here"}), flush=True)
     for line in sys.stdin:
         told = json.loads(line)
+        client.BUCKET_BYTES = told.get("bucket_bytes", BUCKET_BYTES)  # type: ignore[misc]
         tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))
         if told.get("mute"):
             weights._broadcast = _send_nothing  # type: ignore[method-assign, assignment]

@@ -1,17 +1,25 @@
 """An attached engine: a server that somebody else starts, stops and restarts, and that is never touched."""
 
+import asyncio
+import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
+import pytest
+import trustme
 
-from tests.conftest import ENGINE_PROGRAM, SpecFactory
+from tests.conftest import ENGINE_PROGRAM, SpecFactory, find_ports
 from tests.faults.test_submit import QUICK, result, submit, wait_for_tokens
 from tests.faults.test_worker import listens
 from tests.waiting import LIMIT_S, wait_until
+from transport.client import EngineClient
+from transport.dialects.dialect import PLAIN
+from transport.errors import EngineError
 from workers import EngineKind, RequestState, Worker, WorkerSpec, WorkerTimeouts
 from workers.launch.flags import render_flags
 from workers.states import WorkerState
@@ -77,3 +85,51 @@ async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
             assert told.reason == "stalled_prefill"
             assert (await result(worker, await submit(worker))).state is RequestState.COMPLETED
             assert (worker.incarnation, list(worker.incidents)) == (1, [])
+
+
+@asynccontextmanager
+async def secured(server: WorkerSpec, authority: trustme.CA) -> AsyncIterator[int]:
+    """Put TLS before a server; yield the port that it has so."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(65_536):
+            writer.write(piece)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", server.port)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pass_on, reader, there[1])
+            await pass_on(there[0], writer)
+            tasks.cancel_scope.cancel()
+        there[1].close()
+
+    port = find_ports(1)
+    async with await asyncio.start_server(serve, "localhost", port, ssl=context):
+        yield port
+
+
+async def test_a_server_over_tls_is_who_it_says(
+    scripted_spec: SpecFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's authorities decide; what one of them has not signed is never asked anything."""
+    authority, server = trustme.CA(), scripted_spec()
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    with served(server), anyio.fail_after(3 * LIMIT_S):
+        async with secured(server, authority) as port:
+            spec = attached(server, url=f"https://localhost:{port}")
+            stranger = Worker(spec)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stranger.start)
+                await wait_until(lambda: stranger.state is WorkerState.STARTING, "it tries")
+                with pytest.raises(EngineError, match="certificate verify failed"):
+                    await EngineClient(spec.endpoint, PLAIN).probe_ready()
+                assert stranger.state is WorkerState.STARTING
+                tasks.cancel_scope.cancel()
+            await stranger.stop()
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+            async with Worker(spec) as worker:
+                told = await result(worker, await submit(worker))
+                assert (told.state, told.text) == (RequestState.COMPLETED, "word0 word1 word2 ")
