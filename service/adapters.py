@@ -1,5 +1,6 @@
 """LoRA adapters by their names, which agents use as models: those of the configuration, and those loaded since."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ class Adapters:
     def __init__(self, fleet: Fleet, models: Iterable[str]) -> None:
         self._fleet = fleet
         self._models = frozenset(models)
-        self._arriving: dict[str, str] = {}
+        self._arriving: Counter[tuple[str, str]] = Counter()
         self._leaving: set[str] = set()
 
     def __repr__(self) -> str:
@@ -75,17 +76,20 @@ class Adapters:
         adapters = self.of(model)
         if name in self._models:
             raise NameTaken(f"{name} is a model")
-        owner = {**self._arriving, **self.names()}.get(name, model)
-        if owner != model:
-            raise NameTaken(f"{name} is an adapter of {owner}, or about to be")
+        arriving = [owner for owner, other in self._arriving if other == name]
+        past = [owner for owner, other in self._fleet.adapters.items() if name in other.past]
+        for owner in (*arriving, *past, self.names().get(name, model)):
+            if owner != model:
+                raise NameTaken(f"{name} is an adapter of {owner}, was one, or is about to be")
         if name in self._leaving:
             raise NameTaken(f"{name} is about to be unloaded")
-        self._arriving[name] = model
+        self._arriving[model, name] += 1
         try:
             with _translated():
                 return await adapters.load(name, path)
         finally:
-            self._arriving.pop(name, None)
+            self._arriving[model, name] -= 1
+            self._arriving += Counter()  # without what is none
 
     async def unload(self, model: str, name: str, jobs: Jobs, users: Callable[[str], int]) -> None:
         """Have a model's engines forget an adapter that no unfinished job here uses; none may ask for it from here on.

@@ -61,6 +61,7 @@ class Intake:
         self.epoch = 0  # grows when everything that was claimed is another node's
         self._is_drained = False  # the last claim brought less than there was room for
         self._parsed: OrderedDict[JobId, Job] = OrderedDict()
+        self._parsed_with: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
         """State whether others take a share."""
@@ -123,8 +124,11 @@ class Intake:
             return
         is_drained = True
         for model, room in self._rooms().items():
-            # A conversation that another node has left may want an adapter by its name.
-            names = [model, *(name for name, base in self._adapters().items() if base == model)]
+            # A conversation that another node has left may want an adapter by its name. Not one that a job here took
+            # for another node's, before it was loaded here: that job would let it go again.
+            adapters = self._known_adapters()
+            foreign = self._scheduler.view.models() if len(adapters) else frozenset()
+            names = [model, *(name for name, base in adapters.items() if base == model and name not in foreign)]
             is_drained &= await self._take(names, room, job_id) < room
         self._is_drained = is_drained
 
@@ -133,6 +137,14 @@ class Intake:
         claims = await self._store.claim(models, limit, job_id)
         await self.admit(claims, epoch)
         return len(claims)
+
+    def _known_adapters(self) -> Mapping[str, str]:
+        """Return the names of this moment; what was parsed with others has to be parsed again."""
+        adapters = dict(self._adapters())
+        if adapters != self._parsed_with:
+            self._parsed.clear()
+            self._parsed_with = adapters
+        return adapters
 
     def has_room_for(self, job: Job) -> bool:
         """Whether a new job is claimed as it is posted."""
@@ -190,7 +202,7 @@ class Intake:
             while wanted and epoch == self.epoch:
                 some = dict(islice(wanted.items(), JOBS_A_READ))
                 shares = await self._store.read(
-                    partial(read_shares, wanted=some, known=dict(self._parsed), adapters=self._adapters())
+                    partial(read_shares, wanted=some, known=dict(self._parsed), adapters=self._known_adapters())
                 )
                 if epoch == self.epoch:
                     for share in shares:

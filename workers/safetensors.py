@@ -31,7 +31,7 @@ def read_folder(folder: Path) -> Shapes:
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise InvalidTensors(f"{folder}: holds no *.safetensors")
+        raise InvalidTensors(f"{folder.name} holds no *.safetensors")
     return {name: shape for file in files for name, shape in read_shapes(file).items()}
 
 
@@ -45,12 +45,12 @@ def read_shapes(file: Path) -> Shapes:
         with file.open("rb") as opened:
             (size,) = struct.unpack("<Q", opened.read(8))
             if size > MAX_HEADER_BYTES:
-                raise InvalidTensors(f"{file}: is no safetensors file")
+                raise InvalidTensors(f"{file.name} is no safetensors file")
             told = msgspec.json.decode(opened.read(size), type=dict[str, msgspec.Raw])
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in told.items() if name != METADATA}
         end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
         if file.stat().st_size != 8 + size + end:
-            raise InvalidTensors(f"{file}: is cut off: {file.stat().st_size} bytes of {8 + size + end}")
+            raise InvalidTensors(f"{file.name} is cut off: {file.stat().st_size} bytes of {8 + size + end}")
     except (OSError, struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidTensors(f"{file}: cannot be read: {error}") from error
+        raise InvalidTensors(f"{file.name} cannot be read: {error}") from error
     return {name: entry.shape for name, entry in entries.items()}

@@ -37,6 +37,10 @@ class PoolsView:
         """Count the jobs with turns that are not over whose agents ask for an adapter."""
         return sum(any(agent.adapter == adapter for agent in live.job.agents) for live in self._jobs.values())
 
+    def models(self) -> frozenset[str]:
+        """Return every model that a job asks for whose turns are not over."""
+        return frozenset(agent.model for live in self._jobs.values() for agent in live.job.agents)
+
     def jobs(self) -> tuple[JobId, ...]:
         """List the jobs that have turns here which are not over."""
         return tuple(self._jobs)

@@ -109,6 +109,18 @@ async def test_an_engine_that_fails_over_an_adapter_is_replaced(tmp_path: Path, 
         assert workers.good.incarnation == 1
 
 
+async def test_a_death_over_an_adapter_is_not_tried_on_the_next(tmp_path: Path) -> None:
+    """It may be what it died of: nobody else is told of it, and the name is free."""
+    async with pair(tmp_path) as (workers, adapters):
+        workers.misbehave("load", "end", both=True)
+        with pytest.raises(NoEngineReady, match="m-0 went away over adapter poet"):
+            await adapters.load("poet", tmp_path / "poet")
+        workers.fault.unlink()
+        await wait_until(lambda: workers.good.incarnation == 2, "another begins")
+        await check(workers, FailureReason.ADAPTER_UNLOADED)
+        assert workers.bad.incarnation == 1
+
+
 async def test_an_adapter_that_no_engine_survives_is_nobodys(tmp_path: Path) -> None:
     """Nothing has changed when all are back."""
     async with pair(tmp_path) as (workers, adapters):

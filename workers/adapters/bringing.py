@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 
 from transport.control import EngineControl
-from transport.errors import EngineError, EngineRejected
+from transport.errors import CannotAsk, EngineError, EngineRejected
 from workers.errors import AdapterRefused
 from workers.outcome import FailureReason
 from workers.spec import EngineKind
@@ -21,7 +21,9 @@ from workers.supervised import SupervisedWorker
 LOAD_LIMIT_S: Final = 120.0
 UNLOAD_LIMIT_S: Final = 30.0
 TAIL_LINES: Final = 5
-_ENDED: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED, WorkerState.STOPPED})
+_ABSENT: Final = 404
+_FAILING: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
+_OVER: Final = frozenset({WorkerState.FAILED, WorkerState.STOPPED})  # nothing follows without an operator, or for long
 logger = logging.getLogger(__name__)
 NextChange = Callable[[], Awaitable[None]]  # returns after a change of any worker's state
 
@@ -33,7 +35,7 @@ async def bring(worker: SupervisedWorker, next_change: NextChange) -> bool:
         AdapterRefused: the engine does not take it, and why.
     """
     if not worker.adapters.missing:
-        return True
+        return worker.is_serving
     if worker.spec.engine is EngineKind.VLLM:
         return await _tell(worker)
     return await _start_anew(worker, next_change)
@@ -47,11 +49,10 @@ async def take_away(worker: SupervisedWorker, name: str) -> None:
     try:
         with anyio.fail_after(UNLOAD_LIMIT_S):
             await EngineControl(worker.endpoint).unload_adapter(name, worker.adapters.numbers.get(name))
-    except EngineRejected as error:  # it has none of that name
-        logger.info("worker %s: adapter %s: %s", worker.spec.id, name, error)
     except (EngineError, TimeoutError) as error:
-        _break(worker, incarnation, f"it could not be told to forget adapter {name}", error)
-        return
+        if not (isinstance(error, EngineRejected) and error.status == _ABSENT):  # or it has none of that name
+            _break(worker, incarnation, f"it could not be told to forget adapter {name}", error)
+            return
     if worker.incarnation == incarnation:
         worker.adapters.remove(name)
 
@@ -61,8 +62,10 @@ async def _tell(worker: SupervisedWorker) -> bool:
     for name, path in worker.adapters.missing.items():
         try:
             with anyio.fail_after(LOAD_LIMIT_S):
+                if name in worker.adapters.loaded:  # other weights, of a load that was undone
+                    await control.unload_adapter(name, worker.adapters.numbers.get(name))
                 number = await control.load_adapter(name, path)
-        except EngineRejected as error:
+        except (EngineRejected, CannotAsk) as error:
             raise AdapterRefused(f"{worker.spec.id} does not take adapter {name}: {error}") from error
         except (EngineError, TimeoutError) as error:
             _break(worker, incarnation, f"it could not be told of adapter {name}", error)
@@ -81,9 +84,9 @@ async def _start_anew(worker: SupervisedWorker, next_change: NextChange) -> bool
         if worker.incarnation == before and worker.is_serving:
             worker.restart_nowait(f"asked for adapter {names}")
         while not (worker.incarnation > before and worker.is_serving):
-            if worker.state in _ENDED and worker.incarnation > before:
+            if worker.state in _FAILING and worker.incarnation > before:
                 raise AdapterRefused(_words(worker, names))
-            if worker.state is WorkerState.STOPPED:
+            if worker.state in _OVER:
                 return False
             await next_change()
         return not worker.adapters.missing

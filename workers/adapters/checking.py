@@ -26,27 +26,36 @@ class _PeftConfig(Struct):
     r: int
 
 
+def check_source(source: Path, *, is_folder: bool) -> None:
+    """Return if there is something to be copied.
+
+    Raises:
+        InvalidAdapter: there is not.
+    """
+    if not source.is_absolute():
+        raise InvalidAdapter(f"{source} is no absolute path")
+    for file in (source / name for name in PEFT_FILES) if is_folder else (source,):
+        if not file.is_file():
+            raise InvalidAdapter(f"there is no file {file}")
+
+
 def check_peft(folder: Path, model: str | None, most_rank: int | None) -> None:
     """Return if ``folder`` holds a LoRA adapter in PEFT's form, for ``model`` where that is a folder as well.
 
     Raises:
         InvalidAdapter: it does not, and what is wrong with it.
     """
-    if not folder.is_absolute() or not folder.is_dir():
-        raise InvalidAdapter(f"{folder} is no folder with an absolute path")
     config = _config(folder / CONFIG)
     if config.peft_type.upper() != "LORA":
-        raise InvalidAdapter(f"{folder / CONFIG}: peft_type is {config.peft_type}, not LORA")
+        raise InvalidAdapter(f"{CONFIG}: peft_type is {config.peft_type}, not LORA")
     try:
         found = read_shapes(folder / TENSORS)
         base = read_folder(Path(model)) if model and list(Path(model).glob("*.safetensors")) else {}
     except InvalidTensors as error:
         raise InvalidAdapter(str(error)) from error
-    if not found:
-        raise InvalidAdapter(f"{folder / TENSORS}: holds no tensors")
     ranks = [_check_pair(name, found, base) for name in found if name.endswith(DOWN)]
     if not ranks:
-        raise InvalidAdapter(f"{folder / TENSORS}: holds no tensor whose name ends with {DOWN}")
+        raise InvalidAdapter(f"{TENSORS}: holds no tensor whose name ends with {DOWN}")
     if most_rank is not None and max(ranks) > most_rank:
         raise InvalidAdapter(f"its rank is {max(ranks)}, and the engines take {most_rank}: args.max-lora-rank")
 
@@ -57,15 +66,10 @@ def check_gguf(file: Path) -> None:
     Raises:
         InvalidAdapter: it is not, and what is wrong with it.
     """
-    if not file.is_absolute() or not file.is_file():
-        raise InvalidAdapter(f"{file} is no file with an absolute path")
-    try:
-        with file.open("rb") as opened:
-            magic = opened.read(len(GGUF_MAGIC))
-    except OSError as error:
-        raise InvalidAdapter(f"{file}: cannot be read: {error.strerror}") from error
+    with file.open("rb") as opened:
+        magic = opened.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
-        raise InvalidAdapter(f"{file}: is no GGUF file")
+        raise InvalidAdapter("it is no GGUF file")
     try:
         from gguf import GGUFReader  # noqa: PLC0415 - it comes with the embedded engine; without it the engine judges
     except ImportError:
@@ -74,9 +78,9 @@ def check_gguf(file: Path) -> None:
         field = GGUFReader(file).get_field("general.type")
         kind = field.contents() if field is not None else "model"
     except Exception as error:  # its reader raises whatever numpy does with a file that is not whole
-        raise InvalidAdapter(f"{file}: is no whole GGUF file: {error}") from error
+        raise InvalidAdapter(f"it is no whole GGUF file: {error}") from error
     if kind != "adapter":
-        raise InvalidAdapter(f"{file}: is a {kind}, and no adapter")
+        raise InvalidAdapter(f"it is a {kind}, and no adapter")
 
 
 def _config(file: Path) -> _PeftConfig:
@@ -84,7 +88,7 @@ def _config(file: Path) -> _PeftConfig:
         with file.open("rb") as opened:
             return msgspec.json.decode(opened.read(MAX_CONFIG_BYTES), type=_PeftConfig)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidAdapter(f"{file}: cannot be read: {error}") from error
+        raise InvalidAdapter(f"{CONFIG} cannot be read: {error}") from error
 
 
 def _check_pair(down: str, found: Shapes, base: Shapes) -> int:

@@ -5,6 +5,7 @@ which of them has what; an engine that comes up without one is held until it has
 """
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from workers.adapters.adapter import Adapter, Shelved
 from workers.adapters.bringing import bring, take_away
-from workers.adapters.checking import check_gguf, check_peft
+from workers.adapters.checking import check_gguf, check_peft, check_source
 from workers.adapters.shelf import Shelf
 from workers.errors import (
     AdapterRefused,
@@ -29,7 +30,7 @@ from workers.errors import (
 )
 from workers.launch.vllm import most_rank
 from workers.spec import EngineKind
-from workers.states import Hold
+from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
 REMEMBERED: Final = 10_000  # names that were unloaded
@@ -52,7 +53,8 @@ class ModelAdapters:
         self.changing: str | None = None  # what is being done, in words
         self._shelf = Shelf(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
         kept = self._shelf.read()
-        self._past = dict(kept.past)
+        self.past = dict(kept.past)  # names that were unloaded, and the digests that they stand for
+        self._arriving: Counter[str] = Counter()  # digests of copies that are being looked at
         self.loaded = {each.name: each for each in kept.adapters if each.name not in self.configured}
         self._lock = lock
         self._tasks: TaskGroup | None = None
@@ -96,20 +98,23 @@ class ModelAdapters:
         await self._owned(self._unload, name)
 
     async def _load(self, name: str, source: Path) -> bool:
-        async with self._lock:
-            if name in self.configured:
-                raise AdapterTaken(f"{name} is an adapter of the configuration")
-            self.changing = f"load {name}"
-            try:
-                await anyio.to_thread.run_sync(self._check, source)
-                adapter = await self._copy(name, source)
-                if self._is_there(adapter):
-                    return False
-                await self._take(adapter)
-                return True
-            finally:
-                self.changing = None
-                await self._tidy()
+        if name in self.configured:
+            raise AdapterTaken(f"{name} is an adapter of the configuration")
+        # A disk may stand still for as long as it likes: that holds up no other change, and no stop.
+        adapter = await anyio.to_thread.run_sync(self._copy, name, source, abandon_on_cancel=True)
+        self._arriving[adapter.digest] += 1
+        try:
+            await anyio.to_thread.run_sync(self._check, adapter, abandon_on_cancel=True)
+            async with self._lock:
+                self.changing = f"load {name}"
+                is_new = not self._is_there(adapter)
+                if is_new:
+                    await self._take(adapter)
+                return is_new
+        finally:
+            self.changing = None
+            self._arriving[adapter.digest] -= 1
+            await self._tidy()
 
     async def _unload(self, name: str) -> None:
         async with self._lock:
@@ -120,7 +125,7 @@ class ModelAdapters:
             self.changing = f"unload {name}"
             try:
                 rest = {other: each for other, each in self.loaded.items() if other != name}
-                await self._keep(rest, {**self._past, name: adapter.digest})
+                await self._keep(rest, {**self.past, name: adapter.digest})
                 self._want()
                 for worker in self._serving():
                     await take_away(worker, name)
@@ -128,15 +133,18 @@ class ModelAdapters:
                 self.changing = None
                 await self._tidy()
 
-    def _check(self, source: Path) -> None:
+    def _check(self, adapter: Adapter) -> None:
+        """Look at the copy: the source may be another thing by now."""
+        copy = self._shelf.path(adapter.digest)
         if self.spec.engine is EngineKind.VLLM:
-            check_peft(source, self.spec.model, most_rank(self.spec))
+            check_peft(copy, self.spec.model, most_rank(self.spec))
         else:
-            check_gguf(source)
+            check_gguf(copy)
 
-    async def _copy(self, name: str, source: Path) -> Adapter:
+    def _copy(self, name: str, source: Path) -> Adapter:
+        check_source(source, is_folder=self.spec.engine is EngineKind.VLLM)
         try:
-            copied = await anyio.to_thread.run_sync(self._shelf.put, source)
+            copied = self._shelf.put(source)
         except OSError as error:
             raise InvalidAdapter(f"{source}: cannot be copied: {error.strerror or error}") from error
         at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -149,7 +157,7 @@ class ModelAdapters:
             AdapterError: it cannot be.
         """
         known = self.loaded.get(adapter.name)
-        before = known.digest if known is not None else self._past.get(adapter.name)
+        before = known.digest if known is not None else self.past.get(adapter.name)
         if before not in (None, adapter.digest):
             raise AdapterTaken(f"{adapter.name} stands for other weights already: give these a name of their own")
         if known is None and len(self.names) >= self.spec.adapter_room:
@@ -167,7 +175,7 @@ class ModelAdapters:
                 if worker.is_starting:  # without it
                     worker.drain_nowait(f"it has no adapter {adapter.name} yet", Hold.ADAPTERS)
             await self._prove(adapter.name)
-            await self._keep({**self.loaded, adapter.name: adapter}, self._past)
+            await self._keep({**self.loaded, adapter.name: adapter}, self.past)
         except InvalidSpec as error:
             raise AdapterRefused(str(error)) from error
         except Exception:
@@ -177,19 +185,23 @@ class ModelAdapters:
             raise
 
     async def _prove(self, name: str) -> None:
-        """Return when every engine that answers has what is wanted, and at least one does."""
+        """Return when every engine that answers has what is wanted.
+
+        Where the first goes away over it no second one is told: it may be the adapter that it died of.
+        """
         proofs: list[str] = []
         for worker in self._serving():
             try:
-                if await bring(worker, self._wait_change):
-                    proofs.append(worker.spec.id)
+                is_proven = await bring(worker, self._wait_change)
             except AdapterRefused:
                 self._want()
-                if not worker.is_serving:  # it would wait, as after a failure of its own
+                if worker.state in {WorkerState.BACKOFF, WorkerState.FAILED}:  # it would wait, as after its own failure
                     worker.restart_nowait(f"asked for, without adapter {name}")
                 raise
-        if not proofs:
-            raise NoEngineReady(f"model {self.name}: its engines went away over adapter {name}")
+            if is_proven:
+                proofs.append(worker.spec.id)
+            elif not proofs:
+                raise NoEngineReady(f"{worker.spec.id} went away over adapter {name}: {worker.because}")
 
     async def _keep(self, loaded: Mapping[str, Adapter], past: Mapping[str, str]) -> None:
         """Keep a list of adapters, and then take it as the model's."""
@@ -199,11 +211,18 @@ class ModelAdapters:
             await anyio.to_thread.run_sync(self._shelf.write, shelved)
         except OSError as error:
             raise AdapterRefused(f"model {self.name}: it cannot be kept: {error.strerror or error}") from error
-        self.loaded, self._past = dict(loaded), past
+        self.loaded, self.past = dict(loaded), past
 
     async def _tidy(self) -> None:
-        digests = {adapter.digest for adapter in self.loaded.values()}
-        await anyio.to_thread.run_sync(self._shelf.keep_only, digests)
+        """Remove copies that nobody needs; an engine that is starting has yet to read those that it was given."""
+        digests = {adapter.digest for adapter in self.loaded.values()} | set(+self._arriving)
+        given = {
+            Path(path).stem for worker in self.workers if worker.is_starting for path in worker.adapters.loaded.values()
+        }
+        try:
+            await anyio.to_thread.run_sync(self._shelf.keep_only, digests | given)
+        except OSError:
+            logger.exception("model %s: copies of adapters that nobody needs are still there", self.name)
 
     def _want(self, *more: Adapter) -> None:
         """Have the engines that start from now on have what is loaded, and ``more``.

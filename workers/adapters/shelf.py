@@ -20,6 +20,7 @@ from workers.adapters.adapter import Shelved
 from workers.adapters.checking import PEFT_FILES
 from workers.files import replace_file, sync_folder
 
+HALF: Final = ".half-"
 INDEX: Final = "adapters.json"
 PIECE_BYTES: Final = 1024 * 1024
 
@@ -54,6 +55,8 @@ class Shelf:
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             kept = Shelved()
         here = tuple(adapter for adapter in kept.adapters if self.path(adapter.digest).exists())
+        for half in self._folder.glob(f"{HALF}*"):
+            shutil.rmtree(half, ignore_errors=True)
         self.keep_only({adapter.digest for adapter in here})
         return Shelved(adapters=here, past=kept.past)
 
@@ -73,7 +76,7 @@ class Shelf:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         files = [source / name for name in PEFT_FILES] if self._is_folder else [source]
-        half = Path(tempfile.mkdtemp(dir=self._folder, prefix=".half-"))
+        half = Path(tempfile.mkdtemp(dir=self._folder, prefix=HALF))
         try:
             digest, size = hashlib.sha256(), 0
             for file in files:
@@ -95,7 +98,7 @@ class Shelf:
             return
         wanted = {self.path(digest).name for digest in digests} | {INDEX}
         for path in self._folder.iterdir():
-            if path.name not in wanted:
+            if path.name not in wanted and not path.name.startswith(HALF):  # somebody is copying
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
