@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ASK_LIMIT_S: Final = 60.0
 POLL_S: Final = 20.0  # of one look that waits for an end
 JOIN_POLL_S: Final = 0.1
+AWAY_S: Final = 1.0
+_ABANDONED: Final[list[Any]] = []
 NO_CONTENT: Final = 204
 IN_FLIGHT: Final = 5  # broadcasts under way at once
 BUCKET_BYTES: Final = 64 * 1024 * 1024  # of tensors that are broadcast together: hundreds of small ones are one
@@ -49,9 +51,12 @@ class WeightsClient:
         self._model = model
         self._timeout_s = timeout_s
         self._group: Any = None
+        self._is_sending = False
         self._store: Any = None
         self._place = ("127.0.0.1", 0, 300.0)  # where the store listens, and how long all may take to come together
+        self._group_number = 0
         self._digests: dict[str, str] = {}
+        self._made = 0  # the version that these digests are of
 
     def __repr__(self) -> str:
         """State whose weights."""
@@ -69,7 +74,7 @@ class WeightsClient:
 
     def close(self) -> None:
         """Leave the group, and close all connections."""
-        self._group = self._store = None
+        self._leave()
         self._http.close()
 
     def look(self) -> dict[str, Any]:
@@ -135,15 +140,21 @@ class WeightsClient:
         """
         from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # noqa: PLC0415
 
-        self._group = self._store = None  # a port that was given comes free with the store of before
+        self._leave()  # a port that was given comes free with the store of before
         self._digests = {}
         self._place = (address, port, timeout_s)
         limit = timedelta(seconds=timeout_s)
         self._store = TCPStore(address, port, None, True, limit, False)
         body = {"master_address": address, "master_port": self._store.port, "timeout_s": timeout_s}
-        group = self._ask("POST", "/weights/init", body)["group"]
+        group = self._ask("POST", "/weights/init", body, timeout_s=self._timeout_s)["group"]
+        self._group_number = group["number"]
         store = PrefixStore(group["key"], self._store)
-        self._group = ProcessGroupGloo(store, 0, group["world_size"], limit)
+        try:
+            self._group = ProcessGroupGloo(store, 0, group["world_size"], limit)
+        except RuntimeError as error:  # not all have come; the service knows who
+            document = self.look()
+            told = (document["group"] or {}).get("error") or error
+            raise WeightsError(f"the group has not come together: {told}", "group_missing", document) from error
         self._wait_joined(group["number"], timeout_s)
 
     def update(
@@ -165,29 +176,43 @@ class WeightsClient:
         """
         sent = [_Sent.of(name, tensor) for name, tensor in _items(tensors)]
         digests = {each.name: each.digest() for each in sent}
-        if digests == self._digests:
+        if digests == self._digests and self._is_everywhere():
             return None
         self._ensure_group()
         body = {
             "tensors": [each.document for each in sent],
             "bucket_bytes": BUCKET_BYTES,
+            "group": self._group_number,
             "version": version,
             "mode": mode,
             "clear_cache": clear_cache,
         }
-        update = self._ask("POST", "/weights/update", body)
+        update = self._ask("POST", "/weights/update", body, timeout_s=self._timeout_s)
         try:
             self._broadcast(sent, in_flight)
         except RuntimeError as error:  # torch's word for a connection that broke, and for a time that is over
-            self._group = None
+            self._leave()
             raise WeightsError(*self._blame(update, error)) from error
         ended = self._wait(update)
-        self._digests = digests
+        self._digests, self._made = digests, ended["version"]
         return ended
+
+    def _is_everywhere(self) -> bool:
+        """Whether what was sent last is what every engine has, or is being brought to by itself."""
+        document = self.look()
+        behind = [worker for worker in document["workers"] if worker["waits_for"] is not None]
+        return document["version"] == self._made and (not behind or document["checkpoint"] is not None)
+
+    def _leave(self) -> None:
+        """Drop the group; one with a broadcast under way would block whoever frees it for as long as its limit."""
+        if self._is_sending:
+            _ABANDONED.append(self._group)
+        self._group = self._store = None
+        self._is_sending = False
 
     def _ensure_group(self) -> None:
         group = self.look()["group"] if self._group is not None else None
-        if group is None or group["state"] != "ready":
+        if group is None or group["state"] != "ready" or group["number"] != self._group_number:
             address, port, timeout_s = self._place
             self.init(address=address, port=port, timeout_s=timeout_s)
 
@@ -207,12 +232,14 @@ class WeightsClient:
     def _broadcast(self, sent: "list[_Sent]", in_flight: int) -> None:
         limit = timedelta(seconds=self._timeout_s)
         under_way: deque[Any] = deque()
+        self._is_sending = True
         for bucket in _buckets(sent):
             under_way.append(self._group.broadcast(bucket, 0))
             if len(under_way) >= in_flight:
                 under_way.popleft().wait(limit)
         while under_way:
             under_way.popleft().wait(limit)
+        self._is_sending = False
 
     def _blame(self, update: dict[str, Any], error: Exception) -> tuple[str, str, Mapping[str, Any]]:
         """Return what the service has to say of a broadcast that broke here."""
@@ -231,8 +258,16 @@ class WeightsClient:
             if time.monotonic() > until:
                 raise WeightsError(f"not over within {self._timeout_s:g} s", "timeout", update)
             query = {"update": update["number"], "wait_s": POLL_S}
-            document = self._ask("GET", "/weights", query=query)
-            update = next(each for each in document["updates"] if each["number"] == update["number"])
+            try:
+                document = self._ask("GET", "/weights", query=query)
+            except httpx.TransportError:  # it may be starting again; to look changes nothing
+                time.sleep(AWAY_S)
+                continue
+            known = [each for each in document["updates"] if _place(each) == _place(update)]
+            if not known:
+                told = f"the service knows nothing of it any more, and has weights {document['version']}"
+                raise WeightsError(told, "update_not_found", document)
+            update = known[0]
         if update["state"] == "failed":
             raise WeightsError(f"weights {update['version']}: {update['error']}", "weights_failed", update)
         return update
@@ -280,6 +315,11 @@ class _Sent:
     def digest(self) -> str:
         shape = f"{self.dtype}{self.shape}".encode()
         return hashlib.blake2b(self.raw.numpy().data, digest_size=16, key=shape[:64]).hexdigest()
+
+
+def _place(update: Mapping[str, Any]) -> tuple[int, int]:
+    """Return what tells updates apart, over a start of the service too, which counts anew."""
+    return update["number"], update["version"]
 
 
 def _buckets(sent: "list[_Sent]") -> "Iterator[torch.Tensor]":

@@ -17,6 +17,7 @@ ServiceError
 ├── AdaptersTooMany       409  the engines were started with room for no more
 ├── AdapterInUse          409  unfinished jobs ask for it
 ├── UpdateInvalid         422  an update of weights that cannot be
+├── UpdateNotFound        404  no update of weights of that number is known
 ├── UpdateUnderWay        409  one update of weights at a time
 ├── StaleVersion          409  versions of weights only rise
 ├── NoTrainerGroup        409  no group to broadcast weights in, or not with every engine
@@ -208,6 +209,14 @@ class AdapterInUse(ServiceError):
     code = "adapter_in_use"
     title = "Unfinished jobs use the adapter"
     retry_after_s = 5
+
+
+class UpdateNotFound(ServiceError):
+    """No update of that number is known: it never was, or others have come since, or a start of the service."""
+
+    status = 404
+    code = "update_not_found"
+    title = "No such update"
 
 
 class UpdateUnderWay(ServiceError):

@@ -9,16 +9,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import anyio
 import httpx
 import msgspec
 
 from transport.client import connection_error, open_http
 from transport.dialects import openai
 from transport.endpoint import Endpoint
-from transport.errors import EngineRejected, MalformedFrame
+from transport.errors import CannotAsk, EngineRejected, MalformedFrame
 
 _OK: Final = 200
 _ABSENT: Final = 404
+OWN_LACK_S: Final = 0.2
 _SENT: Final = "http11.send_request_body.complete"
 
 
@@ -141,12 +143,17 @@ class EngineControl:
             if event == _SENT and on_sent is not None:
                 on_sent()
 
-        try:
-            async with open_http(self._endpoint) as client:
-                told = {} if params is None else {name: str(value).lower() for name, value in params.items()}
-                answer = await client.request(method, path, params=told, json=body, extensions={"trace": trace})
-        except (httpx.HTTPError, OSError) as error:
-            raise connection_error(error, f"{method} {path}: ") from error
+        told = {} if params is None else {name: str(value).lower() for name, value in params.items()}
+        answer = None
+        while answer is None:
+            try:
+                async with open_http(self._endpoint) as client:
+                    answer = await client.request(method, path, params=told, json=body, extensions={"trace": trace})
+            except (httpx.HTTPError, OSError) as error:
+                failure = connection_error(error, f"{method} {path}: ")
+                if not isinstance(failure, CannotAsk):
+                    raise failure from error
+                await anyio.sleep(OWN_LACK_S)  # nothing was sent, and the engine is not to blame
         if answer.status_code != _OK:
             raise openai.decode_error(answer.status_code, answer.headers, answer.content)
         try:

@@ -19,6 +19,7 @@ from service.errors import (
     NoTrainerGroup,
     StaleVersion,
     UpdateInvalid,
+    UpdateNotFound,
     UpdateUnderWay,
     WeightsFailed,
 )
@@ -31,6 +32,7 @@ from workers.weights.model import ModelWeights
 from workers.weights.phases import Backend, UpdateMode
 from workers.weights.update import Tensor, UpdateRequest, UpdateState
 
+MOST_VERSION: Final = 2**53 - 1  # which every reader of JSON can count to; versions only rise
 MOST_WAIT_S: Final = 60.0
 
 
@@ -54,12 +56,13 @@ class TensorSpec(StrictModel):
 class UpdateSpec(StrictModel):
     """New weights: a checkpoint that the engines can read, or tensors that a trainer broadcasts in their order."""
 
-    version: Annotated[int, Field(ge=1)] | None = None
+    version: Annotated[int, Field(ge=1, le=MOST_VERSION)] | None = None
     mode: UpdateMode = UpdateMode.KEEP
     clear_cache: bool = True
     checkpoint: Annotated[str, Field(min_length=1)] | None = None
     tensors: Annotated[list[TensorSpec], Field(min_length=1)] | None = None
     bucket_bytes: Annotated[int, Field(ge=0)] = 0
+    group: Annotated[int, Field(ge=1)] | None = None
     wait: bool = True
 
     @model_validator(mode="after")
@@ -129,6 +132,8 @@ def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
     ) -> WeightsOut:
         weights = find(model)
         if update is not None:
+            if all(each.number != update for each in weights.updates):
+                raise UpdateNotFound(f"model {model}: nothing is known of update {update}, or no more")
             await weights.wait_over(update, wait_s)
         return weights_document(weights)
 
@@ -144,6 +149,7 @@ def _request(spec: UpdateSpec) -> UpdateRequest:
         checkpoint=spec.checkpoint,
         tensors=tuple(tensors),
         bucket_bytes=spec.bucket_bytes,
+        group=spec.group,
     )
 
 

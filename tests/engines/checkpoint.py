@@ -24,8 +24,11 @@ CHAT_TEMPLATE: Final = (
 Tensors = dict[str, npt.NDArray[np.float32]]
 
 
-def write_checkpoint(folder: Path, seed: int) -> Path:
-    """Make a checkpoint whose weights, and so its greedy answers, are those of ``seed``; return its folder."""
+def write_checkpoint(folder: Path, seed: int, *, is_tied: bool = False) -> Path:
+    """Make a checkpoint whose weights, and so its greedy answers, are those of ``seed``; return its folder.
+
+    Where it ``is_tied`` the output's head is the input's embedding, and is not in the file.
+    """
     folder.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -41,7 +44,7 @@ def write_checkpoint(folder: Path, seed: int) -> Path:
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
         "vocab_size": VOCABULARY,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": is_tied,
         "bos_token_id": END,
         "eos_token_id": END,
         "torch_dtype": "bfloat16",
@@ -50,7 +53,10 @@ def write_checkpoint(folder: Path, seed: int) -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()))
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    write_safetensors(folder / "model.safetensors", tiny_weights(seed))
+    weights = tiny_weights(seed)
+    if is_tied:
+        weights["model.embed_tokens.weight"] = weights.pop("lm_head.weight")
+    write_safetensors(folder / "model.safetensors", weights)
     return folder
 
 

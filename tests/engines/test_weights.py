@@ -8,15 +8,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations, cycle, takewhile
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from service.conversations.job import JobId, TurnKey
+from service.conversations.spec import JobRules, Limits, parse_job
+from service.scheduling.prompts import JobPrompts
 from tests.behaviour.service import Document, Service, serving
 from tests.engines.checkpoint import write_checkpoint
 from tests.waiting import is_alive, wait_for
+from workers.prompting.stack import stack_messages
 
 ROOT = Path(__file__).parent.parent.parent
 START_S = 150.0
@@ -25,7 +30,9 @@ SLOTS = 16
 PROMPTS = [f"Question {number}?" for number in range(8)]
 GREEDY: Document = {"temperature": 0, "ignore_eos": True}
 BUCKETS = {1: 64 * 1024 * 1024, 3: 40_000, 5: 1}  # all in one, some in each, each alone
-HEAD = 6  # characters that are compared: a batch of another size may round otherwise, further on
+SEEDS = (0, 37, 31, 5, 36, 18)  # whose answers begin differently, and with little doubt
+HEAD = 6  # characters that are compared
+SURE = 0.5  # by how much a character's logit leads that is the same in any batch
 
 
 def vllm_model(python: str, checkpoint: Path, port: int, **changes: object) -> Document:
@@ -55,7 +62,7 @@ def vllm_model(python: str, checkpoint: Path, port: int, **changes: object) -> D
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("weights")
-    return [write_checkpoint(folder / str(seed), seed) for seed in range(VERSIONS + 1)]
+    return [write_checkpoint(folder / str(seed), seed, is_tied=True) for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +139,24 @@ def say(service: Service, prompts: list[str], tokens: int, **conversation: objec
     return turns_of(service, job)
 
 
-def post(service: Service, prompts: list[str], tokens: int, **conversation: object) -> str:
+def document_of(prompts: list[str], tokens: int, **conversation: object) -> Document:
     agents = [{"id": "a", "model": "policy", "params": {**GREEDY, "max_tokens": tokens}}]
     talks = [{"prompt": prompt, **conversation} for prompt in prompts]
-    return service.post_job({"agents": agents, "rounds": 1, "conversations": talks})
+    return {"agents": agents, "rounds": 1, "conversations": talks}
+
+
+def post(service: Service, prompts: list[str], tokens: int, **conversation: object) -> str:
+    return service.post_job(document_of(prompts, tokens, **conversation))
+
+
+def messages_of(prompts: list[str]) -> list[list[Document]]:
+    """Return what an engine is sent for each of these conversations."""
+    rules = JobRules(models=["policy"], limits=Limits(), webhook_hosts=[], webhook_secrets=[])
+    job = parse_job(document_of(prompts, HEAD), JobId("job"), rules)
+    keys = [TurnKey(job_id=job.id, conversation_id=talk.id, agent_id="a", round=0) for talk in job.conversations]
+    asked = (JobPrompts(job).request(key, ()) for key in keys)
+    stacks = (stack_messages("", each.system, each.conversation) for each in asked)
+    return [[{"role": message.role, "content": message.content} for message in stack] for stack in stacks]
 
 
 def wait_full(service: Service) -> None:
@@ -152,22 +173,46 @@ def turns_of(service: Service, job: str) -> list[Document]:
 
 
 @pytest.fixture(scope="module")
-def spoken(service: Service, checkpoints: list[Path]) -> dict[Path, list[str]]:
-    """Return how each checkpoint answers each prompt, by asking it."""
-    told: dict[Path, list[str]] = {}
+def spoken(vllm_python: str, checkpoints: list[Path]) -> dict[Path, list[str]]:
+    """Return how each checkpoint's answer to each prompt begins, as far as that is sure, by another program than vLLM.
+
+    What an engine says of itself shows no weights that all engines have wrongly: a head that is tied to the embedding,
+    and was left as it was, did so.
+    """
+    program, told = str(ROOT / "tests" / "engines" / "reference.py"), {}
     for checkpoint in checkpoints:
-        assert update(service, checkpoint)["state"] == "completed"
-        told[checkpoint] = [turn["text"] for turn in say(service, PROMPTS, HEAD)]
-    assert len({answer[0] for answer in told.values()}) == len(checkpoints)
+        asked = json.dumps({"checkpoint": str(checkpoint), "prompts": messages_of(PROMPTS), "tokens": HEAD})
+        ended = subprocess.run(
+            [vllm_python, "-P", program], input=asked, capture_output=True, text=True, timeout=120, check=True
+        )
+        told[checkpoint] = [_sure(answer) for answer in json.loads(ended.stdout)]
+    for one, other in combinations(checkpoints, 2):
+        pairs = [
+            (a, b) for a, b in zip(told[one], told[other], strict=True) if not (a.startswith(b) or b.startswith(a))
+        ]
+        assert len(pairs) >= len(PROMPTS) / 2, (told[one], told[other])
     return told
+
+
+def _sure(answer: list[tuple[str, float]]) -> str:
+    """Return the characters before the first one that bfloat16 and a batch of another size may decide otherwise."""
+    return "".join(character for character, _ in takewhile(lambda each: each[1] > SURE, answer))
+
+
+def agrees(turns: list[Document], expected: list[str]) -> None:
+    """Return if every turn begins as its prompt's answer does; prompts come round."""
+    for turn, begin in zip(turns, cycle(expected), strict=False):
+        assert turn["text"].startswith(begin), (turn, begin)
 
 
 def test_five_updates_in_mid_generation(
     service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
 ) -> None:
     """32 conversations in flight: no turn is lost, and each was made with the weights that it says."""
+    assert update(service, checkpoints[0])["state"] == "completed"
+    agrees(say(service, PROMPTS, HEAD), spoken[checkpoints[0]])
     before = weights_of(service)["version"]
-    made_of = {before: checkpoints[-1]}
+    made_of = {before: checkpoints[0]}
     prompts = PROMPTS * 96
     paused: list[float] = []
     with trainer(service, vllm_python) as tell:
@@ -191,9 +236,10 @@ def test_five_updates_in_mid_generation(
         began, ended = turn["weight_version"], turn["weight_version_end"]
         expected = spoken[made_of[began]][PROMPTS.index(prompt)]
         assert len(turn["text"]) == 150
-        assert (turn["text"][0], began <= ended) == (expected[0], True), turn
+        assert turn["text"].startswith(expected[:1]), turn
+        assert began <= ended, turn
         if began == ended:
-            assert turn["text"][:HEAD] == expected, turn
+            assert turn["text"].startswith(expected), turn
     spans = Counter((turn["weight_version"], turn["weight_version_end"]) for turn in turns)
     assert any(began != ended for began, ended in spans)
     assert {ended for _, ended in spans} >= set(range(before + 1, before + VERSIONS + 1))
@@ -276,11 +322,11 @@ def test_a_trainer_that_dies_in_mid_broadcast(
     assert (told["update"]["state"], told["version"]) == ("failed", version)
     assert "trainer (rank 0)" in told["update"]["error"]
     wait_in_rotation(service)
-    assert [turn["text"] for turn in say(service, PROMPTS, HEAD)] == spoken[checkpoints[3]]
+    agrees(say(service, PROMPTS, HEAD), spoken[checkpoints[3]])
     assert {worker["incarnation"] for worker in weights_of(service)["workers"]} == {1}
     with trainer(service, vllm_python) as tell:  # another trainer makes the group anew
         assert tell(checkpoint=str(checkpoints[4]), version=version + 1)["state"] == "completed"
-    assert [turn["text"] for turn in say(service, PROMPTS, HEAD)] == spoken[checkpoints[4]]
+    agrees(say(service, PROMPTS, HEAD), spoken[checkpoints[4]])
 
 
 def test_a_worker_that_is_killed_while_it_receives(
@@ -302,7 +348,7 @@ def test_a_worker_that_is_killed_while_it_receives(
     assert [(each["version"], each["incarnation"]) for each in told["workers"]] == [(version, 1), (version, 2)]
     turns = say(service, PROMPTS * 4, HEAD)
     assert {turn["worker"] for turn in turns} == {"policy-0", "policy-1"}
-    assert [turn["text"] for turn in turns] == spoken[checkpoints[4]] * 4
+    agrees(turns, spoken[checkpoints[4]])
 
 
 def test_a_killed_server_leaves_nothing_and_is_ready_again(service: Service, request: pytest.FixtureRequest) -> None:
@@ -355,7 +401,7 @@ def test_a_restart_of_the_service_brings_its_workers_to_the_version(
     wait_in_rotation(service)
     assert weights_of(service)["version"] == version
     turns = say(service, PROMPTS, HEAD)
-    assert [turn["text"] for turn in turns] == spoken[checkpoints[2]]
+    agrees(turns, spoken[checkpoints[2]])
     assert {turn["weight_version"] for turn in turns} == {version}
 
 

@@ -272,6 +272,22 @@ async def test_engines_without_control_endpoints_keep_their_weights(tmp_path: Pa
         assert [worker.incarnation for worker in workers.fleet] == [1, 1]
 
 
+async def test_an_engine_that_was_starting_is_brought_to_the_version(tmp_path: Path) -> None:
+    """It had begun before the update did, and is not of it: it takes no traffic with what it was launched with."""
+    async with two(tmp_path) as workers:
+        workers.misbehave("begin", "stall")
+        pid = workers.bad.snapshot().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
+        update = await workers.weights.update(workers.request("one"))
+        await _is_over(workers.weights)
+        assert (update.state, list(update.shares)) == (UpdateState.COMPLETED, ["m-0"])
+        workers.fault.unlink()
+        await workers.back("one")
+        assert workers.bad.incarnation == 2
+
+
 async def test_a_drain_is_the_operators_to_take_back(tmp_path: Path) -> None:
     """An update goes over drained workers too, and leaves them drained."""
     async with two(tmp_path) as workers:

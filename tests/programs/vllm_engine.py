@@ -21,7 +21,7 @@ PHASES = {
     "/start_weight_update": "start",
     "/update_weights": "receive",
     "/finish_weight_update": "finish",
-    "reload_weights": "receive",
+    "roundhouse_reload": "receive",
     "roundhouse_state": "start",
     "roundhouse_receive": "receive",
     "roundhouse_apply": "finish",
@@ -118,9 +118,8 @@ class Engine:
         if name == "remove_lora":
             self.in_memory.remove(told["lora_id"])
             return None
-        if name == "reload_weights":
+        if name == "roundhouse_reload":
             self.weights = Path(told["weights_path"]).name
-            return None
         match name.removeprefix("roundhouse_"):
             case "join":
                 self.file = Path(f"{told['file']}.0")

@@ -74,10 +74,15 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     if spec.adapters:
         adapters = ("--lora-modules", *(f"{name}={folder}" for name, folder in spec.adapters.items()))
     env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id, **spec.env}
-    if spec.weights.backend is Backend.GLOO and "worker-extension-cls" not in given:
+    if is_extended(spec):
         flags["worker-extension-cls"] = EXTENSION
         env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
     return Command(argv=(*program, *model, *render_flags(flags), *adapters, *render_flags(spec.args)), env=env)
+
+
+def is_extended(spec: WorkerSpec) -> bool:
+    """Whether our extension is in the engine's worker processes, where no operator has put one there."""
+    return all(name.lstrip("-").replace("_", "-") != "worker-extension-cls" for name in spec.args)
 
 
 def most_rank(spec: WorkerSpec) -> int:

@@ -8,6 +8,7 @@ import anyio
 from transport.control import EngineControl
 from transport.errors import EngineError
 from workers.errors import NoWorkerReady
+from workers.outcome import FailureReason
 from workers.spec import WorkerId
 from workers.supervised import SupervisedWorker
 from workers.weights.group import Group, GroupState, Member, place_members
@@ -79,6 +80,10 @@ async def _join_natively(group: Group, workers: Sequence[SupervisedWorker], star
                 await control.post("/init_weight_transfer_engine", {"init_info": info}, sent[worker.spec.id].set)
         except (TimeoutError, EngineError) as error:
             group.fail(f"{worker.spec.id} has not joined: {str(error) or f'not within {request.timeout_s:g} s'}")
+            if isinstance(error, TimeoutError) and worker.incarnation == member.incarnation and worker.is_serving:
+                # Its worker processes may wait in the collective for as long as they like, and nothing ends that.
+                because = "it waits for a trainer that has not come"
+                worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
         finally:
             sent[worker.spec.id].set()
         left.discard(worker.spec.id)

@@ -18,9 +18,15 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_weights(
-    engines: Sequence[tuple[SupervisedWorker, int]], files: ReceiverFiles, folder: Path | None, limit_s: float
+    engines: Sequence[tuple[SupervisedWorker, int]],
+    files: ReceiverFiles,
+    update: int,
+    folder: Path | None,
+    limit_s: float,
 ) -> bool:
     """Return whether one of the engines has written them to ``folder``; then all forget what they had received.
+
+    ``update`` is the number of the one that brought them: what a later one has brought is not touched.
 
     Engines are given with the incarnation that has them. One that dies meanwhile is followed by the next.
     """
@@ -29,7 +35,7 @@ async def keep_weights(
         if worker.incarnation == incarnation and not is_kept:
             try:
                 with anyio.fail_after(limit_s):
-                    await _write(worker, files, str(folder))
+                    await _write(worker, files, update, str(folder))
                 is_kept = True
             except (TimeoutError, EngineError) as error:
                 logger.warning("worker %s: weights could not be kept: %s", worker.spec.id, str(error) or "not in time")
@@ -37,7 +43,7 @@ async def keep_weights(
         if worker.incarnation == incarnation and worker.is_serving:
             try:
                 with anyio.fail_after(DROP_LIMIT_S):
-                    await ask(EngineControl(worker.endpoint), "forget")
+                    await ask(EngineControl(worker.endpoint), "forget", {"update": update})
             except (TimeoutError, EngineError) as error:
                 logger.warning(
                     "worker %s: weights are still in its memory: %s", worker.spec.id, str(error) or "no answer"
@@ -45,10 +51,10 @@ async def keep_weights(
     return is_kept
 
 
-async def _write(worker: SupervisedWorker, files: ReceiverFiles, folder: str) -> None:
-    state, *_ = await ask(EngineControl(worker.endpoint), "keep", {"folder": folder})
+async def _write(worker: SupervisedWorker, files: ReceiverFiles, update: int, folder: str) -> None:
+    state, *_ = await ask(EngineControl(worker.endpoint), "keep", {"folder": folder, "update": update})
     while state.stage != "kept":
-        if state.stage != "keeping" or not worker.is_serving:
+        if (state.stage, state.update) != ("keeping", update) or not worker.is_serving:
             raise EngineError(state.error or state.stage)
         await anyio.sleep(KEEP_POLL_S)
         (state,) = files.read(worker.spec.id, 1)

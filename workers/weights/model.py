@@ -11,23 +11,25 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from transport.control import EngineControl
 from transport.errors import EngineError
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
+from workers.launch.vllm import is_extended
 from workers.outcome import FailureReason
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 from workers.weights.checkpoint import check_checkpoint, check_tensors
 from workers.weights.group import Group, GroupRequest, GroupState
-from workers.weights.joining import join_engines, watch_joining
+from workers.weights.joining import JOIN_POLL_S, join_engines, watch_joining
 from workers.weights.keeping import keep_weights
 from workers.weights.phases import Backend
 from workers.weights.receiver import ReceiverFiles
 from workers.weights.running import Observe, UpdateRun
 from workers.weights.standing import Standing, StandingFile
-from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer
+from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer, reload_checkpoint
 from workers.weights.update import UpdateRequest, UpdateState, WeightUpdate
 
 REMEMBERED: Final = 20
@@ -57,6 +59,7 @@ class ModelWeights:
         self.ended: Counter[UpdateState] = Counter()
         self._policy = workers[0].spec.weights
         self._model = workers[0].spec.model
+        self._is_extended = is_extended(workers[0].spec)
         self._file = StandingFile(name=name, state_dir=state_dir)
         self.standing = self._file.read(self._model)
         self._observe = observe
@@ -102,6 +105,8 @@ class ModelWeights:
         if request.backend is not self._policy.backend:
             raise InvalidUpdate(f"backend: the engines of {self.name} were started for {self._policy.backend}")
         async with self._lock:
+            if not self._serving():
+                raise NoWorkerReady(f"model {self.name}: no engine of it answers")
             self._numbers += 1
             group = Group(self._numbers, request)
             self.group = group
@@ -138,9 +143,11 @@ class ModelWeights:
             raise NoWorkerReady(f"model {self.name}: no engine of it answers")
         if request.checkpoint is not None:
             await anyio.to_thread.run_sync(check_checkpoint, Path(request.checkpoint), self._model)
-            return CheckpointTransfer()
+            return CheckpointTransfer(is_extended=self._is_extended)
         await anyio.to_thread.run_sync(check_tensors, request.tensors, self._model)
-        group = self._whole_group()
+        while self.group is not None and self.group.state is GroupState.JOINING:  # noqa: ASYNC110 - its limit ends that
+            await anyio.sleep(JOIN_POLL_S)
+        group = self._whole_group(request.group)
         return GlooTransfer(group, self._files) if self._policy.backend is Backend.GLOO else NativeTransfer()
 
     def _check_turn(self, request: UpdateRequest) -> None:
@@ -149,8 +156,10 @@ class ModelWeights:
         if request.version is not None and request.version <= self.standing.version:
             raise VersionNotNewer(f"model {self.name} has weights {self.standing.version}, and versions only rise")
 
-    def _whole_group(self) -> Group:
+    def _whole_group(self, number: int | None) -> Group:
         group = self.group
+        if group is not None and number not in (None, group.number):
+            raise GroupMissing(f"model {self.name}: another trainer has made group {group.number} since; make it again")
         if group is None or group.state is not GroupState.READY:
             told = "there is none" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
             raise GroupMissing(f"model {self.name}: no group with a trainer ({told}); make it with weights/init")
@@ -205,8 +214,12 @@ class ModelWeights:
                 checkpoint=update.request.checkpoint,
             )
         )
-        for share in update.survivors:
-            self.workers[share.worker].resume_nowait(f"weights {update.version}", Hold.BEHIND)
+        survivors = {share.worker for share in update.survivors}
+        for worker in self.workers.values():
+            if worker.spec.id in survivors:
+                worker.resume_nowait(f"weights {update.version}", Hold.BEHIND)
+            else:  # it was starting as the update began: it has what it was launched with, or got last
+                worker.drain_nowait(f"it lacks weights {update.version}", Hold.BEHIND)
 
     async def _stand(self, standing: Standing) -> None:
         self.standing = standing
@@ -268,7 +281,7 @@ class ModelWeights:
             control = EngineControl(worker.endpoint)
             with anyio.fail_after(self._policy.receive_s):
                 await control.pause(clear_cache=True)
-                await control.call_workers("reload_weights", {"weights_path": standing.checkpoint})
+                await reload_checkpoint(control, standing.checkpoint, is_extended=self._is_extended)
                 await control.label(standing.version)
                 await control.resume()
             if worker.incarnation != incarnation:
@@ -307,18 +320,17 @@ class ModelWeights:
             return
         self.is_keeping = folder is not None
         try:
-            is_kept = await keep_weights(engines, self._files, folder, self._policy.keep_s)
+            is_kept = await keep_weights(engines, self._files, update.number, folder, self._policy.keep_s)
         finally:
             self.is_keeping = False
-        if folder is None or self.standing.version != update.version:
-            return  # not wanted, or newer ones are there
-        if not is_kept:
-            logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
+        if folder is None:
             return
-        await self._stand(
-            Standing(version=update.version, launched=self.standing.launched, model=self._model, checkpoint=str(folder))
-        )
-        await anyio.to_thread.run_sync(_remove_others, folder)
+        if self.standing.version == update.version and is_kept:
+            standing = Standing(version=update.version, launched=self.standing.launched, model=self._model)
+            await self._stand(msgspec.structs.replace(standing, checkpoint=str(folder)))
+        elif self.standing.version == update.version:
+            logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
+        await anyio.to_thread.run_sync(_remove_useless, folder, self.standing.checkpoint)
         self._bring_all()
 
     def _serving(self) -> list[SupervisedWorker]:
@@ -330,7 +342,12 @@ class ModelWeights:
         self._tasks.start_soon(what, *args)  # type: ignore[arg-type]
 
 
-def _remove_others(folder: Path) -> None:
+def _remove_useless(folder: Path, checkpoint: str | None) -> None:
+    """Remove what was kept, up to the version in ``folder``, but for the checkpoint that is in use."""
     for other in folder.parent.glob("version-*"):
-        if other != folder:
+        if _version(other) <= _version(folder) and str(other) != checkpoint:
             shutil.rmtree(other, ignore_errors=True)
+
+
+def _version(folder: Path) -> int:
+    return int(folder.name.partition("-")[2])

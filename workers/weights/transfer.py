@@ -35,11 +35,24 @@ class Transfer(Protocol):
         """Have the engine forget what it was to receive."""
 
 
+async def reload_checkpoint(control: EngineControl, folder: str, *, is_extended: bool) -> None:
+    """Have an engine that stands still read a checkpoint; with our extension also where layers share weights.
+
+    Raises:
+        EngineError: it has not, or nobody knows how much of it.
+    """
+    call = "roundhouse_reload" if is_extended else "reload_weights"
+    await control.call_workers(call, {"weights_path": folder})
+
+
 class CheckpointTransfer:
     """Each engine reads a checkpoint from the disk itself."""
 
     needs_all = False
     is_staged = False
+
+    def __init__(self, *, is_extended: bool) -> None:
+        self._is_extended = is_extended
 
     async def start(self, control: EngineControl, update: int, request: UpdateRequest) -> None:
         """Do nothing: the checkpoint was looked at before any engine was touched."""
@@ -49,7 +62,7 @@ class CheckpointTransfer:
     ) -> None:
         """Have the weights read, and put in place."""
         tell()
-        await control.call_workers("reload_weights", {"weights_path": request.checkpoint})
+        await reload_checkpoint(control, str(request.checkpoint), is_extended=self._is_extended)
 
     async def finish(self, control: EngineControl, _update: int, version: int) -> None:
         """Tell the engine what they are called."""

@@ -36,7 +36,8 @@ class UpdateRequest:
     """What somebody asks for: the folder of a checkpoint, or tensors that a trainer will broadcast in their order.
 
     ``version`` None is the next one. With ``clear_cache`` requests that are kept read their prompts again. Tensors are
-    broadcast together until they are ``bucket_bytes``; with 0 each by itself.
+    broadcast together until they are ``bucket_bytes``; with 0 each by itself. ``group`` is the number of the group that
+    the trainer is in, where it says so.
     """
 
     version: int | None = None
@@ -45,6 +46,7 @@ class UpdateRequest:
     checkpoint: str | None = None
     tensors: tuple[Tensor, ...] = ()
     bucket_bytes: int = 0
+    group: int | None = None
 
 
 class Share:

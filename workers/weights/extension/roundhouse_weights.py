@@ -14,6 +14,7 @@ What is broadcast, from rank 0: the bytes of each tensor, in the order of the li
 tensors follow each other in one broadcast, each at the next multiple of ``ALIGNMENT``, until a bucket has that many.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -61,9 +62,10 @@ class Receiver:
         """Write the state to its file; whoever reads it finds it whole."""
         if self.file is not None:
             half = f"{self.file}.half"
-            with open(half, "w") as file:  # noqa: PTH123
-                file.write(self.state())
-            os.replace(half, self.file)  # noqa: PTH105
+            with contextlib.suppress(OSError):  # whoever reads gets nothing new, and gives up when its time is over
+                with open(half, "w") as file:  # noqa: PTH123
+                    file.write(self.state())
+                os.replace(half, self.file)  # noqa: PTH105
 
     def join(self, place: dict[str, Any], rank: int, file: str) -> None:
         """Begin to join the group that the trainer is rank 0 of; leave the one before."""
@@ -134,28 +136,30 @@ class Receiver:
         self.stage = "applied"
         self.tell()
 
-    def keep(self, folder: str) -> None:
+    def keep(self, folder: str, update: int) -> None:
         """Begin to write the weights that were applied as a checkpoint, for workers that start later."""
-        if self.stage != "applied":
-            raise RuntimeError(f"there is nothing to keep: {self.stage}")
+        if self.stage != "applied" or self.update != update:
+            raise RuntimeError(f"there is nothing of update {update} to keep: {self.stage} of update {self.update}")
         self.stage = "keeping"
-        weights = dict(self._weights)
-
+        round_, weights = self._round, dict(self._weights)
         self.tell()
 
         def write() -> None:
             from safetensors.torch import save_file  # noqa: PLC0415 - few need it
 
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-            half = os.path.join(folder, ".half")  # noqa: PTH118
+            half = os.path.join(folder, f".half-{os.getpid()}")  # noqa: PTH118
             save_file(weights, half)
+            if self._round != round_:  # given up on, and another may write there
+                os.unlink(half)  # noqa: PTH108
+                raise Dropped
             os.replace(half, os.path.join(folder, "model.safetensors"))  # noqa: PTH105, PTH118
 
         self._begin(write, lambda _: setattr(self, "stage", "kept"), self._fail)
 
-    def forget(self) -> None:
-        """Free the memory of what was applied, and by now is kept or not wanted."""
-        if self.stage in {"applied", "kept"}:
+    def forget(self, update: int) -> None:
+        """Free the memory of what was applied with an update, and by now is kept or not wanted."""
+        if self.stage in {"applied", "keeping", "kept"} and self.update == update:
             self._round += 1
             self._weights, self.stage = [], "idle"
             self.tell()
@@ -219,6 +223,23 @@ def plan(sizes: list[int], bucket_bytes: int) -> list[tuple[int, list[tuple[int,
     return [*buckets, (end, places)] if places else buckets
 
 
+def repack_shared(model: torch.nn.Module) -> None:
+    """Have layers that share a weight with another take its new values.
+
+    For a CPU vLLM keeps a packed copy of some weights beside them, and after a reload packs those of the layers that
+    were sent any. An output head that is tied to the input's embedding is sent none, and would go on with the old ones
+    (0.32, ``model_loader/reload/layerwise.py``).
+    """
+    owners: dict[int, list[torch.nn.Module]] = {}
+    for layer in model.modules():
+        for weight in layer.parameters(recurse=False):
+            owners.setdefault(id(weight), []).append(layer)
+    for layers in owners.values():
+        for layer in layers if len(layers) > 1 else ():
+            if hasattr(layer, "cpu_linear"):
+                layer.quant_method.process_weights_after_loading(layer)
+
+
 class WeightReceiver:
     """What vLLM mixes into its workers; each call returns the receiver's state as JSON."""
 
@@ -257,19 +278,26 @@ class WeightReceiver:
         """Apply what was received; the engine must be paused."""
         receiver = self._roundhouse()
         receiver.apply(self.reload_weights, update)  # type: ignore[attr-defined]
+        repack_shared(self.model_runner.get_model())  # type: ignore[attr-defined]
         return receiver.state()
 
-    def roundhouse_keep(self, folder: str) -> str:
+    def roundhouse_reload(self, weights_path: str) -> str:
+        """Read a checkpoint; the engine must be paused."""
+        self.reload_weights(weights_path=weights_path)  # type: ignore[attr-defined]
+        repack_shared(self.model_runner.get_model())  # type: ignore[attr-defined]
+        return self._roundhouse().state()
+
+    def roundhouse_keep(self, folder: str, update: int) -> str:
         """Begin to write a checkpoint of what was applied; one of an engine's processes does it, as all have all."""
         receiver = self._roundhouse()
         if self.rank == 0:  # type: ignore[attr-defined]
-            receiver.keep(folder)
+            receiver.keep(folder, update)
         return receiver.state()
 
-    def roundhouse_forget(self) -> str:
-        """Free the memory of what was applied."""
+    def roundhouse_forget(self, update: int) -> str:
+        """Free the memory of what was applied with an update."""
         receiver = self._roundhouse()
-        receiver.forget()
+        receiver.forget(update)
         return receiver.state()
 
     def roundhouse_drop(self) -> str:
