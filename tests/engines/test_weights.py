@@ -168,6 +168,12 @@ def wait_completed(service: Service, job: str, turns: int) -> None:
     wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= turns, "turns end", START_S)
 
 
+def has_begun(service: Service, job: str) -> bool:
+    """Tell whether every conversation of a job has said something."""
+    talks = (service.get(f"/v1/jobs/{job}/conversations/c{number}") for number in range(len(PROMPTS)))
+    return all(any(turn["text"] for turn in talk["turns"]) for talk in talks)
+
+
 def turns_of(service: Service, job: str) -> list[Document]:
     return [talk["turns"][0] for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]]
 
@@ -273,7 +279,7 @@ def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, check
     wait_in_rotation(service)
     pinned = post(service, PROMPTS, tokens=400, weights="pinned")
     free = post(service, PROMPTS, tokens=400)
-    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2 * len(PROMPTS), "all talk", START_S)
+    wait_for(lambda: all(has_begun(service, job) for job in (pinned, free)), "all talk", START_S)
     assert update(service, checkpoints[2])["state"] == "completed"
     assert service.wait_ended(free, 120)["state"] == "completed"
     assert service.wait_ended(pinned, 120)["state"] == "failed"
