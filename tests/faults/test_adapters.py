@@ -1,23 +1,27 @@
-"""An adapter that is loaded or unloaded while one of two engines fails; on vLLM's control endpoints, played."""
+"""An adapter that is loaded or unloaded while an engine fails; vLLM's control endpoints are played."""
 
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 import anyio
 import pytest
 
-from tests.engines.adapters import write_peft_adapter
+from tests.conftest import SpecFactory
+from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
+from tests.faults.test_submit import QUICK
 from tests.faults.test_weights import Two, two
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 from workers.adapters import bringing
 from workers.adapters.model import ModelAdapters
 from workers.answer import Answer
 from workers.errors import AdapterRefused, NoEngineReady
-from workers.outcome import Completed, FailureReason, RequestFailed
+from workers.fleet import Fleet
+from workers.outcome import Completed, EngineFailed, FailureReason, RequestFailed
 from workers.request import Request, user_conversation
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
@@ -163,3 +167,39 @@ async def test_a_load_goes_on_when_whoever_asked_has_gone(tmp_path: Path) -> Non
         workers.fault.unlink()
         await wait_until(lambda: adapters.names == ["poet"], "it is loaded")
         await check(workers, "launched+poet")
+
+
+async def test_an_engine_that_gives_up_while_it_is_waited_for_ends_the_wait(
+    scripted_spec: SpecFactory, tmp_path: Path
+) -> None:
+    """llama.cpp: its requests are waited for, and it dies under them for good; the next change has its turn."""
+    poet = write_gguf_adapter(tmp_path / "poet.gguf", 1)
+    spec = replace(scripted_spec(tokens=1000, interval=0.01), max_adapters=2, restart=replace(QUICK, failures=1))
+    fleet = Fleet([spec], os.environ, tmp_path / "state")
+    (worker,), adapters = fleet, fleet.adapters["scripted"]
+    with anyio.fail_after(3 * LIMIT_S):
+        async with fleet.running(), anyio.create_task_group() as tasks:
+            await fleet.wait_ready()
+            tasks.start_soon(_ask_in_vain, worker)
+            await wait_until(lambda: worker.slots_in_use, "a request is in flight")
+            tasks.start_soon(_load_in_vain, adapters, poet)
+            await wait_until(lambda: Hold.ADAPTERS in worker.holds, "the worker is held")
+            pid = worker.snapshot().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await wait_until(lambda: worker.state is WorkerState.FAILED and not adapters.changing, "the wait is over")
+            assert worker.holds == frozenset()
+            worker.resume_nowait("an operator")
+            await fleet.wait_ready()
+            assert (worker.adapters.loaded, adapters.names) == ({}, [])
+
+
+async def _ask_in_vain(worker: SupervisedWorker) -> None:
+    asked = Request(job_name="test", system="", conversation=user_conversation("Go."))
+    with worker.lease_nowait():
+        assert isinstance(await worker.perform(asked, Answer(monotonic)), EngineFailed)
+
+
+async def _load_in_vain(adapters: ModelAdapters, path: Path) -> None:
+    with pytest.raises(NoEngineReady, match="scripted-0 went away"):
+        await adapters.load("poet", path)

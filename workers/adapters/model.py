@@ -6,7 +6,8 @@ which of them has what; an engine that comes up without one is held until it has
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
@@ -54,7 +55,7 @@ class ModelAdapters:
         self._shelf = Shelf(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
         kept = self._shelf.read()
         self.past = dict(kept.past)  # names that were unloaded, and the digests that they stand for
-        self._arriving: Counter[str] = Counter()  # digests of copies that are being looked at
+        self._copies: Counter[str] = Counter()  # digests, and how many loads of them are under way
         self.loaded = {each.name: each for each in kept.adapters if each.name not in self.configured}
         self._lock = lock
         self._tasks: TaskGroup | None = None
@@ -102,44 +103,51 @@ class ModelAdapters:
             raise AdapterTaken(f"{name} is an adapter of the configuration")
         # A disk may stand still for as long as it likes: that holds up no other change, and no stop.
         adapter = await anyio.to_thread.run_sync(self._copy, name, source, abandon_on_cancel=True)
-        self._arriving[adapter.digest] += 1
+        self._copies[adapter.digest] += 1
         try:
             await anyio.to_thread.run_sync(self._check, adapter, abandon_on_cancel=True)
-            async with self._lock:
-                self.changing = f"load {name}"
+            async with self._changing(f"load {name}"):
                 is_new = not self._is_there(adapter)
                 if is_new:
                     await self._take(adapter)
                 return is_new
         finally:
-            self.changing = None
-            self._arriving[adapter.digest] -= 1
+            self._copies[adapter.digest] -= 1
             await self._tidy()
 
     async def _unload(self, name: str) -> None:
-        async with self._lock:
+        async with self._changing(f"unload {name}"):
             adapter = self.loaded.get(name)
             if adapter is None:
                 whose = "is one of the configuration" if name in self.configured else "was never loaded"
                 raise AdapterUnknown(f"model {self.name}: {name} {whose}")
-            self.changing = f"unload {name}"
+            rest = {other: each for other, each in self.loaded.items() if other != name}
+            await self._keep(rest, {**self.past, name: adapter.digest})
+            self._copies[adapter.digest] += 0  # what is counted here, and needed by nobody, is removed
+            self._want()
+            for worker in self._serving():
+                await take_away(worker, name)
+        await self._tidy()
+
+    @asynccontextmanager
+    async def _changing(self, what: str) -> AsyncIterator[None]:
+        async with self._lock:
+            self.changing = what
             try:
-                rest = {other: each for other, each in self.loaded.items() if other != name}
-                await self._keep(rest, {**self.past, name: adapter.digest})
-                self._want()
-                for worker in self._serving():
-                    await take_away(worker, name)
+                yield
             finally:
                 self.changing = None
-                await self._tidy()
 
     def _check(self, adapter: Adapter) -> None:
         """Look at the copy: the source may be another thing by now."""
         copy = self._shelf.path(adapter.digest)
-        if self.spec.engine is EngineKind.VLLM:
-            check_peft(copy, self.spec.model, most_rank(self.spec))
-        else:
-            check_gguf(copy)
+        try:
+            if self.spec.engine is EngineKind.VLLM:
+                check_peft(copy, self.spec.model, most_rank(self.spec))
+            else:
+                check_gguf(copy)
+        except OSError as error:
+            raise AdapterRefused(f"the copy of {adapter.source} cannot be read: {error.strerror or error}") from error
 
     def _copy(self, name: str, source: Path) -> Adapter:
         check_source(source, is_folder=self.spec.engine is EngineKind.VLLM)
@@ -215,14 +223,13 @@ class ModelAdapters:
 
     async def _tidy(self) -> None:
         """Remove copies that nobody needs; an engine that is starting has yet to read those that it was given."""
-        digests = {adapter.digest for adapter in self.loaded.values()} | set(+self._arriving)
-        given = {
-            Path(path).stem for worker in self.workers if worker.is_starting for path in worker.adapters.loaded.values()
-        }
-        try:
-            await anyio.to_thread.run_sync(self._shelf.keep_only, digests | given)
-        except OSError:
-            logger.exception("model %s: copies of adapters that nobody needs are still there", self.name)
+        starting = (worker.adapters.loaded for worker in self.workers if worker.is_starting)
+        needed = {adapter.digest for adapter in self.loaded.values()} | set(+self._copies)
+        needed |= {Path(path).stem for loaded in starting for path in loaded.values()}
+        useless = set(self._copies) - needed
+        for digest in useless:
+            del self._copies[digest]
+        await anyio.to_thread.run_sync(self._shelf.remove, useless)
 
     def _want(self, *more: Adapter) -> None:
         """Have the engines that start from now on have what is loaded, and ``more``.

@@ -4,11 +4,12 @@ Engines are given the copy and never the operator's own file: vLLM reads an adap
 for others, and ends when that is gone by then.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,6 @@ from workers.adapters.adapter import Shelved
 from workers.adapters.checking import PEFT_FILES
 from workers.files import replace_file, sync_folder
 
-HALF: Final = ".half-"
 INDEX: Final = "adapters.json"
 PIECE_BYTES: Final = 1024 * 1024
 
@@ -55,9 +55,7 @@ class Shelf:
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             kept = Shelved()
         here = tuple(adapter for adapter in kept.adapters if self.path(adapter.digest).exists())
-        for half in self._folder.glob(f"{HALF}*"):
-            shutil.rmtree(half, ignore_errors=True)
-        self.keep_only({adapter.digest for adapter in here})
+        self._keep_only({adapter.digest for adapter in here})
         return Shelved(adapters=here, past=kept.past)
 
     def write(self, shelved: Shelved) -> None:
@@ -76,7 +74,7 @@ class Shelf:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         files = [source / name for name in PEFT_FILES] if self._is_folder else [source]
-        half = Path(tempfile.mkdtemp(dir=self._folder, prefix=HALF))
+        half = Path(tempfile.mkdtemp(dir=self._folder, prefix=".half-"))
         try:
             digest, size = hashlib.sha256(), 0
             for file in files:
@@ -92,17 +90,25 @@ class Shelf:
         finally:
             shutil.rmtree(half, ignore_errors=True)
 
-    def keep_only(self, digests: Collection[str]) -> None:
-        """Remove every other copy."""
-        if not self._folder.is_dir():
-            return
+    def remove(self, digests: Iterable[str]) -> None:
+        """Remove copies."""
+        for digest in digests:
+            _remove(self.path(digest))
+
+    def _keep_only(self, digests: Collection[str]) -> None:
         wanted = {self.path(digest).name for digest in digests} | {INDEX}
-        for path in self._folder.iterdir():
-            if path.name not in wanted and not path.name.startswith(HALF):  # somebody is copying
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name not in wanted:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; what cannot be removed is there at the next start again."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _copy(source: Path, target: Path, digest: "hashlib._Hash") -> int:
