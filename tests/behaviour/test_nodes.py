@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.behaviour.service import Document, Service, check_debate, debate, scripted_model, serving
+from tests.behaviour.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
+from tests.engines.adapters import write_gguf_adapter
 from tests.postgres import PostgresServer
 from tests.waiting import wait_for
 
@@ -195,3 +196,30 @@ def test_no_name_in_a_path_harms_a_node(tmp_path: Path, free_ports: Ports, postg
         for method, path in (("POST", "%00/cancel"), ("DELETE", "a%00"), ("GET", "%00"), ("GET", "a%00/events")):
             assert node.http.request(method, f"/v1/jobs/{path}").status_code == 404
         assert node.wait_ended(node.post_job(debate()))["state"] == "completed"
+
+
+def test_an_adapter_of_one_node_is_known_to_all(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """Turns that need it go where it is; loaded on the other as well, they are run by both."""
+    records = [tmp_path / f"record-{number}.jsonl" for number in range(2)]
+    models = [{"m": {**scripted_model(free_ports(1), record=str(file)), "max_adapters": 2}} for file in records]
+    poet = {"name": "poet", "path": str(write_gguf_adapter(tmp_path / "poet.gguf", 1))}
+    job = debate(conversations=8, rounds=2)
+    job["agents"][1]["model"] = "poet"
+
+    def adapted(file: Path) -> int:
+        """Count the requests that asked for it."""
+        asked = (request.get("lora") or [{"scale": 0.0}] for request in recorded(file))
+        return sum(each[0]["scale"] == 1.0 for each in asked)
+
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (has, lacks):
+        assert lacks.http.post("/v1/jobs", json=job).status_code == 422
+        has.http.post("/v1/models/m/adapters", json=poet).raise_for_status()
+        wait_for(lambda: lacks.http.post("/v1/jobs", json=job).status_code == 202, "the other node knows it")
+        (posted,) = lacks.get("/v1/jobs")["jobs"]
+        assert lacks.wait_ended(posted["id"])["state"] == "completed"
+        assert [adapted(file) for file in records] == [16, 0]
+        lacks.http.post("/v1/models/m/adapters", json=poet).raise_for_status()
+        for _ in range(3):
+            assert has.wait_ended(lacks.post_job({**job, "name": "again"}))["state"] == "completed"
+        assert adapted(records[1]) > 0
+        assert sum(adapted(file) for file in records) == 16 * 4
