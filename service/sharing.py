@@ -147,6 +147,6 @@ async def join_cluster(
         changed=watch.committed,
         work=lambda: intake.hint(is_work=True),
     )
-    tasks.start_soon(cluster.run, events)
+    await tasks.start(cluster.run, events)
     fleet.subscribe(lambda _worker: intake.hint(is_work=True))  # one that gets ready has slots for what waits
     return cluster

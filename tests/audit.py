@@ -73,7 +73,7 @@ class Load:
                         self.faults.append(f"{job_id}: {talk.text}")
                     if state.status_code == 200 and state.json()["state"] not in ("queued", "running"):
                         self._open.discard(job_id)
-                self._is_over.wait(0.01)
+                self._is_over.wait(0.05)
 
     def _take(self, job_id: str, talk: Document) -> None:
         for turn in talk["turns"]:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 
 ENGINE_PROGRAM = Path(__file__).parent / "programs" / "engine.py"
 SpecFactory = Callable[..., WorkerSpec]
+
+
+def pytest_configure() -> None:
+    # A shell's background job is born deaf to SIGINT, and so would be every program that is started here.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import anyio
 import psycopg
+from anyio.abc import TaskStatus
 
 from service.conversations.job import JobId
 from service.store.shared import CHANNEL, LEASE, LEAVE
@@ -59,6 +60,7 @@ class Cluster:
         self._report = report
         self._others = _Others()
         self._renewed_at = time.monotonic()
+        self._has_looked = anyio.Event()
 
     def __repr__(self) -> str:
         """State how many others there are."""
@@ -77,12 +79,15 @@ class Cluster:
         told = [counts[job_id] for counts in self._others.counts if job_id in counts]
         return sum(each[0] for each in told), sum(each[1] for each in told)
 
-    async def run(self, events: LeaseEvents) -> None:
-        """Keep the lease until cancelled."""
+    async def run(self, events: LeaseEvents, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep the lease until cancelled; it has begun when the others are known, or cannot be for now."""
         self._renewed_at = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._renew_always, events)
             tasks.start_soon(self._listen_always, events)
+            with anyio.move_on_after(self._lease_s):
+                await self._has_looked.wait()
+            task_status.started()
 
     # Leases
 
@@ -131,6 +136,7 @@ class Cluster:
                 known=frozenset(model for row in known for model in row[0]),
                 counts=[json.loads(row[1]) for row in live],
             )
+            self._has_looked.set()
 
     async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """Mark nodes as dead whose lease has ended, and leave what they ran to whoever claims it."""

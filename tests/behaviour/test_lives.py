@@ -22,7 +22,7 @@ from tests.behaviour.service import (
 )
 from tests.waiting import is_alive, wait_for
 
-KILLS = 10  # three hundred of the real engine are in a soak (tests/faults/test_kills.py)
+KILLS = 6  # three hundred of the real engine are in a soak (tests/faults/test_kills.py)
 
 
 def embedded_model(port: int, *, replicas: int = 2, slots: int = 2, max_tokens: int = 8) -> Document:

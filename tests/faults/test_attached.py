@@ -99,7 +99,11 @@ async def secured(server: WorkerSpec, authority: trustme.CA) -> AsyncIterator[in
         writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            there = await asyncio.open_connection("127.0.0.1", server.port)
+        except OSError:  # it does not listen yet
+            writer.close()
+            return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pass_on, reader, there[1])
             await pass_on(there[0], writer)

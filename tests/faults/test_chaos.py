@@ -47,7 +47,7 @@ def cluster(folder: Path, ports: Ports, server: PostgresServer) -> Iterator[Clus
     with ExitStack() as stack:
         nodes = []
         for number, record in enumerate(records):
-            flags: Document = {"tokens": 3, "interval": 0.05, "record": str(record)}
+            flags: Document = {"tokens": 3, "interval": 0.1, "record": str(record)}
             model = {"m": scripted_model(ports(1), slots=4, **flags)}
             folder_of = folder / f"node-{number}"
             nodes.append(stack.enter_context(serving(folder_of, ports(1), model, {"drain_s": 1}, store=store)))

@@ -11,7 +11,7 @@ from tests.audit import audit, under_load
 from tests.behaviour.service import Document, Service
 from tests.waiting import is_alive, wait_for
 
-KILLS, SOAK_KILLS = 6, 300
+KILLS, SOAK_KILLS = 4, 300
 
 
 def embedded(port: int) -> Document:
