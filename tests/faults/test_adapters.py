@@ -82,6 +82,17 @@ async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
         assert adapters.names == []
 
 
+async def test_adapters_stay_with_the_model_that_they_are_for(tmp_path: Path) -> None:
+    """A later life with another model behind the name starts without them: no engine would start with them."""
+    async with pair(tmp_path) as (workers, adapters):
+        await adapters.load("poet", tmp_path / "poet")
+        spec = workers.good.spec
+    for model, names in ((spec.model, ["poet"]), (str(tmp_path / "one"), [])):
+        later = Fleet([replace(spec, model=model)], os.environ, tmp_path / "state")
+        assert later.adapters["m"].names == names
+        assert list(next(iter(later)).adapters.wanted) == names
+
+
 async def test_what_one_engine_refuses_nobody_has(tmp_path: Path) -> None:
     """The other has it for a moment, and is told to forget it."""
     async with pair(tmp_path) as (workers, adapters):

@@ -14,7 +14,11 @@ class Adapter(Struct, frozen=True, kw_only=True):
 
 
 class Shelved(Struct, frozen=True, kw_only=True):
-    """What a model has by name, and which digest each name stood for that it has no more: a name means one version."""
+    """What a model has by name, and which digest each name stood for that it has no more: a name means one version.
 
+    ``model`` is what they were loaded on.
+    """
+
+    model: str | None = None
     adapters: tuple[Adapter, ...] = ()
     past: dict[str, str] = {}

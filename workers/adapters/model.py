@@ -56,7 +56,7 @@ class ModelAdapters:
         kept = self._shelf.read()
         self.past = dict(kept.past)  # names that were unloaded, and the digests that they stand for
         self._copies: Counter[str] = Counter()  # digests, and how many loads of them are under way
-        self.loaded = {each.name: each for each in kept.adapters if each.name not in self.configured}
+        self.loaded = {each.name: each for each in self._fitting(kept) if each.name not in self.configured}
         self._lock = lock
         self._tasks: TaskGroup | None = None
         self._changed = anyio.Event()
@@ -66,6 +66,14 @@ class ModelAdapters:
     def __repr__(self) -> str:
         """State which."""
         return f"<ModelAdapters {self.name} {self.names}>"
+
+    def _fitting(self, kept: Shelved) -> tuple[Adapter, ...]:
+        """Return what was kept if it is for the model that is configured; on another no engine would start with it."""
+        if kept.adapters and kept.model != self.spec.model:
+            names = ", ".join(adapter.name for adapter in kept.adapters)
+            logger.warning("model %s: adapters of another model are left out: %s", self.name, names)
+            return ()
+        return kept.adapters
 
     @property
     def names(self) -> list[str]:
@@ -214,7 +222,7 @@ class ModelAdapters:
     async def _keep(self, loaded: Mapping[str, Adapter], past: Mapping[str, str]) -> None:
         """Keep a list of adapters, and then take it as the model's."""
         past = dict(list(past.items())[-REMEMBERED:])
-        shelved = Shelved(adapters=tuple(loaded.values()), past=past)
+        shelved = Shelved(model=self.spec.model, adapters=tuple(loaded.values()), past=past)
         try:
             await anyio.to_thread.run_sync(self._shelf.write, shelved)
         except OSError as error:

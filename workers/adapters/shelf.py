@@ -56,7 +56,7 @@ class Shelf:
             kept = Shelved()
         here = tuple(adapter for adapter in kept.adapters if self.path(adapter.digest).exists())
         self._keep_only({adapter.digest for adapter in here})
-        return Shelved(adapters=here, past=kept.past)
+        return Shelved(model=kept.model, adapters=here, past=kept.past)
 
     def write(self, shelved: Shelved) -> None:
         """Keep the list.
