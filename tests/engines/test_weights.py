@@ -277,7 +277,7 @@ def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: l
 def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, checkpoints: list[Path]) -> None:
     """A clear failure, and nothing else of the job with it."""
     wait_in_rotation(service)
-    pinned = post(service, PROMPTS, tokens=400, weights="pinned")
+    pinned = post(service, PROMPTS, tokens=1500, weights="pinned")  # longer than it takes all to begin
     free = post(service, PROMPTS, tokens=400)
     wait_for(lambda: all(has_begun(service, job) for job in (pinned, free)), "all talk", START_S)
     assert update(service, checkpoints[2])["state"] == "completed"
