@@ -8,16 +8,18 @@ import anyio
 import psutil
 
 LIMIT_S = 20.0  # for anything that waits; a wait that needs a tenth of it on these machines is a defect
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.005, 0.02
 _NEVER = threading.Event()
 
 
 def wait_for(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
     """Return after how many seconds ``condition`` held; fail, naming ``what``, when it does not in time."""
-    started_at = time.monotonic()
+    started_at, pause_s = time.monotonic(), FIRST_PAUSE_S
     while not condition():
         waited = time.monotonic() - started_at
         assert waited < limit_s, f"not within {limit_s:g} s: {what}"
-        _NEVER.wait(0.005)
+        _NEVER.wait(pause_s)  # to look may cost a request, and whoever is looked at needs the processor as well
+        pause_s = min(LAST_PAUSE_S, pause_s * 1.1)
     return time.monotonic() - started_at
 
 
