@@ -122,12 +122,12 @@ class Intake:
         if not self._is_shared:
             await self._take(self._models, None, job_id)
             return
+        # A conversation that another node has left may want an adapter by its name. Not one that a job here took for
+        # another node's, before it was loaded here: that job would let it go again.
+        adapters = self._known_adapters()
+        foreign = self._scheduler.view.models() if adapters else frozenset()
         is_drained = True
         for model, room in self._rooms().items():
-            # A conversation that another node has left may want an adapter by its name. Not one that a job here took
-            # for another node's, before it was loaded here: that job would let it go again.
-            adapters = self._known_adapters()
-            foreign = self._scheduler.view.models() if len(adapters) else frozenset()
             names = [model, *(name for name, base in adapters.items() if base == model and name not in foreign)]
             is_drained &= await self._take(names, room, job_id) < room
         self._is_drained = is_drained

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.client import WeightsClient, WeightsError
 from tests.behaviour.service import Document, Service, serving
 from tests.behaviour.test_adapters import job
 from tests.engines.adapters import write_gguf_adapter
@@ -93,6 +94,12 @@ def test_an_adapter_is_loaded_used_kept_and_unloaded(service: Service, tmp_path:
     assert say(service, "poet-1") == [spoken]
     assert load(service, "poet-2", other).status_code == 201
     assert load(service, "poet-3", write_gguf_adapter(tmp_path / "third.gguf", 3)).json()["code"] == "adapters_full"
+    with WeightsClient(service.url, "tiny") as client:  # a trainer's way
+        client.unload_adapter("poet-2")
+        assert list(names(service)) == ["clerk", "poet-1"]
+        assert client.load_adapter("poet-2", str(other))["name"] == "poet-2"
+        with pytest.raises(WeightsError, match="room for 3 adapters"):
+            client.load_adapter("poet-3", str(tmp_path / "third.gguf"))
     shelf = tmp_path / "state" / "adapters" / "tiny"
     assert len(list(shelf.iterdir())) == 3  # two copies and the list
 

@@ -131,7 +131,7 @@ class ModelAdapters:
                 raise AdapterUnknown(f"model {self.name}: {name} {whose}")
             rest = {other: each for other, each in self.loaded.items() if other != name}
             await self._keep(rest, {**self.past, name: adapter.digest})
-            self._copies[adapter.digest] += 0  # what is counted here, and needed by nobody, is removed
+            self._copies.setdefault(adapter.digest, 0)  # what is counted here, and needed by nobody, is removed
             self._want()
             for worker in self._serving():
                 await take_away(worker, name)
