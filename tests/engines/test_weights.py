@@ -160,6 +160,7 @@ def messages_of(prompts: list[str]) -> list[list[Document]]:
 
 
 def wait_full(service: Service) -> None:
+    """Return when every slot talks; a job of several waves is so again and again, one of a single wave once."""
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2 * SLOTS, "every slot talks")
 
 
@@ -263,7 +264,7 @@ def test_a_trainer_and_an_engine_agree_where_tensors_lie(vllm_python: str) -> No
 def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: list[Path], mode: str) -> None:
     """Every turn has one version then; whoever was ended is asked again, and keeps what it had."""
     wait_in_rotation(service)
-    job = post(service, PROMPTS * 4, tokens=300)
+    job = post(service, PROMPTS * 24, tokens=300)
     wait_full(service)
     told = update(service, checkpoints[1], mode=mode)
     assert told["state"] == "completed"
@@ -277,7 +278,7 @@ def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: l
 def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, checkpoints: list[Path]) -> None:
     """A clear failure, and nothing else of the job with it."""
     wait_in_rotation(service)
-    pinned = post(service, PROMPTS, tokens=1500, weights="pinned")  # longer than it takes all to begin
+    pinned = post(service, PROMPTS, tokens=1900, weights="pinned")  # longer than it takes all to begin
     free = post(service, PROMPTS, tokens=400)
     wait_for(lambda: all(has_begun(service, job) for job in (pinned, free)), "all talk", START_S)
     assert update(service, checkpoints[2])["state"] == "completed"
@@ -380,7 +381,7 @@ def test_a_killed_server_leaves_nothing_and_is_ready_again(service: Service, req
 def test_a_front_without_its_engine_is_found_dead(service: Service) -> None:
     """VLLM's API server answers for five seconds without its engine core, and then ends with status 0."""
     wait_in_rotation(service)
-    job = post(service, PROMPTS * 4, tokens=200)
+    job = post(service, PROMPTS * 24, tokens=300)
     wait_full(service)
     worker = service.get("/v1/workers/policy-0")
     tree = psutil.Process(worker["pid"]).children(recursive=True)
