@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.postgres import PostgresServer, running_postgres
 from tests.waiting import LIMIT_S, wait_for
@@ -18,6 +19,10 @@ from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 
 ENGINE_PROGRAM = Path(__file__).parent / "programs" / "engine.py"
 SpecFactory = Callable[..., WorkerSpec]
+
+# A machine that pauses is no finding of a test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:

@@ -9,6 +9,9 @@ import psutil
 from tests.behaviour.service import check_debate, debate, scripted_model, serving
 from tests.waiting import wait_for
 
+TALKS = 24  # some five seconds of work, so that the disk is full before all is said
+TURNS = TALKS * 9
+
 
 def test_it_goes_on_when_there_is_room(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """No file of the service may grow any more, as on a full disk; nothing is lost and nothing is done twice."""
@@ -16,7 +19,7 @@ def test_it_goes_on_when_there_is_room(tmp_path: Path, free_ports: Callable[[int
     with serving(tmp_path, free_ports(1), model) as service:
         assert service.process is not None
         process = psutil.Process(service.process.pid)
-        job = service.post_job(debate(conversations=4, rounds=3))
+        job = service.post_job(debate(conversations=TALKS, rounds=3))
         wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= 4, "it runs")
         process.rlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         try:
@@ -29,7 +32,7 @@ def test_it_goes_on_when_there_is_room(tmp_path: Path, free_ports: Callable[[int
             heads = service.get("/v1/status")["heads"]["ready"]
             assert all("the store, to be well again" in head["waits_for"] for head in heads)
             held = service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"]
-            assert held < 36
+            assert held < TURNS
             assert service.http.get("/readyz").status_code == 503
         finally:
             process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -45,7 +48,7 @@ def test_it_stops_while_the_store_is_in_trouble(tmp_path: Path, free_ports: Call
     model = {"m": scripted_model(free_ports(1), tokens=5, interval=0.02)}
     with serving(tmp_path, free_ports(1), model, {"drain_s": 0.5}) as service:
         assert service.process is not None
-        job = service.post_job(debate(conversations=4, rounds=3))
+        job = service.post_job(debate(conversations=TALKS, rounds=3))
         wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= 4, "it runs")
         process = psutil.Process(service.process.pid)
         process.rlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))

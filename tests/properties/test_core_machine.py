@@ -252,4 +252,4 @@ class Auditor(RuleBasedStateMachine):
 
 
 TestAuditor = Auditor.TestCase
-TestAuditor.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAuditor.settings = settings(max_examples=150, stateful_step_count=40)

@@ -71,7 +71,7 @@ def test_free_mode_keeps_one_queue_for_each_model() -> None:
     ] == ["a"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kinds=st.lists(
         st.tuples(
