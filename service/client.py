@@ -187,7 +187,7 @@ class WeightsClient:
             "mode": mode,
             "clear_cache": clear_cache,
         }
-        update = self._ask("POST", "/weights/update", body, timeout_s=self._timeout_s)
+        update = self._post(body)
         try:
             self._broadcast(sent, in_flight)
         except RuntimeError as error:  # torch's word for a connection that broke, and for a time that is over
@@ -196,6 +196,17 @@ class WeightsClient:
         ended = self._wait(update)
         self._digests, self._made = digests, ended["version"]
         return ended
+
+    def _post(self, body: dict[str, object]) -> dict[str, Any]:
+        """Post an update; where an engine has come or gone just now, the group is made again once."""
+        try:
+            return self._ask("POST", "/weights/update", body, timeout_s=self._timeout_s)
+        except WeightsError as refused:
+            if refused.code != "group_missing":
+                raise
+        self._leave()
+        self._ensure_group()
+        return self._ask("POST", "/weights/update", body | {"group": self._group_number}, timeout_s=self._timeout_s)
 
     def _is_everywhere(self) -> bool:
         """Whether what was sent last is what every engine has, or is being brought to by itself."""

@@ -5,6 +5,7 @@ choices, say), and a date is text.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -16,6 +17,8 @@ from service.errors import ConfigError
 Place = tuple[str | int, ...]
 Substitute = Callable[[str], str]
 _BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_TAG: Final = "tag:yaml.org,2002:"
+_KINDS: Final = {_TAG + kind for kind in ("str", "null", "bool", "int", "float", "map", "seq")}
 _REPLACED: Final = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
 
 
@@ -42,7 +45,7 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
     """
     if text.lstrip()[:1] in ("{", "[") and substitute is None:
         try:
-            return json.loads(text, object_pairs_hook=_unique), {}
+            return json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite), {}
         except ValueError as error:
             if source.endswith(".json"):
                 raise ConfigError(f"{source}: not JSON: {error}") from error
@@ -56,6 +59,13 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{source}{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number of JSON")
+    return value
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -107,6 +117,19 @@ def _visit(
             _visit(value, (*place, index), lines, source, change)
     elif isinstance(node, yaml.ScalarNode):
         change(node)
+    if node.tag not in _KINDS or (isinstance(node, yaml.ScalarNode) and not _is_finite(node)):
+        shown = f" {node.value}" if isinstance(node, yaml.ScalarNode) else ""
+        raise ConfigError(f"{source}:{node.start_mark.line + 1}: JSON has no {node.tag.removeprefix(_TAG)}{shown}")
+
+
+def _is_finite(node: yaml.ScalarNode) -> bool:
+    if node.tag != _TAG + "float":
+        return True
+    try:
+        value: float = yaml.SafeLoader("").construct_yaml_float(node)
+    except ValueError:
+        return False
+    return math.isfinite(value)
 
 
 def _substitute(loader: _Loader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:

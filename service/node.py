@@ -73,6 +73,7 @@ class Node:
                 tasks.start_soon(self._hurry, hurry, patience)
                 with anyio.move_on_after(drain_s):
                     await self.scheduler.wait_idle()
+                    await self.fleet.wait_kept()
                 await self.fleet.stop(STOPPING)
             await self.fleet.stop(STOPPING, at_once=hurry.is_set())
             await self._leave(hurry)

@@ -4,14 +4,16 @@ Nothing waits in silence: every head of a pool says what it waits for.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
-from service.conversations.job import TurnKey
+from service.conversations.job import GroupBy, TurnKey
 from service.conversations.states import TurnState
 from service.scheduling.scheduler import Scheduler
 from workers.fleet import Fleet
 from workers.states import WorkerState
 
-HEADS = 10
+HEADS: Final = 10
+GROUPED: Final = {GroupBy.PARAMETERS: "parameters", GroupBy.ADAPTER: "adapters"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +104,20 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
     held_for = scheduler.view.held_for(key)
     if held_for is not None:
         return f"a slot of {held_for}, which has its prompt in its cache: elsewhere it would take longer"
-    told = waits_for_slot(scheduler.model_of(key), fleet)
+    told = waits_for_slot(scheduler.model_of(key), fleet, scheduler.view.group_by)
     return f"{told}; it may have brought an engine down, and shares none with another such turn" if is_suspect else told
 
 
-def waits_for_slot(model: str, fleet: Fleet) -> str:
+def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:
     """Return what a ready turn of ``model`` waits for."""
     of_model = [worker for worker in fleet if worker.spec.name == model]
     serving = [worker for worker in of_model if worker.state is WorkerState.READY]
     if serving:
         taken, total = sum(worker.slots_in_use for worker in serving), sum(worker.slots for worker in serving)
-        return f"a slot of {model}: {taken} of {total} in use"
+        told = f"a slot of {model}: {taken} of {total} in use"
+        if group_by is not None and taken < total:
+            told += f", and whose worker runs turns of other {GROUPED[group_by]} until it is empty (group_by)"
+        return told
     if not of_model:
         return f"the model {model}, which is configured no more"
     return f"a worker of {model}: {fleet.trouble_of(model)}"

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from enum import StrEnum
 
+from anyio import CancelScope
+
 from transport.events import Usage
 from workers.generation import Generation
 from workers.policy.repetition import Repetition, RepetitionLimits
@@ -36,6 +38,7 @@ class Answer:
         self.iterations_used = 0
         self.first_version: int | None = None  # of the weights that its first token was made with
         self.last_version: int | None = None  # and its last
+        self.deadline: CancelScope | None = None  # in which it is asked for
 
     def __repr__(self) -> str:
         """State how far it is."""

@@ -44,7 +44,7 @@ class Manner:
 
 async def converse(client: EngineClient, manner: Manner, request: Request, answer: Answer) -> Outcome:
     """Return how ``request`` ended; ``answer`` holds what came, at any moment."""
-    with anyio.move_on_after(manner.request_s):
+    with anyio.move_on_after(manner.request_s) as answer.deadline:
         return await Conversing(client, manner, request, answer).run()
     return RequestFailed(
         reason=FailureReason.DEADLINE, detail=f"not answered within request_s = {manner.request_s or 0:g} s"

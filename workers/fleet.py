@@ -125,6 +125,11 @@ class Fleet:
         for worker in self:
             worker.drain_nowait(because)
 
+    async def wait_kept(self) -> None:
+        """Return when no engine writes weights any more that the next life is to begin with."""
+        for weights in self.weights.values():
+            await weights.wait_kept()
+
     async def stop(self, because: str, *, at_once: bool = False) -> None:
         """Stop all workers at the same time; one that cannot be stopped does not keep the others."""
         async with anyio.create_task_group() as tasks:

@@ -1,5 +1,6 @@
 """The requests that are in flight on one worker, and the one way in which each of them ends."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ class Flight:
         self.scope = anyio.CancelScope()
         self.ending: Outcome | None = None
         self.judgement = Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)  # the watch's last
+        self._left_s: float | None = None  # of its time, while that stands still
 
     def __repr__(self) -> str:
         """State how far it is."""
@@ -31,6 +33,19 @@ class Flight:
         if self.ending is None:
             self.ending = outcome
             self.scope.cancel()
+
+    def freeze(self) -> None:
+        """Let its time stand still: its engine was told to."""
+        deadline = self.answer.deadline
+        if deadline is not None and self._left_s is None:
+            self._left_s = deadline.deadline - anyio.current_time()
+            deadline.deadline = math.inf
+
+    def thaw(self) -> None:
+        """Let its time go on."""
+        if self.answer.deadline is not None and self._left_s is not None:
+            self.answer.deadline.deadline = anyio.current_time() + self._left_s
+        self._left_s = None
 
 
 class Flights:

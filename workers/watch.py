@@ -107,6 +107,8 @@ class Watch:
     def pause(self) -> None:
         """Expect nothing of the engine: it was told to stand still, and whoever told it bounds that."""
         self._is_paused = True
+        for flight in self._flights:
+            flight.freeze()
 
     def unpause(self) -> None:
         """Expect progress again; the time until now counts against nobody."""
@@ -115,6 +117,7 @@ class Watch:
             self.signs.forget()
             for flight in self._flights:
                 flight.answer.generation.forgive()
+                flight.thaw()
 
     def note_end(self, flight: Flight) -> None:
         """Take the end of a request; where it came before the engine's own, a slot is to come free."""

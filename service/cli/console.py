@@ -42,8 +42,7 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last: dict[str, str] = {}
-        self._shown_at = 0.0
+        self._last: dict[str, tuple[str, float]] = {}  # of each job: its last line, and when it was shown
 
     def show(self, views: Sequence[JobView], _node: Node) -> None:
         for view in views:
@@ -53,17 +52,22 @@ class _Lines:
         line = _line(view)
         now = anyio.current_time()
         is_over = view.stored.finished_at is not None
-        if line == self._last.get(view.stored.id) or (now - self._shown_at < PLAIN_INTERVAL_S and not is_over):
+        last, shown_at = self._last.get(view.stored.id, ("", 0.0))
+        if line == last or (now - shown_at < PLAIN_INTERVAL_S and not is_over):
             return
-        self._last[view.stored.id] = line
-        self._shown_at = now
+        self._last[view.stored.id] = (line, now)
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def can_draw(console: Console) -> bool:
+    """Whether a display can be drawn anew in its place: on a terminal, and none that only takes lines."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 @contextmanager
 def display(console: Console) -> Iterator[Display]:
     """Show progress for a block; the terminal is as it was afterwards, its cursor too, whatever happens."""
-    if not console.is_terminal:
+    if not can_draw(console):
         yield _Lines(console)
         return
     with Live(console=console, refresh_per_second=REFRESH_HZ, transient=False) as live:

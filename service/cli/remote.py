@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from service.cli.console import print_transcript
+from service.cli.console import can_draw, print_transcript
 from service.cli.exits import Exit
 from service.cli.status_table import plain_lines, table
 from service.config.load import read_text
@@ -204,7 +204,7 @@ def top(
                 live.update(table(now))
             elif as_json:
                 typer.echo(json.dumps(now))
-            elif console.is_terminal:
+            elif can_draw(console):
                 console.print(table(now))
             else:
                 typer.echo("\n".join(plain_lines(now)))
@@ -216,7 +216,7 @@ def top(
 @contextmanager
 def _screen(console: Console, *, is_live: bool) -> Iterator[Live | None]:
     """Give the live display of a terminal for a block; the cursor is back afterwards, whatever happens."""
-    if not (is_live and console.is_terminal):
+    if not (is_live and can_draw(console)):
         yield None
         return
     with Live(console=console, screen=True) as live:
@@ -317,5 +317,7 @@ def _event_line(kind: str, data: Mapping[str, Any]) -> str:
         case "progress":
             tokens = sum(turn["output_tokens"] for turn in data["turns"])
             return f"{len(data['turns'])} turns in flight, {tokens} tokens so far"
+        case "gap":
+            return f"events {data['first']} to {data['last']} are kept no more"
         case _:
-            return f"job: {data['state']}"
+            return f"job: {data.get('state', kind)}"

@@ -7,7 +7,7 @@ started at most once until its end, in whatever way, has been told.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from service.conversations.job import Conversation, GroupBy, JobId, TurnKey
+from service.conversations.job import Conversation, GroupBy, JobId, Mode, TurnKey
 from service.conversations.speaking import Place
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.backlog import Estimates
@@ -65,7 +65,7 @@ class SchedulingCore:
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
-        self.view = PoolsView(self._jobs, self._ready, self._seats, self._lost)
+        self.view = PoolsView(self._jobs, self._ready, self._seats, self._lost, group_by)
 
     def __repr__(self) -> str:
         """State the pools."""
@@ -200,7 +200,7 @@ class SchedulingCore:
         )
         model = job.agents[place.agent].model
         talk.open.add(turn.key)
-        if not is_front and self._group_by is None:
+        if not is_front:
             talk.queue(turn, model)
         self._ready.add(turn, model, is_suspect=is_suspect)
         return TurnIsReady(key=turn.key)
@@ -300,6 +300,9 @@ class SchedulingCore:
         for model, suspects in self._ready.suspects.items():
             while suspects and self._seats.best(model, for_suspect=True) is not None:
                 yield from self._start(model, suspects.pop(), is_suspect=True)
+        for model, ready in self._ready.queues.items():
+            while ready.has_front and self._seats.has_free(model):
+                yield from self._start(model, ready.pop())
         yield from self._start_held()
         for model, ready in self._ready.queues.items():
             yield from self._start_ready(model, ready)
@@ -312,11 +315,7 @@ class SchedulingCore:
             yield from self._start_grouped(model, ready)
             return
         while ready and self._seats.has_free(model):
-            turn = ready.pop()
-            first = self._talk(turn.key).first_in_line(turn, model)
-            if first is not turn:  # free mode: whoever is first in its conversation's own queue goes first
-                ready.discard(first.key)
-                ready.push(turn)
+            first = self._first_in_line(ready.pop(), model, ready)
             hold = self._hold(model, first)
             if hold is not None:
                 yield hold
@@ -327,7 +326,15 @@ class SchedulingCore:
         for worker in self._seats.with_room(model):
             free, slots = self._seats.offer(worker)
             for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
-                yield from self._start(model, turn, worker=worker)
+                yield from self._start(model, self._first_in_line(turn, model, ready), worker=worker)
+
+    def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
+        """Return who starts where ``turn`` was to: in free mode whoever is first in its conversation's own queue."""
+        first = self._talk(turn.key).first_in_line(turn, model)
+        if first is not turn:
+            ready.discard(first.key)
+            ready.push(turn)
+        return first
 
     def _start_held(self) -> Iterator[Action]:
         """Start those whose worker has a slot for them now."""
@@ -338,8 +345,10 @@ class SchedulingCore:
 
     def _hold(self, model: str, turn: ReadyTurn) -> HoldTurn | None:
         """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
-        warm = self._talk(turn.key).warm(turn.agent_order)
-        if warm is None or turn.is_front:
+        talk = self._talk(turn.key)
+        warm = talk.warm(turn.agent_order)
+        # In free mode nobody overtakes: who speaks when is what the others hear.
+        if warm is None or turn.is_front or turn.was_held or talk.live.job.mode is Mode.FREE:
             return None
         free, slots = self._seats.offer(warm.worker)
         if free or not slots:

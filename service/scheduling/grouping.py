@@ -5,6 +5,7 @@ for ``STREAK`` times its slots; then it runs empty, and takes up the signature o
 others. So a signature waits for at most so many starts of each other one.
 """
 
+import heapq
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,6 +23,7 @@ class GroupedQueue(ReadyQueue):
         super().__init__()
         self._policy = policy
         self._groups: dict[str, ReadyQueue] = {}
+        self._ages: dict[str, list[tuple[int, TurnKey]]] = {}  # of each group, a heap: when its turns got ready
         self._loads: dict[JobId, JobLoad] = {}
         self._slots: int | None = None
 
@@ -35,6 +37,7 @@ class GroupedQueue(ReadyQueue):
             raise RuntimeError(f"{turn.key} is ready already")
         self._turns[turn.key] = turn
         self._group(turn.signature).push(turn)
+        heapq.heappush(self._ages.setdefault(turn.signature, []), (turn.ready_order, turn.key))
 
     def pop(self) -> ReadyTurn:
         """Take the turn that goes next among those of the oldest signature; IndexError where there is none."""
@@ -61,7 +64,7 @@ class GroupedQueue(ReadyQueue):
     def heads(self, count: int) -> list[ReadyTurn]:
         """Return the turns that would go next, signature by signature, the oldest first."""
         told: list[ReadyTurn] = []
-        for signature in dict.fromkeys(turn.signature for turn in self._turns.values()):
+        for signature in sorted(self._groups, key=self._age):
             if len(told) >= count:
                 break
             told += self._groups[signature].heads(count - len(told))
@@ -84,12 +87,11 @@ class GroupedQueue(ReadyQueue):
 
     def oldest(self) -> str | None:
         """Return the signature of the turn that has waited longest."""
-        return next((turn.signature for turn in self._turns.values()), None)
+        return min(self._groups, key=self._age, default=None)
 
     def oldest_beside(self, signature: str) -> str | None:
         """Return the signature, other than one, of the turn that has waited longest."""
-        heads = ((group.oldest_order, name) for name, group in self._groups.items() if name != signature)
-        return min(heads, default=(0, None))[1]
+        return min((name for name in self._groups if name != signature), key=self._age, default=None)
 
     def has(self, signature: str) -> bool:
         """Whether any turn of a signature waits."""
@@ -112,6 +114,17 @@ class GroupedQueue(ReadyQueue):
     def _close(self, signature: str) -> None:
         if not self._groups[signature]:
             del self._groups[signature]
+            self._ages.pop(signature, None)
+
+    def _age(self, signature: str) -> int:
+        """Return when the turn of a group got ready that has waited longest."""
+        ages = self._ages[signature]
+        while True:
+            ready_order, key = ages[0]
+            turn = self._turns.get(key)
+            if turn is not None and turn.ready_order == ready_order:
+                return ready_order
+            heapq.heappop(ages)
 
     def _insert(self, turn: ReadyTurn) -> None:
         self._group(turn.signature).push(turn)

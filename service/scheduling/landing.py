@@ -58,7 +58,7 @@ class Landing:
     def _complete(self, run: TurnRun) -> End:
         key = run.key
         agent = self._jobs[key.job_id].agents[key.agent_id]
-        faults = (self._jobs[key.job_id].check_weights(key, version) for version in run.weight_versions)
+        faults = (self._jobs[key.job_id].pin_weights(key, version) for version in run.weight_versions)
         changed = next((fault for fault in faults if fault is not None), None)
         if changed is not None:
             reason = FailureReason.WEIGHTS_CHANGED

@@ -54,7 +54,7 @@ class Talk:
         # None until there is anything: a hundred thousand conversations may wait at once.
         self._ended: set[TurnKey] | None = None
         self._warm: dict[int, Warm] | None = None  # by agent
-        self._lines: dict[str, deque[ReadyTurn]] | None = None  # in free mode: model -> who waits, in order
+        self._lines: dict[tuple[str, str], deque[ReadyTurn]] | None = None  # in free mode: of a model and a signature
 
     def __repr__(self) -> str:
         """State how far it is."""
@@ -119,16 +119,16 @@ class Talk:
         if self.live.job.mode is Mode.FREE:
             if self._lines is None:
                 self._lines = {}
-            self._lines.setdefault(model, deque()).append(turn)
+            self._lines.setdefault((model, turn.signature), deque()).append(turn)
 
     def in_line(self, turn: ReadyTurn, model: str, place: int) -> ReadyTurn:
         """Return who would start with the n-th place of this conversation among the ready turns of a model."""
-        line = self._lines.get(model) if self._lines is not None else None
+        line = self._lines.get((model, turn.signature)) if self._lines is not None else None
         return turn if turn.is_front or not line or place >= len(line) else line[place]
 
     def first_in_line(self, turn: ReadyTurn, model: str) -> ReadyTurn:
         """Return who starts where ``turn`` was to: itself, or in free mode whoever has waited longer."""
-        line = self._lines.get(model) if self._lines is not None else None
+        line = self._lines.get((model, turn.signature)) if self._lines is not None else None
         if turn.is_front or not line:
             return turn
         return line.popleft()

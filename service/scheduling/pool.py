@@ -66,10 +66,10 @@ class ReadyPool:
         return [key for pool in (self.queues, self.suspects) if model in pool for key in pool[model]]
 
     def unhold(self, key: TurnKey, model: str) -> None:
-        """Let a turn wait for any worker again, ahead of all: it has had its place in the order."""
+        """Let a turn wait for any worker again, ahead of all that were on no slot: it has had its place."""
         turn = self.held.discard(key)
         if turn is not None:
-            self._queue(model).push(turn.to_front())
+            self._queue(model).push(turn.after_hold())
 
     def waiting(self, model: str) -> int:
         """Count the turns that any free slot of a model would take."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.rendering import Rejected, render_conversation, render_rejections, render_told
-from service.conversations.transcript import Turn
+from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from workers.outcome import FailureReason
 from workers.request import Request
 from workers.tools.ledger import CallLedger
@@ -43,12 +43,18 @@ class JobPrompts:
         for place in [place for place in self._pins if place[0] == conversation_id]:
             del self._pins[place]
 
+    def pin_weights(self, key: TurnKey, version: int | None) -> str | None:
+        """Take the version that a turn was made with; return why it cannot be, where its conversation has another."""
+        if version is not None and self.conversations[key.conversation_id].is_pinned:
+            self._pins.setdefault((key.conversation_id, self.agents[key.agent_id].model), version)
+        return self.check_weights(key, version)
+
     def check_weights(self, key: TurnKey, version: int | None) -> str | None:
-        """Take the version that a turn is made with; return why it cannot be, where its conversation wants another."""
-        if version is None or not self.conversations[key.conversation_id].is_pinned:
-            return None
+        """Return why a turn cannot be made with a version: its conversation has another."""
         model = self.agents[key.agent_id].model
-        pinned = self._pins.setdefault((key.conversation_id, model), version)
+        pinned = self._pins.get((key.conversation_id, model))
+        if pinned is None or version is None:
+            return None
         return None if version == pinned else f"pinned to weights {pinned} of {model}, which has {version} by now"
 
     def compare_cache(self, turn: Turn) -> tuple[int, int]:
@@ -64,15 +70,19 @@ class JobPrompts:
             return 0, 0
         return known, min(known, usage.cached_tokens)
 
-    def hear_again(self, turns: Iterable[Turn]) -> None:
-        """Take the turns of an earlier life of the service, each with what was visible when its prompt was made."""
+    def hear_again(self, turns: Iterable[Turn], unfinished: Iterable[UnfinishedTurn] = ()) -> None:
+        """Take the turns of an earlier life of the service, each with what was visible when its prompt was made.
+
+        Of those that are unfinished, the ones whose answers were rejected: they are asked again with what they heard.
+        """
         ends: dict[str, list[datetime]] = {}
         for turn in turns:
             conversation_id, agent_id, number = turn.key[1:]
-            self.check_weights(turn.key, turn.weight_version)
+            self.pin_weights(turn.key, turn.weight_version)
             discussion = self.discussion(conversation_id)
             earlier = ends.setdefault(conversation_id, [])
-            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _last_start(turn)
+            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _prompted_at(turn.attempts)
+            made_at = made_at or turn.started_at
             if self.job.mode is Mode.FREE and made_at is not None:
                 discussion.make_prompt(agent_id, number, bisect_right(earlier, made_at))
             discussion.add(agent_id, number, turn.text)
@@ -80,6 +90,11 @@ class JobPrompts:
                 earlier.append(turn.finished_at)
             if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
                 discussion.make_prompt(agent_id, number + 1, len(earlier))
+        for left in unfinished:
+            made_at = _prompted_at(left.attempts)
+            if self.job.mode is Mode.FREE and self.job.prompt_at is PromptAt.START and left.rejected and made_at:
+                heard = bisect_right(ends.get(left.key.conversation_id, []), made_at)
+                self.discussion(left.key.conversation_id).make_prompt(left.key.agent_id, left.key.round, heard)
         if self.job.prompt_at is PromptAt.QUEUE:  # whoever has not spoken was queued at the very start
             for conversation_id in ends:
                 for agent in self.job.agents:
@@ -120,9 +135,8 @@ class JobPrompts:
         )
 
 
-def _last_start(turn: Turn) -> datetime | None:
-    """Return when the prompt was made of the answer that stands: with the first attempt that was not a re-prompt."""
-    first = len(turn.attempts) - 1
-    while first > 0 and turn.attempts[first - 1].reason == FailureReason.VALIDATION_EXHAUSTED:
-        first -= 1
-    return turn.attempts[first].started_at if turn.attempts else turn.started_at
+def _prompted_at(attempts: Sequence[Attempt]) -> datetime | None:
+    """Return when the newest prompt was made: a rejected answer is asked again with its own, however often."""
+    rejected = (each for each in attempts if each.reason == FailureReason.VALIDATION_EXHAUSTED)
+    made = next(rejected, attempts[-1] if attempts else None)
+    return made.started_at if made is not None else None

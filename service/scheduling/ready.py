@@ -23,6 +23,7 @@ class ReadyTurn:
 
     ``path`` is the longest chain of turns that begins with it, in turns of average length. ``is_front`` says that it
     was on a slot before, and others wait for it: it goes ahead of all turns that were not (contract, section 5.2).
+    ``was_held`` says that it has had its place in the order, and waited for one worker in vain: it is next after those.
     """
 
     key: TurnKey
@@ -33,11 +34,12 @@ class ReadyTurn:
     ready_order: int
     path: float
     is_front: bool = False
+    was_held: bool = False
     signature: str = ""  # of what it asks an engine for, where that matters
 
-    def to_front(self) -> "ReadyTurn":
-        """Return the same turn with a place ahead of all that were on no slot."""
-        return replace(self, is_front=True)
+    def after_hold(self) -> "ReadyTurn":
+        """Return the same turn as one that was held."""
+        return replace(self, was_held=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class ReadyQueue(ABC):
     def __init__(self) -> None:
         self._turns: dict[TurnKey, ReadyTurn] = {}
         self._front: deque[ReadyTurn] = deque()
+        self._held: deque[ReadyTurn] = deque()  # before
 
     def __len__(self) -> int:
         """Count the turns."""
@@ -70,9 +73,11 @@ class ReadyQueue(ABC):
         return iter(self._turns)
 
     @property
-    def oldest_order(self) -> int:
-        """When the turn got ready that has waited longest, of which there is one."""
-        return next(iter(self._turns.values())).ready_order
+    def has_front(self) -> bool:
+        """Whether the turn that goes next was on a slot before."""
+        while self._front and not self._is_waiting(self._front[0]):
+            self._front.popleft()
+        return bool(self._front)
 
     def push(self, turn: ReadyTurn) -> None:
         """Add a turn."""
@@ -81,6 +86,8 @@ class ReadyQueue(ABC):
         self._turns[turn.key] = turn
         if turn.is_front:
             self._front.append(turn)
+        elif turn.was_held:
+            self._held.append(turn)
         else:
             self._insert(turn)
 
@@ -88,7 +95,7 @@ class ReadyQueue(ABC):
         """Take the turn that goes next; IndexError where there is none."""
         if not self._turns:
             raise IndexError("no turn is ready")
-        turn = next(self._take_front(), None) or self._take()
+        turn = next(self._take_first(), None) or self._take()
         self.discard(turn.key)
         return turn
 
@@ -97,6 +104,7 @@ class ReadyQueue(ABC):
         turn = self._turns.pop(key, None)
         if not self._turns:
             self._front.clear()
+            self._held.clear()
             self._clear()
         return turn
 
@@ -104,9 +112,10 @@ class ReadyQueue(ABC):
         """Return the turns that would go next if nothing changed."""
         taken = [self.pop() for _ in range(min(count, len(self)))]
         self._front.extendleft(turn for turn in reversed(taken) if turn.is_front)
+        self._held.extendleft(turn for turn in reversed(taken) if turn.was_held and not turn.is_front)
         for turn in taken:
             self._turns[turn.key] = turn
-            if not turn.is_front:
+            if not (turn.is_front or turn.was_held):
                 self._insert(turn)
         return taken
 
@@ -120,11 +129,12 @@ class ReadyQueue(ABC):
         """Whether an entry of the order still stands for a turn that is in the queue."""
         return self._turns.get(turn.key) is turn
 
-    def _take_front(self) -> Iterator[ReadyTurn]:
-        while self._front:
-            turn = self._front.popleft()
-            if self._is_waiting(turn):
-                yield turn
+    def _take_first(self) -> Iterator[ReadyTurn]:
+        for line in (self._front, self._held):
+            while line:
+                turn = line.popleft()
+                if self._is_waiting(turn):
+                    yield turn
 
     @abstractmethod
     def _insert(self, turn: ReadyTurn) -> None:

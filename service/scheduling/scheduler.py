@@ -103,9 +103,9 @@ class Scheduler:
         else:
             live.extend(job.conversations)
         self.life.conversations += len(job.conversations)
-        live.hear_again(turn for turn in ended if turn.state is TurnState.COMPLETED)
         known = {turn.key: (turn.state, turn.reason) for turn in ended}
         left = {turn.key: turn for turn in unfinished if turn.key not in known}
+        live.hear_again((turn for turn in ended if turn.state is TurnState.COMPLETED), left.values())
         self._turns.resume(left.values())
         suspects = frozenset(key for key, turn in left.items() if turn.deaths)
         absent = [model for model in job.models if model not in self._fleet.models()]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.scheduling.live import LiveJob
 from service.scheduling.pool import ReadyPool
@@ -13,11 +13,19 @@ from service.scheduling.seats import Seats
 class PoolsView:
     """The present moment of a core that is not running meanwhile: all of it is one thread's."""
 
-    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, seats: Seats, lost: Mapping[str, bool]) -> None:
+    def __init__(
+        self,
+        jobs: Mapping[JobId, LiveJob],
+        ready: ReadyPool,
+        seats: Seats,
+        lost: Mapping[str, bool],
+        group_by: GroupBy | None,
+    ) -> None:
         self._jobs = jobs
         self._ready = ready
         self._seats = seats
         self._lost = lost  # models, and whether another node has them
+        self.group_by = group_by
 
     def __repr__(self) -> str:
         """State how many turns are where."""
@@ -63,12 +71,12 @@ class PoolsView:
 
     def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
         """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
-        seen: Counter[tuple[JobId, str, str]] = Counter()
+        seen: Counter[tuple[JobId, str, str, str]] = Counter()
         told: list[tuple[TurnKey, bool]] = []
         for turn, suspect in self._ready.heads(count):
             talk = self._jobs[turn.key.job_id].talks[turn.key.conversation_id]
             model = talk.model(turn.key)
-            line = (*turn.key[:2], model)
+            line = (*turn.key[:2], model, turn.signature)
             told.append((talk.in_line(turn, model, seen[line]).key, suspect))
             seen[line] += not turn.is_front
         return told

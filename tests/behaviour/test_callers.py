@@ -266,3 +266,6 @@ def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Por
         assert gap["first"] == 4
         assert gap["last"] > 4
         service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
+        watched = run_command("watch", job, "--url", service.url)
+        assert watched.returncode == 1, watched.stderr
+        assert watched.stdout.splitlines()[0].endswith("are kept no more")

@@ -58,9 +58,30 @@ def test_top_prints_lines_into_a_pipe(service: Service) -> None:
 
 def test_top_gives_the_cursor_back(service: Service) -> None:
     """On a terminal it is a live table, and whatever ends it leaves the terminal as it was."""
+    with _top_on_terminal(service, "xterm-256color") as (process, read):
+        wait_for(lambda: b"PRE-DEPARTURE" in read() and b"pending 3" in read(), "the table is drawn")
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: read() is not None and process.poll() is not None, "it ends")
+        seen = read()
+    assert HIDE_CURSOR in seen
+    assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
+
+
+def test_top_prints_lines_where_nothing_can_be_drawn(service: Service) -> None:
+    """A terminal that only takes lines, as editors have, would show nothing of a live table."""
+    with _top_on_terminal(service, "dumb") as (_, read):
+        wait_for(lambda: read().count(b"0/3 conversations") > 1, "lines are printed")
+        assert b"\x1b" not in read()
+
+
+@contextlib.contextmanager
+def _top_on_terminal(
+    service: Service, kind: str
+) -> Iterator[tuple["subprocess.Popen[bytes]", Callable[[], bytearray]]]:
+    """Run ``top`` on a terminal for a block; give it, and what returns all that it has written."""
     ours, theirs = pty.openpty()
     command = [ROUNDHOUSE, "top", "--url", service.url, "--interval", "0.1"]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": "40"}
+    environment = {**os.environ, "TERM": kind, "COLUMNS": "150", "LINES": "40"}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         os.set_blocking(ours, False)
@@ -72,15 +93,10 @@ def test_top_gives_the_cursor_back(service: Service) -> None:
             return seen
 
         try:
-            wait_for(lambda: b"PRE-DEPARTURE" in read() and b"pending 3" in seen, "the table is drawn")
-            process.send_signal(signal.SIGINT)
-            wait_for(lambda: read() is not None and process.poll() is not None, "it ends")
+            yield process, read
         finally:
             process.kill()
-        read()
     os.close(ours)
-    assert HIDE_CURSOR in seen
-    assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
 
 
 def test_what_caches_were_worth_is_counted(tmp_path: Path, free_ports: Callable[[int], int]) -> None:

@@ -165,8 +165,13 @@ def wait_full(service: Service) -> None:
 
 
 def wait_completed(service: Service, job: str, turns: int) -> None:
-    """Return when so many turns of a job have ended: those that began with the present weights among them."""
-    wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= turns, "turns end", START_S)
+    """Return when so many more turns of a job have ended: those that began with the present weights among them."""
+
+    def completed() -> int:
+        return int(service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"])
+
+    expected = completed() + turns
+    wait_for(lambda: completed() >= expected, "turns end", START_S)
 
 
 def has_begun(service: Service, job: str) -> bool:
@@ -225,7 +230,7 @@ def test_five_updates_in_mid_generation(
     with trainer(service, vllm_python) as tell:
         job = post(service, prompts, tokens=150)
         for number in range(1, VERSIONS + 1):
-            wait_completed(service, job, 2 * SLOTS * 2 * number)
+            wait_completed(service, job, 2 * SLOTS * 2)
             wait_full(service)
             checkpoint, version = checkpoints[number], before + number
             if number % 2:

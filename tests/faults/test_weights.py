@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 import anyio
 import pytest
@@ -34,6 +35,14 @@ LIMITS = WeightsPolicy(
 )
 
 
+class Fault(TypedDict):
+    """What an engine does in a phase: see the program."""
+
+    port: int
+    phase: str
+    do: str
+
+
 class Two:
     """Two workers of one model, and the file that makes one of them misbehave."""
 
@@ -48,9 +57,11 @@ class Two:
         return self.fleet.weights["m"]
 
     def misbehave(self, phase: str, do: str, *, both: bool = False) -> None:
-        port = 0 if both else self.bad.spec.port
+        self.fail(Fault(port=0 if both else self.bad.spec.port, phase=phase, do=do))
+
+    def fail(self, *faults: "Fault") -> None:
         half = self.fault.with_suffix(".half")
-        half.write_text(json.dumps({"port": port, "phase": phase, "do": do}))
+        half.write_text(json.dumps(faults))
         half.replace(self.fault)
 
     def request(self, name: str, **fields: object) -> UpdateRequest:
@@ -72,7 +83,9 @@ class Two:
 
 
 @asynccontextmanager
-async def two(tmp_path: Path, backend: Backend = Backend.GLOO, **changes: object) -> AsyncIterator[Two]:
+async def two(
+    tmp_path: Path, backend: Backend = Backend.GLOO, limits: WeightsPolicy = LIMITS, **changes: object
+) -> AsyncIterator[Two]:
     port = find_ports(2)
     for name in ("launched", "one", "two"):
         _write_checkpoint(tmp_path / name)
@@ -86,7 +99,7 @@ async def two(tmp_path: Path, backend: Backend = Backend.GLOO, **changes: object
         args={"fault-file": str(tmp_path / "fault")},
         timeouts=WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S),
         restart=QUICK,
-        weights=replace(LIMITS, backend=backend),
+        weights=replace(limits, backend=backend),
         **changes,  # type: ignore[arg-type]
     )
     fleet = Fleet([spec, replace(spec, id=WorkerId("m-1"), port=port + 1)], os.environ, tmp_path / "state")
@@ -150,14 +163,17 @@ async def test_a_worker_that_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase
         assert workers.bad.incarnation > 1
 
 
-@pytest.mark.parametrize("phase", ["start", "receive", "finish"])
+@pytest.mark.parametrize("phase", ["pause", "start", "receive", "finish"])
 async def test_a_worker_that_is_killed_in_a_broadcast(tmp_path: Path, phase: str) -> None:
     """Whoever has received goes on with the new version; where nothing was sent yet nothing has changed."""
     async with two(tmp_path) as workers:
         await workers.join()
         update = await fail_in(workers, tensors("w"), phase, "kill")
-        assert update.state is (UpdateState.FAILED if phase == "start" else UpdateState.PARTIAL)
-        await workers.back("launched" if phase == "start" else "version-1")
+        is_begun = phase not in {"pause", "start"}
+        assert (update.state, "receive" in update.phase_s) == (
+            (UpdateState.PARTIAL, True) if is_begun else (UpdateState.FAILED, False)
+        )
+        await workers.back("version-1" if is_begun else "launched")
         assert workers.good.incarnation == 1
         with pytest.raises(GroupMissing):  # a group is whole, or has to be made again
             await workers.weights.update(tensors("w"))
@@ -243,7 +259,8 @@ async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> No
         workers.misbehave("keep", "wait", both=True)
         await weights.update(tensors("w"))
         await _is_over(weights)
-        await wait_until(lambda: not weights.is_keeping and weights.standing.version, "it is given up", 5.0)
+        assert weights.is_keeping
+        await workers.fleet.wait_kept()
         assert (weights.standing.version, weights.standing.checkpoint) == (1, None)
         workers.fault.unlink()
         await workers.back("w")

@@ -1,19 +1,22 @@
 """Plays vLLM's control endpoints, and misbehaves in the phase that a file names.
 
-The file is {"port", "phase", "do": stall | fail | end | absent | wait}; port 0 is every engine, ``wait`` is a thread of
-the extension that does not get on, and the phase ``begin`` is the program's own start. Its weights are a word: the name
-of the checkpoint that it was started from, or got last; its answers say it.
+The file is a list of {"port", "phase", "do": stall | hold | fail | end | absent | wait}; port 0 is every engine,
+``hold`` goes on when the file says so no more, ``wait`` is a thread of the extension that does not get on, and the
+phase ``begin`` is the program's own start. Its weights are a word: the name of the checkpoint that it was started from,
+or got last; its answers say it.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+HOLD_POLL_S = 0.02
 PHASES = {
     "/pause": "pause",
     "/resume": "resume",
@@ -83,9 +86,7 @@ class Engine:
 
     async def _control(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, object]:
         name = body.get("method", path)
-        fault = self._fault(PHASES.get(name, ""))
-        if fault == "stall":
-            await asyncio.Event().wait()
+        fault = await self._suffer(PHASES.get(name, ""))
         if fault == "end":
             os._exit(1)
         if fault in REFUSALS:
@@ -103,6 +104,14 @@ class Engine:
         elif path == "/update_weights":
             self.sent = body["update_info"]["names"][0]
         return 200, {}
+
+    async def _suffer(self, phase: str) -> str | None:
+        """Stand still as long as the file says; return what else it says."""
+        if self._fault(phase) == "stall":
+            await asyncio.Event().wait()
+        while self._fault(phase) == "hold":  # noqa: ASYNC110 - a file tells of no change
+            await asyncio.sleep(HOLD_POLL_S)
+        return self._fault(phase)
 
     def _adapt(self, path: str, name: str) -> None:
         if path == "/v1/unload_lora_adapter":  # the name alone, as vLLM does
@@ -132,8 +141,7 @@ class Engine:
                 self.weights = self.sent
                 self.receiver["stage"] = "applied"
             case "keep":
-                Path(told["folder"]).mkdir(parents=True, exist_ok=True)
-                self.receiver["stage"] = "keeping" if self._fault("keep") == "wait" else "kept"
+                self._keep(Path(told["folder"]))
             case "drop":
                 self.receiver |= {"stage": "idle", "group": "none"}
             case _:
@@ -144,6 +152,12 @@ class Engine:
             half.replace(self.file)
         return json.dumps(self.receiver)
 
+    def _keep(self, folder: Path) -> None:
+        self.receiver["stage"] = "keeping"
+        if self._fault("keep") != "wait":
+            shutil.copytree(self.options.model, folder)
+            self.receiver["stage"] = "kept"
+
     def is_held(self) -> bool:
         return self._fault("begin") == "stall"
 
@@ -151,8 +165,8 @@ class Engine:
         if not self.options.fault_file.exists():
             return None
         told = json.loads(self.options.fault_file.read_text())
-        mine = told["phase"] == phase and told["port"] in {0, self.options.port}
-        return str(told["do"]) if mine else None
+        mine = (each["do"] for each in told if each["phase"] == phase and each["port"] in {0, self.options.port})
+        return next(mine, None)
 
 
 def _send(writer: asyncio.StreamWriter, status: int, document: object) -> None:

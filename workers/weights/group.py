@@ -60,6 +60,19 @@ class Group:
         """How many ranks there are, the trainer's included."""
         return 1 + sum(member.size for member in self.members.values())
 
+    def take_change(self, worker: WorkerId, incarnation: int | None, because: str) -> None:
+        """Take the fact that a worker serves with an incarnation, or with none: a group is all of them, or none."""
+        member = self.members.get(worker)
+        if incarnation is None and member is not None:
+            self.fail(f"{worker} is gone: {because}")
+        elif incarnation is not None and self.state is GroupState.READY and not self.has(worker, incarnation):
+            self.fail(f"{worker} is not in it")
+
+    def has(self, worker: WorkerId, incarnation: int) -> bool:
+        """Whether an engine of this incarnation is in it."""
+        member = self.members.get(worker)
+        return member is not None and member.incarnation == incarnation
+
     def fail(self, because: str) -> None:
         """Take the fact that it is of no more use; the first reason stands."""
         if self.state is not GroupState.BROKEN:

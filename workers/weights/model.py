@@ -33,6 +33,7 @@ from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTra
 from workers.weights.update import UpdateRequest, UpdateState, WeightUpdate
 
 REMEMBERED: Final = 20
+BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
 logger = logging.getLogger(__name__)
 
 
@@ -69,7 +70,9 @@ class ModelWeights:
         self._numbers = 0
         self._run: UpdateRun | None = None
         self._ended = anyio.Event()
+        self._kept = anyio.Event()
         self._catching_up: set[tuple[str, int]] = set()
+        self._fault: str | None = None  # why nobody can be brought to the model's version from its checkpoint
 
     def __repr__(self) -> str:
         """State the version."""
@@ -137,6 +140,11 @@ class ModelWeights:
                 await self._ended.wait()
         return self.running is None or self.running.number != number
 
+    async def wait_kept(self) -> None:
+        """Return when nothing is being written for workers that start later."""
+        while self.is_keeping:
+            await self._kept.wait()
+
     async def _check(self, request: UpdateRequest) -> Transfer:
         self._check_turn(request)
         if not self._serving():
@@ -164,8 +172,8 @@ class ModelWeights:
             told = "there is none" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
             raise GroupMissing(f"model {self.name}: no group with a trainer ({told}); make it with weights/init")
         for worker in self._serving():
-            member = group.members.get(worker.spec.id)
-            if member is None or member.incarnation != worker.incarnation:
+            if not group.has(worker.spec.id, worker.incarnation):
+                group.fail(f"{worker.spec.id} is not in it")
                 raise GroupMissing(f"model {self.name}: {worker.spec.id} is not in the trainer's group; make it again")
         return group
 
@@ -182,6 +190,9 @@ class ModelWeights:
             {name: worker.incarnation for name, worker in workers.items()},
         )
         self.updates.append(update)
+        for worker in self.workers.values():
+            if worker.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
+                worker.drain_nowait(f"weights {update.version} are on their way", Hold.BEHIND)
         return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
 
     async def _perform(self, run: UpdateRun, transfer: Transfer) -> None:
@@ -200,7 +211,8 @@ class ModelWeights:
                 self.group.fail(f"weights {update.version}: {update.error}")
             self._ended.set()
             self._ended = anyio.Event()
-        if update.request.tensors and update.state is not UpdateState.FAILED:
+        if update.request.tensors and update.state is not UpdateState.FAILED and self._policy.backend is Backend.GLOO:
+            self.is_keeping = self._policy.keep
             self._start_soon(self._keep, update)
         self._bring_all()
 
@@ -222,7 +234,7 @@ class ModelWeights:
                 worker.drain_nowait(f"it lacks weights {update.version}", Hold.BEHIND)
 
     async def _stand(self, standing: Standing) -> None:
-        self.standing = standing
+        self.standing, self._fault = standing, None
         try:
             await anyio.to_thread.run_sync(self._file.write, standing)
         except OSError:
@@ -237,10 +249,10 @@ class ModelWeights:
             return
         if self._run is not None:
             self._run.take_change(worker)
+        if self.group is not None:
+            self.group.take_change(worker.spec.id, worker.incarnation if worker.is_serving else None, worker.because)
         if worker.state is WorkerState.STARTING and weights.incarnation != worker.incarnation:
             weights.change(self.standing.launched, worker.incarnation)
-            if self.group is not None and worker.spec.id in self.group.members:
-                self.group.fail(f"{worker.spec.id} has been started again")
             if self.standing.version != self.standing.launched or self.running is not None:
                 worker.drain_nowait(f"it has weights {weights.version}", Hold.BEHIND)
         elif worker.is_serving and Hold.BEHIND in worker.holds:
@@ -260,9 +272,14 @@ class ModelWeights:
     async def _catch_up(self, worker: SupervisedWorker, incarnation: int) -> None:
         """Bring an engine that was started anew to the model's version, before it takes traffic."""
         try:
-            async with self._lock:
-                if worker.incarnation == incarnation and worker.is_serving:
-                    await self._bring_to(worker, incarnation)
+            while worker.incarnation == incarnation and worker.is_serving:
+                async with self._lock:
+                    if worker.incarnation == incarnation and worker.is_serving:
+                        self._fault = await self._bring_to(worker, incarnation)
+                if self._fault is None:
+                    return
+                logger.warning("worker %s: %s", worker.spec.id, self.missing)
+                await anyio.sleep(BRING_AGAIN_S)
         except (TimeoutError, EngineError) as error:
             because = f"it could not be brought to weights {self.standing.version}: {str(error) or 'not in time'}"
             if worker.incarnation == incarnation and worker.is_serving:
@@ -270,24 +287,37 @@ class ModelWeights:
         finally:
             self._catching_up.discard((worker.spec.id, incarnation))
 
-    async def _bring_to(self, worker: SupervisedWorker, incarnation: int) -> None:
+    async def _bring_to(self, worker: SupervisedWorker, incarnation: int) -> str | None:
+        """Do it; return why it cannot be done now, where an engine that tried would break."""
         standing, weights = self.standing, worker.weights
         if weights is None:
-            return
+            return None
         if weights.version != standing.version:
             if standing.checkpoint is None:
                 logger.warning("worker %s: %s", worker.spec.id, self.missing)
-                return
-            control = EngineControl(worker.endpoint)
-            with anyio.fail_after(self._policy.receive_s):
-                await control.pause(clear_cache=True)
-                await reload_checkpoint(control, standing.checkpoint, is_extended=self._is_extended)
-                await control.label(standing.version)
-                await control.resume()
+                return None
+            try:
+                await anyio.to_thread.run_sync(check_checkpoint, Path(standing.checkpoint), self._model)
+            except InvalidUpdate as error:
+                return str(error)
+            await self._load(worker, standing.version, standing.checkpoint)
             if worker.incarnation != incarnation:
-                return
+                return None
             weights.change(standing.version, incarnation)
         worker.resume_nowait(f"weights {standing.version}", Hold.BEHIND)
+        return None
+
+    async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
+        control = EngineControl(worker.endpoint)
+        worker.pause_watch()  # it may have turns in flight: it came up before the update that it missed had ended
+        try:
+            with anyio.fail_after(self._policy.receive_s):
+                await control.pause(clear_cache=True)
+                await reload_checkpoint(control, checkpoint, is_extended=self._is_extended)
+                await control.label(version)
+                await control.resume()
+        finally:
+            worker.unpause_watch()
 
     @property
     def init_s(self) -> float:
@@ -298,6 +328,8 @@ class ModelWeights:
         """Return what a worker waits for that is behind."""
         if not worker.is_serving:
             return f"its engine: {worker.because}"
+        if self._fault is not None:
+            return self.missing
         if self.standing.checkpoint is not None or (worker.weights and worker.weights.version == self.standing.version):
             return f"its turn to be brought to weights {self.standing.version}"
         return self.missing
@@ -305,31 +337,30 @@ class ModelWeights:
     @property
     def missing(self) -> str:
         """What nobody can bring a worker to."""
-        how = (
-            "they are being written"
-            if self.is_keeping
-            else "nobody has kept them, the trainer's next update brings them"
-        )
+        how = "nobody has kept them, the trainer's next update brings them"
+        if self._fault is not None:
+            how = f"their checkpoint cannot be read ({self._fault}); put it back, or bring others"
+        elif self.is_keeping:
+            how = "they are being written"
         return f"waits for weights {self.standing.version}: {how}"
 
     async def _keep(self, update: WeightUpdate) -> None:
         """Have an engine write what a trainer sent, so that whoever starts later can be brought to it."""
         folder = self._file.kept_folder(update.version) if self._policy.keep else None
         engines = [(self.workers[share.worker], share.incarnation) for share in update.survivors]
-        if self._policy.backend is not Backend.GLOO:
-            return
-        self.is_keeping = folder is not None
         try:
             is_kept = await keep_weights(engines, self._files, update.number, folder, self._policy.keep_s)
+            if folder is None:
+                return
+            if self.standing.version == update.version and is_kept:
+                standing = Standing(version=update.version, launched=self.standing.launched, model=self._model)
+                await self._stand(msgspec.structs.replace(standing, checkpoint=str(folder)))
+            elif self.standing.version == update.version:
+                logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
         finally:
             self.is_keeping = False
-        if folder is None:
-            return
-        if self.standing.version == update.version and is_kept:
-            standing = Standing(version=update.version, launched=self.standing.launched, model=self._model)
-            await self._stand(msgspec.structs.replace(standing, checkpoint=str(folder)))
-        elif self.standing.version == update.version:
-            logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
+            self._kept.set()
+            self._kept = anyio.Event()
         await anyio.to_thread.run_sync(_remove_useless, folder, self.standing.checkpoint)
         self._bring_all()
 

@@ -77,8 +77,8 @@ class UpdateRun:
     async def _run(self, commit: Callable[[], Awaitable[None]]) -> None:
         update, transfer = self.update, self._transfer
         await self._phase(Phase.PAUSE, self._pause)
-        is_ready = await self._phase(Phase.START, self._start)
-        if update.survivors and (is_ready or not transfer.needs_all):
+        await self._phase(Phase.START, self._start)
+        if update.survivors and not (transfer.needs_all and update.failed):
             await self._phase(Phase.RECEIVE, self._receive)
             if update.survivors:
                 await self._phase(Phase.FINISH, self._finish)
@@ -160,7 +160,7 @@ class UpdateRun:
                 await act(worker, share)
             self._check_same(worker, share)  # and the scope may have been left because it is not
         except TimeoutError:
-            others = ", ".join(each.worker for each in self.update.failed)
+            others = ", ".join(each.worker for each in self.update.failed) if phase is Phase.RECEIVE else ""
             self.update.fail(share, f"given up after {others} had failed" if others else f"not within {limit_s:g} s")
             if not is_intact and not (phase is Phase.PAUSE and self.update.request.mode is UpdateMode.WAIT):
                 self._kill(share, worker, share.error or "")
@@ -177,7 +177,7 @@ class UpdateRun:
         finally:
             self._scopes.pop(share.worker, None)
             self._note_told(share)
-            if share.error is not None and self._transfer.needs_all:
+            if share.error is not None and phase is Phase.RECEIVE and self._transfer.needs_all:
                 self._hasten()
 
     def _check_same(self, worker: SupervisedWorker, share: Share) -> None:

@@ -55,6 +55,15 @@ def test_a_key_that_stands_twice_is_refused(text: str) -> None:
         parse_document(text, "file.json" if text[0] == "{" else "file.yaml")
 
 
+@pytest.mark.parametrize(
+    "text", ["v: .nan", "v: -.inf", "v: !!binary aGk=", "v: !!set {a, b}", '{"v": NaN}', "v: !x 1"]
+)
+def test_what_json_cannot_say_is_refused(text: str) -> None:
+    """It could be sent to no service, and stored by none."""
+    with pytest.raises(ConfigError, match=r"JSON"):
+        parse_document(text, "file.json" if text[0] == "{" else "file.yaml")
+
+
 def test_variables_take_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unquoted they are what YAML makes of the text, quoted they are text; keys come from the environment too."""
     monkeypatch.setenv("SLOTS", "3")

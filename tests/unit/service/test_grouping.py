@@ -1,10 +1,11 @@
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.conversations.job import GroupBy, TurnKey
+from service.conversations.job import GroupBy, Mode, TurnKey
 from service.scheduling.core import SchedulingCore
 from service.scheduling.events import Action, JobAdmitted, JobCancelled, StartTurn, TurnCompleted, WorkerReady
 from service.scheduling.grouping import STREAK
@@ -112,3 +113,34 @@ def test_adapters_may_be_all_that_counts() -> None:
     plain, warm = agent("a"), agent("a", params={"temperature": 1})
     assert plain.signature(GroupBy.ADAPTER) == warm.signature(GroupBy.ADAPTER)
     assert plain.signature(GroupBy.PARAMETERS) != warm.signature(GroupBy.PARAMETERS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_free_mode_keeps_its_queue_within_a_signature(policy: str) -> None:
+    """Contract 5.3: first in, first out, whatever the policy would rather start."""
+    scheduler = core(slots=1, policy=policy)
+    made = replace(job(*(agent(name) for name in "abc"), rounds=4), mode=Mode.FREE)
+    running, order = starts(scheduler.handle(JobAdmitted(job=made))), ""
+    while running:
+        _, key = running.pop()
+        order += key.agent_id
+        running += starts(scheduler.handle(TurnCompleted(key=key)))
+    assert order == "abc" * 4
+
+
+def test_to_look_changes_nothing() -> None:
+    """The signature that is next is that of whoever has waited longest, however often anybody has looked."""
+    looked, unseen = core(slots=1), core(slots=1)
+    jobs = [job(agent("a", params={"temperature": n % 3}), name=f"j{n}", conversations=9) for n in range(6)]
+    orders = []
+    for scheduler in (looked, unseen):
+        running, order = starts(scheduler.handle(*(JobAdmitted(job=each) for each in jobs))), []
+        while running:
+            _, key = running.pop()
+            order.append(key)
+            running += starts(scheduler.handle(TurnCompleted(key=key)))
+            if scheduler is looked:
+                scheduler.view.ready_heads(7)
+        orders.append(order)
+    assert orders[0] == orders[1]
+    assert len(orders[0]) == 54

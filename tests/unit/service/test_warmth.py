@@ -1,8 +1,10 @@
 """A turn waits for the worker that knows its prompt, while reading it anew would cost more than the wait."""
 
+from dataclasses import replace
+
 import pytest
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core import SchedulingCore
 from service.scheduling.events import (
     Action,
@@ -13,6 +15,7 @@ from service.scheduling.events import (
     StartTurn,
     TurnCompleted,
     TurnCutOff,
+    TurnRejected,
     WorkerNotReady,
     WorkerReady,
 )
@@ -119,3 +122,40 @@ def test_a_turn_that_was_cut_off_elsewhere_frees_the_slot() -> None:
     core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobCancelled(job_id=turns["urgent"].job_id))
     assert seated(core.handle(TurnCutOff(key=turns["urgent"]))) == {key("a", 1): "w"}
+
+
+def test_an_answer_that_was_not_valid_goes_ahead_of_whoever_is_held() -> None:
+    """Contract 5.2: a re-prompt goes ahead of all other waiting work, on the slot that it had if need be."""
+    core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
+    core.handle(JobAdmitted(job=job(agent("y"), name="other")))  # on the free worker
+    assert holds(actions)
+    again = seated(core.handle(TurnRejected(key=turns["urgent"], is_suspect=False)))
+    assert again == {turns["urgent"]: "w"}
+    assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
+
+
+def test_a_re_prompt_goes_ahead_of_whoever_was_held_in_vain() -> None:
+    """Whoever was held has its place in the order back, and no better one than a turn that others wait for."""
+    core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
+    (other,) = seated(core.handle(JobAdmitted(job=job(agent("y"), name="other"))))
+    core.handle(HoldOver(key=key("a", 1)))
+    assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
+    again = seated(core.handle(TurnRejected(key=other, is_suspect=False), TurnCutOff(key=turns["urgent"])))
+    assert list(again) == [other, key("a", 1)]
+
+
+def test_in_free_mode_nobody_is_held_and_overtaken() -> None:
+    """Contract 5.3: the free slot takes the agent at the front; who speaks when is what the others hear."""
+    core = SchedulingCore(POLICIES["progress"])
+    for worker in ("w", "v"):
+        core.handle(WorkerReady(worker=worker, model="m", slots=1))
+    made = replace(job(*(agent(name) for name in "abcd"), rounds=3), mode=Mode.FREE)
+    spoken = list(seated(core.handle(JobAdmitted(job=made))))
+    running = list(spoken)
+    while running:
+        actions = core.handle(TurnCompleted(key=running.pop(), seconds=5.0, reading=read(2000)))
+        assert holds(actions) == []
+        spoken += seated(actions)
+        running += seated(actions)
+    assert [turn.agent_id for turn in spoken[:4]] == ["a", "b", "c", "d"]
+    assert len(spoken) == 12

@@ -1,0 +1,117 @@
+"""What an update of weights does about engines and checkpoints that are not there when it begins, or any more."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.faults.test_weights import Fault, Two, _is_over, tensors, two
+from tests.waiting import wait_until
+from workers.errors import GroupMissing
+from workers.states import WorkerState
+from workers.weights import model, running
+from workers.weights.group import GroupRequest, GroupState
+from workers.weights.phases import Backend, WeightsPolicy
+from workers.weights.update import UpdateState
+
+
+async def kill_bad(workers: Two) -> None:
+    pid = workers.bad.snapshot().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await wait_until(lambda: not workers.bad.is_serving, "its death is known")
+
+
+async def begin_again(workers: Two) -> Fault:
+    """Kill an engine whose successor does not get ready while the fault stands that is returned."""
+    fault = Fault(port=workers.bad.spec.port, phase="begin", do="stall")
+    workers.fail(fault)
+    await kill_bad(workers)
+    await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
+    return fault
+
+
+async def test_an_engine_that_comes_up_beside_a_group_breaks_it(tmp_path: Path) -> None:
+    """Or a trainer would be refused for ever: it makes a group anew where there is none."""
+    async with two(tmp_path) as workers:
+        weights = workers.weights
+        await begin_again(workers)
+        group = await weights.init(GroupRequest(backend=Backend.GLOO, address="127.0.0.1", port=1, timeout_s=5))
+        await wait_until(lambda: group.state is GroupState.READY, "all have joined")
+        update = await weights.update(tensors("w"))
+        await _is_over(weights)
+        assert (update.state, list(update.shares)) == (UpdateState.COMPLETED, ["m-0"])
+        workers.fault.unlink()
+        await workers.back("version-1")
+        assert (group.state, group.error) == (GroupState.BROKEN, "m-1 is not in it")
+        await workers.join()
+        update = await weights.update(tensors("w"))
+        await _is_over(weights)
+        assert (update.state, len(update.shares)) == (UpdateState.COMPLETED, 2)
+
+
+async def test_a_group_with_a_dead_member_begins_nothing(tmp_path: Path) -> None:
+    """A broadcast that one rank never joins would freeze all others until its limit."""
+    async with two(tmp_path) as workers:
+        await workers.join()
+        await begin_again(workers)
+        with pytest.raises(GroupMissing, match="m-1 is gone"):
+            await workers.weights.update(tensors("w"))
+        workers.fault.unlink()
+        await workers.back("launched")
+
+
+async def test_whoever_is_slow_beside_a_failure_has_its_whole_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that still waits for the trainer is hurried; one that puts weights in place is well, and not killed."""
+    monkeypatch.setattr(running, "GRACE_S", 0.0)
+    async with two(tmp_path, limits=WeightsPolicy(keep=False)) as workers:
+        await workers.join()
+        slow, broken = (each.spec.port for each in (workers.good, workers.bad))
+        hold = Fault(port=slow, phase="finish", do="hold")
+        workers.fail(hold, Fault(port=broken, phase="finish", do="fail"))
+        update = await workers.weights.update(tensors("w"))
+        await wait_until(lambda: update.shares[workers.bad.spec.id].error, "one has failed")
+        workers.fail(hold)
+        await anyio.wait_all_tasks_blocked()
+        assert update.shares[workers.good.spec.id].stage == "finishing"
+        workers.fault.unlink()
+        await _is_over(workers.weights)
+        assert (update.state, workers.good.incarnation) == (UpdateState.PARTIAL, 1)
+
+
+async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path) -> None:
+    """It would talk with the old weights, and be frozen in the middle of that to be brought to the new ones."""
+    async with two(tmp_path, limits=WeightsPolicy(keep=False)) as workers:
+        starting = await begin_again(workers)
+        hold = Fault(port=workers.good.spec.port, phase="receive", do="hold")
+        workers.fail(starting, hold)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(workers.weights.update, workers.request("one"))
+            await wait_until(lambda: workers.weights.running, "it is under way")
+            workers.fail(hold)
+            await wait_until(lambda: workers.bad.is_serving, "it has started")
+            assert workers.bad.state is WorkerState.DRAINING
+            assert workers.weights.running
+            workers.fault.unlink()
+        await workers.back("one")
+        assert workers.bad.incarnation == 2
+
+
+async def test_a_checkpoint_that_went_away_kills_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts later waits for it, and says so; when it is back, it is brought to it."""
+    monkeypatch.setattr(model, "BRING_AGAIN_S", 0.05)
+    async with two(tmp_path) as workers:
+        await workers.weights.update(workers.request("one"))
+        await _is_over(workers.weights)
+        shutil.move(tmp_path / "one", tmp_path / "away")
+        await kill_bad(workers)
+        await wait_until(lambda: "cannot be read" in workers.weights.waits_for(workers.bad), "it is told")
+        assert (workers.bad.state, workers.bad.incarnation) == (WorkerState.DRAINING, 2)
+        shutil.move(tmp_path / "away", tmp_path / "one")
+        await workers.back("one")
+        assert workers.bad.incarnation == 2

@@ -1,0 +1,90 @@
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from service.conversations.job import Conversation, Job, Mode
+from service.conversations.states import TurnState
+from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
+from service.scheduling.prompts import JobPrompts
+from tests.unit.service.jobs import agent, job, key
+from workers.outcome import FailureReason
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def second(number: float) -> datetime:
+    return BEGIN + timedelta(seconds=number)
+
+
+def pinned() -> JobPrompts:
+    made = job(agent("a"), agent("b"), rounds=2)
+    talks = (Conversation(id="c0", prompt="Topic 0.", rounds=2, is_pinned=True),)
+    return JobPrompts(replace(made, conversations=talks))
+
+
+def test_the_first_turn_that_ends_pins_the_weights() -> None:
+    """One that was cut off before it had ended has made nothing, and is asked again with whatever there is."""
+    prompts = pinned()
+    assert prompts.check_weights(key("a"), 1) is None
+    assert prompts.check_weights(key("a"), 2) is None
+    assert prompts.pin_weights(key("a"), 2) is None
+    assert prompts.check_weights(key("b"), 2) is None
+    assert "pinned to weights 2" in (prompts.check_weights(key("b"), 3) or "")
+    assert "pinned to weights 2" in (prompts.pin_weights(key("b"), 1) or "")
+
+
+def attempt(began: float, reason: FailureReason | None = None) -> Attempt:
+    return Attempt(
+        worker="w",
+        incarnation=1,
+        started_at=second(began),
+        finished_at=second(began + 1),
+        outcome=TurnState.FAILED if reason else TurnState.COMPLETED,
+        reason=reason,
+        detail=None,
+        text="No.",
+    )
+
+
+def spoken(agent_id: str, number: int, *attempts: Attempt) -> Turn:
+    ended = attempts[-1].finished_at
+    return Turn(
+        key=key(agent_id, number),
+        state=TurnState.COMPLETED,
+        text=f"{agent_id}{number}",
+        attempts=attempts,
+        started_at=attempts[0].started_at,
+        finished_at=ended,
+        usage=TokenUsage(),
+    )
+
+
+def free(*names: str) -> Job:
+    return replace(job(*(agent(name) for name in names), rounds=3), mode=Mode.FREE)
+
+
+def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> None:
+    """Over a restart of Roundhouse too: a re-prompt adds a reason, and nothing that was said since."""
+    prompts = JobPrompts(free("a", "b"))
+    rejected = UnfinishedTurn(
+        key=key("a"),
+        attempts=(attempt(0, FailureReason.ENGINE_DIED), attempt(3, FailureReason.VALIDATION_EXHAUSTED), attempt(9)),
+        rejected=(("No.", "too short"),),
+        deaths=0,
+        failures=0,
+        queued_at=second(0),
+        started_at=second(0),
+    )
+    prompts.hear_again([spoken("b", 0, attempt(1)), spoken("b", 1, attempt(5))], [rejected])
+    asked = prompts.request(key("a"), rejected.rejected).conversation
+    assert "b0" in asked[0].content
+    assert not any("b1" in message.content for message in asked)
+
+
+def test_a_turn_that_was_asked_again_stands_where_it_was_first_asked() -> None:
+    """What its agent heard is what was there when the answer was asked for that was rejected first."""
+    prompts = JobPrompts(free("a", "b"))
+    rejected, stopped = FailureReason.VALIDATION_EXHAUSTED, FailureReason.SHUTDOWN
+    late = spoken("a", 0, attempt(0, rejected), attempt(4, stopped), attempt(6))
+    prompts.hear_again([spoken("b", 0, attempt(1)), late])
+    told = [message.content for message in prompts.request(key("a", 1), ()).conversation]
+    assert [("b0" in words, "a0" in words) for words in told] == [(False, False), (False, True), (True, False)]
