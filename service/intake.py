@@ -80,17 +80,15 @@ class Intake:
         with suppress(StoreUnavailable):  # the rest comes with a later claim
             await self.admit(claimed, self.epoch)
         while not self._scheduler.is_closing:
-            hint = self._hint
+            hint, is_done = self._hint, True
             try:
                 await self._cancel_wanted()
                 if self._scheduler.paused_by is None:
                     await self.take()
             except StoreUnavailable as error:
+                is_done = False  # and nobody may ever hint at what a node alone could not read
                 logger.debug("nothing is claimed: %s", error)
-            if not self._is_shared:
-                await hint.wait()
-                continue
-            with anyio.move_on_after(POLL_S) as patience:
+            with anyio.move_on_after(POLL_S if self._is_shared or not is_done else None) as patience:
                 await hint.wait()
             self._is_drained &= not patience.cancelled_caught
 

@@ -161,6 +161,9 @@ class ForgetfulDatabase:
     def trouble_of(self, _error: Exception) -> None:
         return None
 
+    def is_conflict(self, _error: Exception) -> bool:
+        return False
+
     def prepare(self) -> None:
         connection = self.connect_writer()
         migrate(connection, migrations_of("sqlite"), connection.execute_script)

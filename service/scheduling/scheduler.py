@@ -42,6 +42,7 @@ from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 Args = TypeVarTuple("Args")
+FACTS_A_WRITE: Final = 500  # a cancel may bring a million: nobody else's commit is to wait for all of them
 STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
 logger = logging.getLogger(__name__)
 
@@ -207,14 +208,17 @@ class Scheduler:
         facts = list(told)
         for action in self._core.handle(*events_):
             facts += self._act(action)
-        if facts:
-            ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
-            talks = sum(isinstance(fact, records.ConversationMoved) and fact.state in ENDED_TALKS for fact in facts)
-            self.life.finished += talks
-            self._outlet.append_nowait(facts, lambda: self._forget_stored(ended, talks))
+        for begin in range(0, len(facts), FACTS_A_WRITE):
+            self._write(facts[begin : begin + FACTS_A_WRITE])
         if self._released:  # after what was said of them
             released, self._released = self._released, {}
             self._outlet.release_nowait(released)
+
+    def _write(self, facts: Sequence[Record]) -> None:
+        ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
+        talks = sum(isinstance(fact, records.ConversationMoved) and fact.state in ENDED_TALKS for fact in facts)
+        self.life.finished += talks
+        self._outlet.append_nowait(facts, partial(self._forget_stored, ended, talks))
 
     def _act(self, action: events.Action) -> list[Record]:
         """Carry out one action; return the facts that it makes."""

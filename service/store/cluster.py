@@ -3,7 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import psycopg
 from anyio.abc import TaskStatus
 
 from service.conversations.job import JobId
+from service.store.postgres import conninfo_of
 from service.store.shared import CHANNEL, LEASE, LEAVE
 
 RENEWALS: Final = 5  # in the time of a lease
@@ -55,7 +57,7 @@ class Cluster:
     """Renews the lease of this node, takes over from those whose lease has ended, and listens. A ``Neighbours``."""
 
     def __init__(self, url: str, lease_s: float, report: Callable[[], NodeReport]) -> None:
-        self._url = url
+        self._conninfo = conninfo_of(url)
         self._lease_s = lease_s
         self._report = report
         self._others = _Others()
@@ -96,7 +98,7 @@ class Cluster:
         is_good = True
         while True:
             try:
-                async with await self._connect() as connection:
+                async with self._connected() as connection:
                     while True:
                         await self._renew(connection, events)
                         is_good = True
@@ -116,10 +118,12 @@ class Cluster:
             counts = json.dumps(dict(list(report.counts.items())[:COUNTED_JOBS]))
             renewed = await connection.execute(
                 f"UPDATE nodes SET lease_until = now() + {LEASE.replace('?', '%s')}, report = %s, models = %s"  # noqa: S608
-                " WHERE id = %s AND is_live = 1",
+                " WHERE id = (SELECT id FROM nodes WHERE id = %s AND is_live = 1 FOR UPDATE SKIP LOCKED)",
                 (self._lease_s, counts, list(report.models), report.node_id),
             )
-            if renewed.rowcount:
+            # Whoever takes over passes by a row that is locked as well: a long write of our own holds the lease, and
+            # renews it as it ends.
+            if renewed.rowcount or await self._is_live(connection, report.node_id):
                 self._renewed_at = asked_at
                 events.renewed()
             else:
@@ -137,6 +141,10 @@ class Cluster:
                 counts=[json.loads(row[1]) for row in live],
             )
             self._has_looked.set()
+
+    async def _is_live(self, connection: psycopg.AsyncConnection[Any], node_id: str) -> bool:
+        rows = await connection.execute("SELECT 1 FROM nodes WHERE id = %s AND is_live = 1", (node_id,))
+        return await rows.fetchone() is not None
 
     async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> int:
         """Mark nodes as dead whose lease has ended, and leave what they ran to whoever claims it."""
@@ -157,7 +165,7 @@ class Cluster:
     async def _listen_always(self, events: LeaseEvents) -> None:
         while True:
             try:
-                async with await self._connect() as connection:
+                async with self._connected() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
                     events.work()  # whatever was told while nobody listened
                     async for notice in connection.notifies():
@@ -174,6 +182,13 @@ class Cluster:
         if told["work"]:
             events.work()
 
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """Connect for a block; psycopg's own would leave the connection open when the block is cancelled."""
         with anyio.fail_after(self._lease_s / RENEWALS):
-            return await psycopg.AsyncConnection.connect(self._url, autocommit=True, application_name="roundhouse")
+            connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+        try:
+            yield connection
+        finally:
+            with anyio.CancelScope(shield=True):  # it says good-bye, and waits for no answer
+                await connection.close()

@@ -73,8 +73,8 @@ class Membership(Protocol):
     def enrol(self, connection: Connection) -> None:
         """Become a member, under a new id, which has claimed nothing."""
 
-    def sign(self, connection: Connection, number: int, jobs: Sequence[JobId]) -> None:
-        """Write the number of the group that the transaction holds, which changes ``jobs``.
+    def sign(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
+        """Write the number of the group that the transaction holds, which changes ``jobs`` and posts with ``keys``.
 
         Raises:
             Fenced: this member is no more.
@@ -82,6 +82,9 @@ class Membership(Protocol):
 
     def has_signed(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number was committed."""
+
+    def seal(self, connection: Connection) -> None:
+        """Make sure that the member outlives the transaction, which is about to be committed."""
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:
         """Insert a job and return its number; None if its idempotency key is another's."""
@@ -121,3 +124,6 @@ class Database(Protocol):
 
     def trouble_of(self, error: Exception) -> str | None:
         """Say in plain words what ails the database, if it may be well again; None where that is no question of it."""
+
+    def is_conflict(self, error: Exception) -> bool:
+        """Whether a transaction was undone for another's sake alone, and can be tried again at once."""

@@ -29,7 +29,7 @@ class ExclusiveMembership:
             (self.node_id, datetime.now(UTC).isoformat()),
         )
 
-    def sign(self, connection: Connection, number: int, _jobs: Sequence[JobId]) -> None:
+    def sign(self, connection: Connection, number: int, _jobs: Sequence[JobId], _keys: Sequence[str]) -> None:
         """Write the number of a group."""
         signed = connection.execute("UPDATE nodes SET last_write = ? WHERE id = ?", (number, self.node_id))
         if signed.rowcount != 1:
@@ -38,6 +38,9 @@ class ExclusiveMembership:
     def has_signed(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number was committed."""
         return has_signed(connection, self.node_id, number)
+
+    def seal(self, connection: Connection) -> None:
+        """Nobody takes over from the only one."""
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> int | None:
         """Insert a job; there is nobody who could have been quicker."""

@@ -61,6 +61,10 @@ class MemoryDatabase:
         """Return the membership of the only one."""
         return ExclusiveMembership()
 
+    def is_conflict(self, _error: Exception) -> bool:
+        """Nobody else writes."""
+        return False
+
     def trouble_of(self, error: Exception) -> str | None:
         """Say that memory is short; nothing else can be wrong with it."""
         code = getattr(error, "sqlite_errorcode", None)

@@ -4,7 +4,9 @@ A lease is in the database's time, and it is the node's: whoever takes over mark
 of writes begins with the node's own row. So a group is committed before its node is dead, or it is refused whole.
 """
 
+import hashlib
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -21,6 +23,7 @@ LEAVE: Final = (
     " WHERE jobs.id = conversations.job_id AND conversations.owner = ANY(?)"
 )
 LEASE: Final = "make_interval(secs => ?)"
+LONG: Final = 5  # the part of a lease after which a transaction counts as long
 
 
 def unclaimed(connection: Connection) -> dict[str, int]:
@@ -32,6 +35,11 @@ def unclaimed(connection: Connection) -> dict[str, int]:
     return {row[0]: row[1] for row in rows}
 
 
+def _lock_of(key: str) -> int:
+    """Return the number that an idempotency key is locked by; another key's may be the same."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), signed=True)
+
+
 class SharedMembership:
     """A ``service.store.database.Membership``."""
 
@@ -39,6 +47,7 @@ class SharedMembership:
         self.node_id = new_node_id()
         self._lease_s = lease_s
         self._models = list(models)
+        self._signed_at = 0.0
 
     def __repr__(self) -> str:
         """State which it is."""
@@ -52,19 +61,33 @@ class SharedMembership:
             (self.node_id, datetime.now(UTC).isoformat(), self._lease_s, self._models),
         )
 
-    def sign(self, connection: Connection, number: int, jobs: Sequence[JobId]) -> None:
-        """Write the number of a group, and lock its jobs, in one order on all nodes so that none waits in a circle."""
+    def sign(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
+        """Write the number of a group, and lock its jobs and keys.
+
+        They are locked in one order on all nodes, so that none waits in a circle.
+        """
         signed = connection.execute(
             "UPDATE nodes SET last_write = ? WHERE id = ? AND is_live = 1", (number, self.node_id)
         )
         if signed.rowcount != 1:
             raise Fenced
+        self._signed_at = time.monotonic()
         if jobs:
             connection.execute("SELECT 1 FROM jobs WHERE id = ANY(?) ORDER BY id FOR UPDATE", (list(jobs),))
+        for lock in sorted({_lock_of(key) for key in keys}):
+            connection.execute("SELECT pg_advisory_xact_lock(?)", (lock,))
 
     def has_signed(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number was committed."""
         return has_signed(connection, self.node_id, number)
+
+    def seal(self, connection: Connection) -> None:
+        """Renew the lease after a long transaction: it held the node's row, and nobody could do so meanwhile."""
+        if time.monotonic() - self._signed_at > self._lease_s / LONG:
+            connection.execute(
+                f"UPDATE nodes SET lease_until = clock_timestamp() + {LEASE} WHERE id = ?",  # noqa: S608
+                (self._lease_s, self.node_id),
+            )
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:
         """Insert a job; None if another node has one of its key, from this very moment."""

@@ -110,6 +110,10 @@ class SqliteDatabase:
         """Return the membership of the only one."""
         return ExclusiveMembership()
 
+    def is_conflict(self, _error: Exception) -> bool:
+        """Nobody else writes."""
+        return False
+
     def trouble_of(self, error: Exception) -> str | None:
         """Say what ails the disk."""
         code = getattr(error, "sqlite_errorcode", None)

@@ -16,7 +16,7 @@ from service.store import writing
 from service.store.claims import Applied, Claims, Place
 from service.store.database import Claim, Connection, Database
 from service.store.records import NewJob, Record, StoredJob
-from service.store.writer import Watchers, Writer
+from service.store.writer import Watchers, Write, Writer
 
 T = TypeVar("T")
 Query = Callable[[Connection], T]
@@ -102,6 +102,7 @@ class Store:
             frozenset({job.job.id}),
             lambda connection: self._claims.post(connection, job, claims=claims),
             lambda posted: self._claims.keep(posted[1]),
+            key=job.idempotency_key,
         )
 
     async def claim(self, models: Sequence[str], limit: int | None, job_id: JobId | None = None) -> list[Claim]:
@@ -123,16 +124,14 @@ class Store:
 
     def release_nowait(self, wants: Mapping[Place, Sequence[str]]) -> None:
         """Leave conversations to whichever node has workers for one of the models that each needs next."""
-        self._submit(
-            frozenset(job_id for job_id, _ in wants),
-            lambda connection: self._claims.release(connection, wants),
-            lambda _: self._claims.drop(wants),
-            is_kept=True,
-        )
+        jobs = frozenset(job_id for job_id, _ in wants)
+        write = Write(operation=lambda connection: self._claims.release(connection, wants), jobs=jobs, is_kept=True)
+        self._submit(write, lambda _: self._claims.drop(wants))
 
     def unlearn_nowait(self, places: Collection[Place]) -> None:
         """Take back what a claim has told: the next one tells it again."""
-        self._submit(frozenset(), lambda _connection: None, lambda _: self._claims.drop(places), is_kept=True)
+        write = Write(operation=lambda _connection: None, jobs=frozenset(), is_kept=True)
+        self._submit(write, lambda _: self._claims.drop(places))
 
     async def unlearn_all(self) -> None:
         """Take back all that claims have told."""
@@ -182,7 +181,11 @@ class Store:
         conversation that another node has taken over: those are refused, and the log says so.
         """
         jobs, operation = self._facts(records)
-        self._submit(jobs, operation, self._claims.take_over, on_success=on_durable, is_kept=True)
+        self._submit(
+            Write(operation=operation, jobs=jobs, is_kept=True, size=len(records)),
+            self._claims.take_over,
+            on_success=on_durable,
+        )
 
     async def append(self, records: Sequence[Record]) -> bool:
         """Hand in facts as ``append_nowait`` does, and return when they are durable; False if any was refused."""
@@ -230,41 +233,40 @@ class Store:
         on_committed: Callable[[T], None] = lambda _: None,
         *,
         is_kept: bool = False,
+        key: str | None = None,
     ) -> T:
         done = anyio.Event()
-        future = self._submit(jobs, operation, on_committed, on_success=done.set, on_failure=done.set, is_kept=is_kept)
+        write = Write(operation=operation, jobs=jobs, is_kept=is_kept, key=key)
+        self._submit(write, on_committed, on_success=done.set, on_failure=done.set)
         await done.wait()
-        return future.result()
+        result: T = write.future.result()
+        return result
 
     def _submit(
         self,
-        jobs: frozenset[JobId],
-        operation: Query[T],
+        write: Write,
         on_committed: Callable[[T], None],
         *,
         on_success: Callable[[], None] = lambda: None,
         on_failure: Callable[[], None] = lambda: None,
-        is_kept: bool,
-    ) -> "Future[T]":
-        """Hand in an operation; ``on_committed`` is called in the writer's thread, the others in the event loop."""
-        future = self._writer.submit(operation, jobs, is_kept=is_kept)
+    ) -> None:
+        """Hand in a write; ``on_committed`` is called in the writer's thread, the others in the event loop."""
 
-        def take_over(_future: "Future[T]") -> None:
+        def take_over(future: "Future[T]") -> None:
             if future.exception() is None:
                 on_committed(future.result())
             # The writer never waits for the loop: the loop may be waiting for the writer, to close.
             self._loop.call_soon_threadsafe(tell)
 
         def tell() -> None:
-            if future.exception() is None:
+            if write.future.exception() is None:
                 on_success()
-                if jobs:
-                    self._watchers.committed(jobs)
+                if write.jobs:
+                    self._watchers.committed(write.jobs)
             else:
                 on_failure()
 
-        future.add_done_callback(take_over)
-        return future
+        self._writer.submit(write, take_over)
 
     def _troubled(self, told: str | None) -> None:
         self._loop.call_soon_threadsafe(lambda: self._watchers.troubled(told))

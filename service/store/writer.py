@@ -10,6 +10,7 @@ is kept meanwhile, in its order; whoever asks for something is refused, and can 
 
 import logging
 import queue
+import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +23,8 @@ from service.errors import ServiceError, StoreError, StoreUnavailable
 from service.store.database import Connection, Database, Fenced, Membership
 
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
+MAX_FACTS: Final = 2000  # of all writes of a group, as far as they can be told beforehand
+CONFLICTS: Final = 10  # in a row, before they count as trouble
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 CLOSING_TRIES: Final = 2  # of a database that is in trouble, before what it has not taken is given up
@@ -37,6 +40,8 @@ class Write:
     operation: Operation
     jobs: frozenset[JobId]  # that it changes
     is_kept: bool
+    size: int = 1  # how many facts it writes
+    key: str | None = None  # that it posts with
     future: "Future[Any]" = field(default_factory=Future)
 
 
@@ -83,16 +88,15 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, operation: Callable[[Connection], T], jobs: frozenset[JobId], *, is_kept: bool) -> "Future[T]":
-        """Hand in an operation that changes ``jobs``; it runs after all that were handed in before."""
-        write = Write(operation=operation, jobs=jobs, is_kept=is_kept)
+    def submit(self, write: Write, on_done: "Callable[[Future[Any]], None]") -> None:
+        """Hand in a write, to run after all that were handed in before; ``on_done`` comes before the next group."""
+        write.future.add_done_callback(on_done)
         if self._closing.is_set():
             write.future.set_exception(StoreError("the store is closed"))
-        elif self.trouble is not None and not is_kept:
+        elif self.trouble is not None and not write.is_kept:
             write.future.set_exception(StoreUnavailable(self.trouble))
         else:
             self._queue.put(write)
-        return write.future
 
     def close(self) -> None:
         """Write what was handed in, then end the thread."""
@@ -111,10 +115,11 @@ class Writer:
     def _next_group(self) -> list[Write]:
         """Return what waits, at least one; an empty list is the end."""
         group: list[Write] = []
-        item = self._queue.get()
+        item, facts = self._queue.get(), 0
         while item is not None:
             group.append(item)
-            if len(group) == MAX_GROUP or self._queue.empty():
+            facts += item.size
+            if len(group) == MAX_GROUP or facts >= MAX_FACTS or self._queue.empty():
                 return group
             item = self._queue.get()
         if group:
@@ -123,7 +128,7 @@ class Writer:
 
     def _write(self, group: list[Write]) -> None:
         """Write a group, however long the database takes to be well."""
-        tries = 0
+        tries = conflicts = 0
         while self._failure is None:
             try:
                 answers = self._commit(group)
@@ -137,6 +142,10 @@ class Writer:
                 spoiled.write.future.set_exception(StoreError(f"cannot write: {spoiled.error}"))
                 group = [write for write in group if write is not spoiled.write]
             except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
+                conflicts += self._database.is_conflict(error)
+                if self._database.is_conflict(error) and conflicts <= CONFLICTS:
+                    self._closing.wait(random.uniform(0, FIRST_PAUSE_S))  # noqa: S311 - the other is to get on first
+                    continue
                 told = self._database.trouble_of(error)
                 self._disconnect()
                 if told is None or (self._closing.is_set() and tries >= CLOSING_TRIES):
@@ -172,9 +181,12 @@ class Writer:
         try:
             if not self._is_enrolled:
                 self._membership.enrol(connection)
-            self._membership.sign(connection, self._number + 1, sorted({job for write in group for job in write.jobs}))
+            jobs = sorted({job for write in group for job in write.jobs})
+            keys = [write.key for write in group if write.key is not None]
+            self._membership.sign(connection, self._number + 1, jobs, keys)
             self._watchers.begins()
             answers = [(write, self._run_one(write, connection)) for write in group]
+            self._membership.seal(connection)
             self._unsure = answers
             connection.commit()
         except BaseException:

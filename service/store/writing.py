@@ -142,7 +142,8 @@ def apply(
                 "INSERT INTO tool_calls (job_id, conversation_id, agent, round, key, number, name, arguments, policy,"
                 " started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (job_id, conversation_id, agent, round, key)"
-                " DO UPDATE SET started_at = excluded.started_at",
+                # It is made again: what came of it before says nothing about that.
+                " DO UPDATE SET started_at = excluded.started_at, outcome = NULL, ended_at = NULL",
                 (
                     *record.key,
                     record.call,

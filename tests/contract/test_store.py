@@ -331,6 +331,8 @@ async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None
         StoredToolCall(call="y", number=2, name="pay", arguments="{}", policy="ask_model", outcome='{"result": 1}'),
     ]
     assert await store.read(reading.tool_calls(key("b"))) == []
+    await append(store, started("y", 2))  # again, since it had failed: what came of it is not known any more
+    assert [call.outcome for call in await store.read(reading.tool_calls(key("a")))] == [None, None]
 
 
 async def test_what_is_posted_and_claimed_at_once_comes_once(store: Store) -> None:

@@ -1,0 +1,193 @@
+"""What a database on another machine does to a node: flows that go silent, locks that wait in a circle, long writes."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import anyio
+import anyio.from_thread
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from service.errors import StoreUnavailable
+from service.store import reading
+from service.store.cluster import Cluster, LeaseEvents, NodeReport
+from service.store.postgres import PostgresDatabase
+from service.store.store import Store, StoreWatchers, open_store
+from tests.contract.test_store import new
+from tests.postgres import PostgresServer
+from tests.unit.service.jobs import agent, job
+from tests.waiting import LIMIT_S, wait_until
+
+SILENCE_S = 1.0
+
+
+class Proxy:
+    """Hands on what comes; a flow that was silenced hands on nothing more, and is never closed."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._gates: list[asyncio.Event] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> int:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def silence(self) -> None:
+        """Silence the flows that there are; new ones are well."""
+        for gate in self._gates:
+            gate.clear()
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        gate = asyncio.Event()
+        gate.set()
+        self._gates.append(gate)
+        its_reader, its_writer = await asyncio.open_unix_connection(self._socket)
+        for source, target in ((reader, its_writer), (its_reader, writer)):
+            task = asyncio.create_task(_pump(source, target, gate))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+    try:
+        while data := await source.read(1 << 16):
+            await gate.wait()
+            target.write(data)
+            await target.drain()
+    except OSError:
+        pass
+    finally:
+        target.close()
+
+
+@contextmanager
+def proxied(url: str) -> Iterator[tuple[Proxy, anyio.from_thread.BlockingPortal, str]]:
+    """Reach a database over a proxy for a block, whose loop is in a thread of its own."""
+    known = conninfo_to_dict(url)
+    proxy = Proxy(f"{known['host']}/.s.PGSQL.{known.get('port', 5432)}")
+    with anyio.from_thread.start_blocking_portal() as portal:
+        port = portal.call(proxy.listen)
+        try:
+            yield proxy, portal, make_conninfo(url, host="127.0.0.1", port=port)
+        finally:
+            portal.call(proxy.close)
+
+
+@dataclass(kw_only=True)
+class Told:
+    """What was told of a lease."""
+
+    ending: int = 0
+    renewed: int = 0
+    fenced: int = 0
+    work: int = 0
+
+
+@asynccontextmanager
+async def member(store: Store, url: str, lease_s: float) -> AsyncIterator[Told]:
+    """Keep a node's lease for a block."""
+    told = Told()
+
+    def count(what: str) -> None:
+        setattr(told, what, getattr(told, what) + 1)
+
+    await store.flush()
+    events = LeaseEvents(
+        ending=lambda: count("ending"),
+        renewed=lambda: count("renewed"),
+        fenced=lambda: count("fenced"),
+        changed=lambda _: None,
+        work=lambda: count("work"),
+    )
+    cluster = Cluster(url, lease_s, lambda: NodeReport(node_id=store.node_id, models=["m"], counts={}))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(cluster.run, events)
+        await wait_until(lambda: told.renewed and told.work, "it renews and listens")
+        yield told
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_flow_that_goes_silent_is_given_up(postgres: PostgresServer) -> None:
+    """Nobody closes it, and the server cannot: whoever waits is refused after a while, and then all is well again."""
+    with proxied(postgres.new_database()) as (proxy, portal, url), anyio.fail_after(LIMIT_S):
+        database = PostgresDatabase(url, 15.0, ("m",), silence_s=SILENCE_S)
+        database.prepare()
+        with open_store(database) as store:
+            await store.post(new(job(agent("a"), name="before")), claims=False)
+            await store.read(reading.jobs(None, 10, None))
+            portal.call(proxy.silence)
+            with pytest.raises(StoreUnavailable):
+                await store.post(new(job(agent("a"), name="refused")), claims=False)
+            assert len(await store.read(reading.jobs(None, 10, None))) == 1
+            await wait_until(lambda: store.trouble is None, "it is well again")
+            await store.post(new(job(agent("a"), name="after")), claims=False)
+            names = {stored.name for stored in await store.read(reading.jobs(None, 10, None))}
+            assert names == {"before", "after"}
+
+
+async def test_keys_in_another_order_are_nobodys_trouble(postgres: PostgresServer) -> None:
+    """One of two nodes gives way to the other, and writes again: none of its callers learns of that."""
+    url = postgres.new_database()
+    PostgresDatabase(url, 15.0, ("m",)).prepare()
+    keys = [f"k:{number}" for number in range(64)]
+    troubles: list[str | None] = []
+    ids: dict[str, set[str]] = {key: set() for key in keys}
+    with open_store(PostgresDatabase(url, 15.0, ("m",))) as one, open_store(PostgresDatabase(url, 15.0, ("m",))) as two:
+
+        async def post(store: Store, key: str) -> None:
+            stored, _, _ = await store.post(new(job(agent("a"), name=f"{store.node_id}-{key}"), key), claims=False)
+            ids[key].add(stored.id)
+
+        for store in (one, two):
+            store.subscribe(StoreWatchers(troubled=troubles.append))
+            await store.flush()
+        async with anyio.create_task_group() as tasks:
+            for key in keys:
+                tasks.start_soon(post, one, key)
+            for key in reversed(keys):
+                tasks.start_soon(post, two, key)
+    assert not any(troubles)
+    assert all(len(of_key) == 1 for of_key in ids.values())
+
+
+async def test_a_long_write_holds_the_lease(postgres: PostgresServer) -> None:
+    """It locks the node's own row: the lease cannot be renewed meanwhile, and nobody can take over either."""
+    url, lease_s = postgres.new_database(), 1.0
+    PostgresDatabase(url, lease_s, ("m",)).prepare()
+    with (
+        open_store(PostgresDatabase(url, lease_s, ("m",))) as one,
+        open_store(PostgresDatabase(url, 9.0, ("m",))) as two,
+    ):
+        async with member(one, url, lease_s) as told, member(two, url, 9.0):
+            began_at = time.monotonic()
+            await one.write(lambda connection: connection.execute("SELECT pg_sleep(?)", (3 * lease_s,)).fetchone())
+            assert time.monotonic() - began_at >= 3 * lease_s
+            renewed = told.renewed
+            await wait_until(lambda: told.renewed > renewed, "it is renewed again")
+            await one.flush()
+            assert (told.ending, told.fenced) == (0, 0)
+
+
+async def test_what_an_address_says_holds_for_every_connection(postgres: PostgresServer) -> None:
+    """``options`` in it, a schema say, are ours to add to and not to replace."""
+    url = postgres.new_database()
+    postgres.execute("CREATE SCHEMA rh", database=url)
+    address = make_conninfo(url, options="-c search_path=rh")
+    PostgresDatabase(address, 15.0, ("m",)).prepare()
+    tables = postgres.execute("SELECT DISTINCT schemaname FROM pg_tables WHERE tablename = 'nodes'", database=url)
+    assert tables == [("rh",)]
+    with open_store(PostgresDatabase(address, 15.0, ("m",))) as store:
+        async with member(store, address, 15.0) as told:
+            await wait_until(lambda: told.renewed > 1, "the lease is renewed")
+            timeout = await store.read(lambda connection: connection.execute("SHOW statement_timeout").fetchone())
+            assert timeout == ("30s",)
