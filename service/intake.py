@@ -77,17 +77,17 @@ class Intake:
     async def run(self) -> None:
         """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
         claimed, self._claimed = self._claimed, ()
-        with suppress(StoreUnavailable):  # the rest comes with a later claim
-            await self.admit(claimed, self.epoch)
         while not self._scheduler.is_closing:
             hint, is_done = self._hint, True
             try:
+                await self.admit(claimed, self.epoch)
                 await self._cancel_wanted()
                 if self._scheduler.paused_by is None:
                     await self.take()
-            except StoreUnavailable as error:
-                is_done = False  # and nobody may ever hint at what a node alone could not read
+            except StoreUnavailable as error:  # what could not be read comes with a later claim
+                is_done = False  # and nobody may ever hint at that where a node is alone
                 logger.debug("nothing is claimed: %s", error)
+            claimed = ()
             with anyio.move_on_after(POLL_S if self._is_shared or not is_done else None) as patience:
                 await hint.wait()
             self._is_drained &= not patience.cancelled_caught

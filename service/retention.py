@@ -14,7 +14,8 @@ from service.store.database import Connection
 from service.store.store import Store
 
 INTERVAL_S: Final = 60.0
-JOBS_A_WRITE: Final = 100  # so that nobody else's writes wait for long
+JOBS_A_WRITE: Final = 100  # so that nobody else's writes wait for long,
+TURNS_A_WRITE: Final = 10_000  # with as many turns, or one job of more
 logger = logging.getLogger(__name__)
 
 
@@ -53,9 +54,12 @@ def _is_any_older(connection: Connection, before: str | None) -> bool:
 
 def _release_jobs(connection: Connection, before: str | None) -> int:
     return connection.execute(
-        "DELETE FROM jobs WHERE id IN"
-        " (SELECT id FROM jobs WHERE unfinished = 0 AND finished_at < ? ORDER BY finished_at LIMIT ?)",
-        (before, JOBS_A_WRITE),
+        "DELETE FROM jobs WHERE id IN (SELECT id FROM ("
+        " SELECT id, sum(total_turns) OVER (ORDER BY finished_at, id) AS turns,"
+        " row_number() OVER (ORDER BY finished_at, id) AS place FROM ("
+        " SELECT id, total_turns, finished_at FROM jobs WHERE unfinished = 0 AND finished_at < ?"
+        " ORDER BY finished_at, id LIMIT ?) AS oldest) AS due WHERE place = 1 OR turns <= ?)",
+        (before, JOBS_A_WRITE, TURNS_A_WRITE),
     ).rowcount
 
 

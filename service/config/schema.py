@@ -15,6 +15,7 @@ from service.signing import signing_key
 LAST_PORT = 65535
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 Seconds = Annotated[float, Field(gt=0)]
+Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
 Scalar = str | int | float | bool | None
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -79,8 +80,8 @@ class StoreConfig(StrictModel):
 
     url: Annotated[str, AfterValidator(_known_store)] = "sqlite"
     lease_s: float = Field(default=15.0, ge=1.0)
-    keep_jobs_s: Seconds | None = None
-    keep_keys_s: Seconds = 86_400.0
+    keep_jobs_s: Kept | None = None
+    keep_keys_s: Kept = 86_400.0
     keep_events: int = Field(default=100_000, ge=100)
 
 
