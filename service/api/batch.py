@@ -19,6 +19,7 @@ from service.store.records import StoredJob
 Post = Callable[[object, str | None], Awaitable[tuple[StoredJob, bool]]]
 MEDIA_TYPE: Final = "application/x-ndjson"
 AT_ONCE: Final = 64  # lines that are being stored at the same time: they share commits
+BYTES_AT_ONCE: Final = 1 << 24  # of such lines together, or one line of more
 IN_MEMORY: Final = 1 << 20
 CHUNK: Final = 1 << 16
 
@@ -40,7 +41,7 @@ async def post_batch(request: Request, post: Post, limits: Limits, key: str | No
         async for line in _lines(request, limits):
             number += 1
             group.append(line)
-            if len(group) == AT_ONCE:
+            if len(group) == AT_ONCE or sum(map(len, group)) >= BYTES_AT_ONCE:
                 await _post_group(group, number - len(group), post, limits, key, answers)
                 group = []
         await _post_group(group, number - len(group), post, limits, key, answers)

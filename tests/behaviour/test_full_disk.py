@@ -9,7 +9,7 @@ import psutil
 from tests.behaviour.service import check_debate, debate, scripted_model, serving
 from tests.waiting import wait_for
 
-TALKS = 24  # some five seconds of work, so that the disk is full before all is said
+TALKS = 12  # some three seconds of work, so that the disk is full before all is said
 TURNS = TALKS * 9
 
 

@@ -129,7 +129,7 @@ class ModelWeights:
         """
         transfer = await self._check(request)
         update, run = self._begin(request, transfer)
-        self._start_soon(self._perform, run, transfer)
+        self._start_soon(self._perform, run, self.group if transfer.needs_all else None)
         await run.told.wait()
         return update
 
@@ -195,7 +195,7 @@ class ModelWeights:
                 worker.drain_nowait(f"weights {update.version} are on their way", Hold.BEHIND)
         return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
 
-    async def _perform(self, run: UpdateRun, transfer: Transfer) -> None:
+    async def _perform(self, run: UpdateRun, group: Group | None) -> None:
         update = run.update
         try:
             async with self._lock:
@@ -207,8 +207,8 @@ class ModelWeights:
         finally:
             self._run = None
             self.ended[update.state] += 1
-            if transfer.needs_all and update.state is not UpdateState.COMPLETED and self.group is not None:
-                self.group.fail(f"weights {update.version}: {update.error}")
+            if group is not None and update.state is not UpdateState.COMPLETED:
+                group.fail(f"weights {update.version}: {update.error}")
             self._ended.set()
             self._ended = anyio.Event()
         if update.request.tensors and update.state is not UpdateState.FAILED and self._policy.backend is Backend.GLOO:
