@@ -58,7 +58,7 @@ class ReadyQueue(ABC):
     def __init__(self) -> None:
         self._turns: dict[TurnKey, ReadyTurn] = {}
         self._front: deque[ReadyTurn] = deque()
-        self._held: deque[ReadyTurn] = deque()  # before
+        self._unheld: deque[ReadyTurn] = deque()  # whose hold is over
 
     def __len__(self) -> int:
         """Count the turns."""
@@ -87,7 +87,7 @@ class ReadyQueue(ABC):
         if turn.is_front:
             self._front.append(turn)
         elif turn.was_held:
-            self._held.append(turn)
+            self._unheld.append(turn)
         else:
             self._insert(turn)
 
@@ -104,7 +104,7 @@ class ReadyQueue(ABC):
         turn = self._turns.pop(key, None)
         if not self._turns:
             self._front.clear()
-            self._held.clear()
+            self._unheld.clear()
             self._clear()
         return turn
 
@@ -112,7 +112,7 @@ class ReadyQueue(ABC):
         """Return the turns that would go next if nothing changed."""
         taken = [self.pop() for _ in range(min(count, len(self)))]
         self._front.extendleft(turn for turn in reversed(taken) if turn.is_front)
-        self._held.extendleft(turn for turn in reversed(taken) if turn.was_held and not turn.is_front)
+        self._unheld.extendleft(turn for turn in reversed(taken) if turn.was_held)
         for turn in taken:
             self._turns[turn.key] = turn
             if not (turn.is_front or turn.was_held):
@@ -130,7 +130,7 @@ class ReadyQueue(ABC):
         return self._turns.get(turn.key) is turn
 
     def _take_first(self) -> Iterator[ReadyTurn]:
-        for line in (self._front, self._held):
+        for line in (self._front, self._unheld):
             while line:
                 turn = line.popleft()
                 if self._is_waiting(turn):

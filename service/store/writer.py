@@ -142,8 +142,8 @@ class Writer:
                 spoiled.write.future.set_exception(StoreError(f"cannot write: {spoiled.error}"))
                 group = [write for write in group if write is not spoiled.write]
             except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
-                conflicts += self._database.is_conflict(error)
-                if self._database.is_conflict(error) and conflicts <= CONFLICTS:
+                if conflicts < CONFLICTS and self._database.is_conflict(error):
+                    conflicts += 1
                     self._closing.wait(random.uniform(0, FIRST_PAUSE_S))  # noqa: S311 - the other is to get on first
                     continue
                 told = self._database.trouble_of(error)

@@ -119,7 +119,7 @@ def tensors(name: str) -> UpdateRequest:
     return UpdateRequest(tensors=(Tensor(name=name, dtype="float32", shape=(1,)),))
 
 
-async def _is_over(weights: ModelWeights) -> None:
+async def is_over(weights: ModelWeights) -> None:
     await wait_until(lambda: weights.running is None, "the update is over")
 
 
@@ -142,7 +142,7 @@ async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> 
             os.kill(pid, signal.SIGKILL)
         await wait_until(lambda: share().error, "it has failed")
         workers.fault.unlink()
-        await _is_over(weights)
+        await is_over(weights)
     assert f"m-1: {phase}" in (weights.updates[-1].error or "")
     return weights.updates[-1]
 
@@ -185,7 +185,7 @@ async def test_a_broadcast_reaches_all(tmp_path: Path, backend: Backend) -> None
     async with two(tmp_path, backend) as workers:
         await workers.join()
         update = await workers.weights.update(tensors("w"))
-        await _is_over(workers.weights)
+        await is_over(workers.weights)
         assert (update.state, update.error) == (UpdateState.COMPLETED, None)
         await workers.back("w")
         assert [share.stage for share in update.shares.values()] == ["serving", "serving"]
@@ -216,7 +216,7 @@ async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
             await weights.update(workers.request("two"))
         with pytest.raises(UpdateRunning):
             await workers.join()
-        await _is_over(weights)
+        await is_over(weights)
         assert (update.state, weights.standing.version) == (UpdateState.COMPLETED, 7)
         await workers.back("one")
         with pytest.raises(VersionNotNewer):
@@ -224,7 +224,7 @@ async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
         with pytest.raises(GroupMissing):
             await weights.update(tensors("w"))
         assert (await weights.update(workers.request("two"))).version == 8
-        await _is_over(weights)
+        await is_over(weights)
         await workers.back("two")
         for worker in workers.fleet:
             await worker.end_engine("a test")
@@ -246,7 +246,7 @@ async def test_a_group_that_does_not_come_together_names_who_is_missing(tmp_path
         await workers.back("launched")
         await workers.join()
         await workers.weights.update(tensors("w"))
-        await _is_over(workers.weights)
+        await is_over(workers.weights)
         await workers.back("w")
         assert [worker.incarnation for worker in workers.fleet] == [1, 1]
 
@@ -258,7 +258,7 @@ async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> No
         await workers.join()
         workers.misbehave("keep", "wait", both=True)
         await weights.update(tensors("w"))
-        await _is_over(weights)
+        await is_over(weights)
         assert weights.is_keeping
         await workers.fleet.wait_kept()
         assert (weights.standing.version, weights.standing.checkpoint) == (1, None)
@@ -281,7 +281,7 @@ async def test_engines_without_control_endpoints_keep_their_weights(tmp_path: Pa
     async with two(tmp_path) as workers:
         workers.misbehave("pause", "absent", both=True)
         update = await workers.weights.update(workers.request("one"))
-        await _is_over(workers.weights)
+        await is_over(workers.weights)
         assert update.state is UpdateState.FAILED
         assert "m-0: pause: " in (update.error or "")
         assert "404" in (update.error or "")
@@ -298,7 +298,7 @@ async def test_an_engine_that_was_starting_is_brought_to_the_version(tmp_path: P
         os.kill(pid, signal.SIGKILL)
         await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
         update = await workers.weights.update(workers.request("one"))
-        await _is_over(workers.weights)
+        await is_over(workers.weights)
         assert (update.state, list(update.shares)) == (UpdateState.COMPLETED, ["m-0"])
         workers.fault.unlink()
         await workers.back("one")
@@ -310,7 +310,7 @@ async def test_a_drain_is_the_operators_to_take_back(tmp_path: Path) -> None:
     async with two(tmp_path) as workers:
         workers.bad.drain_nowait("a test")
         assert (await workers.weights.update(workers.request("one"))).version == 1
-        await _is_over(workers.weights)
+        await is_over(workers.weights)
         assert (workers.good.state, workers.bad.state) == (WorkerState.READY, WorkerState.DRAINING)
         workers.bad.resume_nowait("a test")
         await workers.back("one")

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.faults.test_weights import Fault, Two, _is_over, tensors, two
+from tests.faults.test_weights import Fault, Two, is_over, tensors, two
 from tests.waiting import wait_until
 from workers.errors import GroupMissing
 from workers.states import WorkerState
@@ -42,14 +42,14 @@ async def test_an_engine_that_comes_up_beside_a_group_breaks_it(tmp_path: Path) 
         group = await weights.init(GroupRequest(backend=Backend.GLOO, address="127.0.0.1", port=1, timeout_s=5))
         await wait_until(lambda: group.state is GroupState.READY, "all have joined")
         update = await weights.update(tensors("w"))
-        await _is_over(weights)
+        await is_over(weights)
         assert (update.state, list(update.shares)) == (UpdateState.COMPLETED, ["m-0"])
         workers.fault.unlink()
         await workers.back("version-1")
         assert (group.state, group.error) == (GroupState.BROKEN, "m-1 is not in it")
         await workers.join()
         update = await weights.update(tensors("w"))
-        await _is_over(weights)
+        await is_over(weights)
         assert (update.state, len(update.shares)) == (UpdateState.COMPLETED, 2)
 
 
@@ -80,7 +80,7 @@ async def test_whoever_is_slow_beside_a_failure_has_its_whole_time(
         await anyio.wait_all_tasks_blocked()
         assert update.shares[workers.good.spec.id].stage == "finishing"
         workers.fault.unlink()
-        await _is_over(workers.weights)
+        await is_over(workers.weights)
         assert (update.state, workers.good.incarnation) == (UpdateState.PARTIAL, 1)
 
 
@@ -107,7 +107,7 @@ async def test_a_checkpoint_that_went_away_kills_no_engine(tmp_path: Path, monke
     monkeypatch.setattr(model, "BRING_AGAIN_S", 0.05)
     async with two(tmp_path) as workers:
         await workers.weights.update(workers.request("one"))
-        await _is_over(workers.weights)
+        await is_over(workers.weights)
         shutil.move(tmp_path / "one", tmp_path / "away")
         await kill_bad(workers)
         await wait_until(lambda: "cannot be read" in workers.weights.waits_for(workers.bad), "it is told")

@@ -1,17 +1,24 @@
+import math
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from transport.events import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
 from transport.request import Message
+from workers.answer import Answer
 from workers.errors import InvalidSpec, NoSlot
+from workers.flight import Flight
 from workers.generation import Generation
 from workers.launch import command_for
 from workers.launch.flags import render_flags
 from workers.logring import LogRing
 from workers.prompting.bios import BiosFacts, bios_prompt
 from workers.prompting.stack import stack_messages
+from workers.request import RequestId
 from workers.slots import Slots
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec
 
@@ -190,3 +197,20 @@ def test_the_tiny_model_is_made_once(tiny_model: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == tiny_model.read_bytes()
     assert ensure_tiny_model(again).stat().st_mtime_ns == made
     assert [path.name for path in again.parent.iterdir()] == ["tiny.gguf"]
+
+
+async def test_a_requests_time_stands_still_with_its_engine() -> None:
+    """What an update freezes is not to end with ``deadline`` for that; to be told twice changes nothing."""
+    flight = Flight(RequestId(1), "a job", Answer(time.monotonic))
+    flight.thaw()
+    began_at = anyio.current_time()
+    scope = flight.answer.deadline = anyio.CancelScope(deadline=began_at + 5.0)
+    flight.freeze()
+    flight.freeze()
+    assert scope.deadline == math.inf
+    await anyio.lowlevel.checkpoint()
+    flight.thaw()
+    rounding = 1e-6
+    assert began_at + 5.0 - rounding <= scope.deadline <= anyio.current_time() + 5.0 + rounding
+    flight.thaw()
+    assert scope.deadline < math.inf
