@@ -110,7 +110,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
         async with open_tools(config, specs) as equipped, anyio.create_task_group() as tasks:
             metrics = Metrics()
             specs = [replace(spec, state_dir=state_dir) for spec in equipped]
-            fleet = Fleet(specs, os.environ, state_dir, metrics.observe_phase)
+            fleet = Fleet(specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True)
             metrics.watch(fleet)
             outlet = Outlet(store, models, config.store.lease_s, watch)
             order = config.scheduling

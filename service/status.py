@@ -105,7 +105,7 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
     if held_for is not None:
         return f"a slot of {held_for}, which has its prompt in its cache: elsewhere it would take longer"
     told = waits_for_slot(scheduler.model_of(key), fleet, scheduler.view.group_by)
-    return f"{told}; it may have brought an engine down, and shares none with another such turn" if is_suspect else told
+    return f"{told}; it may have brought an engine down, and is tried alone" if is_suspect else told
 
 
 def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:

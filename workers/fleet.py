@@ -30,8 +30,12 @@ class Fleet:
         environment: Mapping[str, str],
         state_dir: Path | None = None,
         observe: Observe = lambda *_: None,
+        *,
+        tries_suspects: bool = False,
     ) -> None:
-        self._workers = {spec.id: SupervisedWorker(spec, environment, self._tell) for spec in specs}
+        self._workers = {
+            spec.id: SupervisedWorker(spec, environment, self._tell, tries_suspects=tries_suspects) for spec in specs
+        }
         self._state_dir = state_dir
         self.weights: dict[str, ModelWeights] = {}
         self.adapters: dict[str, ModelAdapters] = {}
@@ -58,6 +62,11 @@ class Fleet:
     def get(self, worker_id: str) -> SupervisedWorker | None:
         """Return the worker of that id, if there is one."""
         return self._workers.get(WorkerId(worker_id))
+
+    def refusal_s(self, worker_id: str) -> float | None:
+        """Return for how long a turn may be refused by a worker; None is for ever."""
+        worker = self.get(worker_id)
+        return worker.spec.timeouts.refusal_s if worker is not None else None
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""

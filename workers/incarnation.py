@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import anyio.lowlevel
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from transport.errors import EngineError
+from workers import oom
 from workers.errors import SpawnFailed, WorkerError
 from workers.ledger import Ledger
 from workers.logring import LogRing
@@ -26,6 +28,7 @@ PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of thes
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
 PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
 PORT_POLL_S: Final = 0.05
+OUTSIDE_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})  # no engine's own
 logger = logging.getLogger(__name__)
 
 
@@ -57,6 +60,8 @@ class Incarnation:
         self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
+        self._is_told = False  # to end
+        self._oom_kills: int | None = None  # of the machine or our cgroup, when it was started
 
     def __repr__(self) -> str:
         """State the process."""
@@ -76,6 +81,17 @@ class Incarnation:
     def exit(self) -> EngineExit | None:
         """How the main process ended; None where there never was one."""
         return self._engine.exit if self._engine is not None else None
+
+    @property
+    def died_of_outside(self) -> bool:
+        """Whether a signal has ended it that neither we nor the kernel's OOM killer sent."""
+        ended = self.exit
+        return (
+            ended is not None
+            and ended.signal in OUTSIDE_SIGNALS
+            and not self._is_told
+            and (ended.signal != signal.SIGKILL or oom.kills() == self._oom_kills)
+        )
 
     @property
     def is_gone(self) -> bool:
@@ -107,10 +123,12 @@ class Incarnation:
 
     def kill(self) -> None:
         """Have the whole tree killed: leaving ``run_engine`` is what does it."""
+        self._is_told = True
         self._scope.cancel()
 
     async def terminate(self) -> None:
         """Send SIGTERM to the engine's group; kill, where there is no engine yet."""
+        self._is_told = True
         if self._engine is None:
             self.kill()
         else:
@@ -131,6 +149,7 @@ class Incarnation:
         try:
             await _wait_address(self._client.endpoint)
             on_begun()
+            self._oom_kills = oom.kills()
             async with run_engine(command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
                 logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
                 if self._ledger is not None:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -63,6 +63,7 @@ class Incident:
     stderr_tail: tuple[str, ...]
     kernel: KernelView
     in_flight: tuple[RequestView, ...]
+    finding: str | None = None  # what trying the turns that were on it has shown
 
 
 _encode = msgspec.json.Encoder().encode
@@ -101,9 +102,25 @@ class Incidents:
                 file.write(_encode(incident) + b"\n")
             self._written += 1
             return
-        half = self._file.with_suffix(".half")
+        self._rewrite(self._file)
+
+    def note_finding(self, incarnation: int, finding: str) -> None:
+        """Add to the newest incident of an incarnation what was found out after it.
+
+        Raises:
+            OSError: it is kept in memory alone.
+        """
+        for place in reversed(range(len(self._kept))):
+            if self._kept[place].incarnation == incarnation:
+                self._kept[place] = replace(self._kept[place], finding=finding)
+                if self._file is not None:
+                    self._rewrite(self._file)
+                return
+
+    def _rewrite(self, file: Path) -> None:
+        half = file.with_suffix(".half")
         half.write_bytes(b"".join(_encode(kept) + b"\n" for kept in self._kept))
-        half.replace(self._file)
+        half.replace(file)
         self._written = len(self._kept)
 
 

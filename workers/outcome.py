@@ -51,13 +51,17 @@ class Completed:
 class EngineFailed:
     """The engine failed and the request did not: it may be tried again.
 
-    ``brought_down`` says that the incarnation ended under this request, which may be the cause of it;
-    ``retry_after_s`` is the engine's own word for when to come again.
+    ``brought_down`` says that the incarnation ended under this request, which may be the cause of it, unless
+    ``is_outside``: a signal ended it that neither we nor the kernel's OOM killer sent. ``is_proved`` says of a refusal
+    that the same engine has answered somebody else since: then it is about this request. ``retry_after_s`` is the
+    engine's own word for when to come again.
     """
 
     reason: FailureReason
     detail: str
     brought_down: bool
+    is_outside: bool = False
+    is_proved: bool = False
     retry_after_s: float | None = None
 
 

@@ -86,6 +86,14 @@ class IncidentRecorder:
         except (OSError, ValueError):
             logger.exception("worker %s: an incident could not be written", self._id)
 
+    def note_finding(self, incarnation: int, finding: str) -> None:
+        """Add to the incident of an incarnation what was found out after it."""
+        logger.warning("worker %s: engine %d: %s", self._id, incarnation, finding)
+        try:
+            self.incidents.note_finding(incarnation, finding)
+        except (OSError, ValueError):
+            logger.exception("worker %s: an incident could not be written", self._id)
+
 
 def _fitting(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Return the newest lines that fit; at least the end of the very last."""

@@ -1,19 +1,22 @@
 """What an engine's failure under one request asks for, before the slot of that request is lent again."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 import anyio
 
 from workers.answer import Phase
+from workers.breaker import CircuitBreaker
 from workers.flight import Flight, Flights
 from workers.outcome import EngineFailed, FailureReason
-from workers.vitals import Probe, Vitals
+from workers.vitals import Probe, Song, Vitals
 
 DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
 CONFIRM_PROBES: Final = 3
 REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
 REFUSAL_PAUSE_MAX_S: Final = 30.0
+CANARY_S: Final = 5.0
 
 
 class Broken(Protocol):
@@ -34,24 +37,46 @@ class Broken(Protocol):
 class Recovery:
     """Finds out whether an engine that failed a request is still one."""
 
-    def __init__(self, worker: Broken, vitals: Vitals, flights: Flights) -> None:
+    def __init__(self, worker: Broken, vitals: Vitals, flights: Flights, breaker: CircuitBreaker) -> None:
         self._worker = worker
         self._vitals = vitals
-        self._flights = flights
+        self.flights = flights
+        self._breaker = breaker
+        self._answered: tuple[int, float] = (0, 0.0)  # an incarnation, and when the newest request began that it ended
 
     def __repr__(self) -> str:
         """State of what."""
         return f"<Recovery of {self._worker!r}>"
 
-    async def recover(self, incarnation: int, flight: Flight, failed: EngineFailed) -> None:
-        """Return when the slot may be lent again; the engine may be broken then."""
+    def note_answer(self, incarnation: int, flight: Flight) -> None:
+        """Take the fact that an engine has answered a request to its end."""
+        began_at = flight.answer.started_at
+        if incarnation >= self._answered[0]:
+            self._answered = incarnation, max(began_at, self._answered[1] if incarnation == self._answered[0] else 0.0)
+
+    async def recover(self, incarnation: int, flight: Flight, failed: EngineFailed) -> EngineFailed:
+        """Return the failure, with what it proves, when the slot may be lent again; the engine may be broken then."""
         if failed.reason is FailureReason.ENGINE_UNREACHABLE:
             await self._confirm_alive(incarnation, flight, failed.detail)
         elif await self._vitals.probe() is Probe.REFUSED:
             await self._confirm_dead(incarnation, failed.detail)
-        else:
-            # An engine that refuses one request refuses the next as well: its slot is held for a moment.
-            await anyio.sleep(min(failed.retry_after_s or REFUSAL_PAUSE_S, REFUSAL_PAUSE_MAX_S))
+            return failed
+        if failed.retry_after_s is not None:  # its own word: it has too much to do, and this request is not the cause
+            await anyio.sleep(min(failed.retry_after_s, REFUSAL_PAUSE_MAX_S))
+            return failed
+        is_proved = await self._serves_others(incarnation, flight, failed.detail)
+        # An engine that refuses one request refuses the next as well: its slot is held for a moment.
+        await anyio.sleep(REFUSAL_PAUSE_S)
+        return replace(failed, is_proved=is_proved)
+
+    async def _serves_others(self, incarnation: int, flight: Flight, detail: str) -> bool:
+        """Whether the engine answers a request that began after the refused one, or a canary; else it may be ill."""
+        if self._answered[0] == incarnation and self._answered[1] >= flight.answer.started_at:
+            return True
+        song = await self._vitals.sing(CANARY_S)
+        if song in {Song.REFUSED, Song.BROKEN_OFF} and incarnation == self._worker.incarnation:
+            self._breaker.open(detail)
+        return song is Song.HEARD
 
     async def _confirm_alive(self, incarnation: int, flight: Flight, detail: str) -> None:
         """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.
@@ -78,7 +103,7 @@ class Recovery:
             return
         if incarnation == self._worker.incarnation and self._worker.is_serving:
             reason = FailureReason.ENGINE_DIED
-            suspects = {each: reason for each in self._flights if each.answer.phase is not Phase.TOOLS}
+            suspects = {each: reason for each in self.flights if each.answer.phase is not Phase.TOOLS}
             self._worker.break_engine(
                 reason, f"{reason}: it answers, and says that it is not ready: {detail}", suspects
             )

@@ -47,6 +47,7 @@ class WorkerTimeouts:
     decode_stall_s: float | None = 60.0  # no progress after it
     cancel_s: float | None = 60.0  # a slot that stays busy after its request is gone
     request_s: float | None = None  # one whole request, its tools included
+    refusal_s: float | None = 300.0  # for how long one turn may be refused (500, 503, a broken stream) before it fails
 
     @property
     def stall(self) -> StallLimits:

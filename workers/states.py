@@ -25,6 +25,7 @@ class Hold(StrEnum):
     ADAPTERS = "adapters"
     BEHIND = "behind"
     OPERATOR = "operator"
+    REFUSING = "refusing"
     UPDATE = "update"
 
 
@@ -32,6 +33,7 @@ HELD: Final[Mapping[Hold, str]] = {
     Hold.ADAPTERS: "its adapters are being changed",
     Hold.BEHIND: "its weights are not the model's current ones",
     Hold.OPERATOR: "drained by an operator",
+    Hold.REFUSING: "it refused a request and a probe of ours, and is asked until it answers one",
     Hold.UPDATE: "its weights are being changed",
 }
 PASSING: Final = frozenset({Hold.ADAPTERS, Hold.UPDATE})  # the engine that is there takes requests again by itself

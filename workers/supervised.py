@@ -4,8 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -16,22 +15,22 @@ from transport.endpoint import Endpoint
 from workers import supervision
 from workers.adapters.held import HeldAdapters
 from workers.answer import Answer, Phase
-from workers.conversing import Manner, converse
+from workers.breaker import CircuitBreaker
 from workers.errors import NoSlot, StartFailed
 from workers.flight import Flight, Flights
 from workers.incarnation import Incarnation
-from workers.incident import Incidents, RequestView
-from workers.launch import DIALECTS, adapted, takes_tools
+from workers.incident import Incidents
+from workers.launch import DIALECTS, adapted
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
-from workers.policy.liveness import Verdict
-from workers.process import EngineExit
 from workers.recorder import IncidentRecorder
 from workers.recovery import Recovery
 from workers.request import Request
+from workers.request_runner import RequestRunner
 from workers.slots import Lease, Slots
-from workers.spec import EngineKind, WorkerId, WorkerSpec
+from workers.snapshot import SlotLimit, WorkerSnapshot
+from workers.spec import EngineKind, WorkerSpec
 from workers.startgate import StartGate
 from workers.states import LEASABLE, PASSING, SERVING, Hold, WorkerState
 from workers.supervisor import Supervisor
@@ -42,33 +41,12 @@ from workers.weights.held import HeldWeights
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSnapshot:
-    """A worker at one moment; advisory."""
-
-    id: WorkerId
-    model: str
-    engine: str
-    state: WorkerState
-    because: str
-    pid: int | None
-    port: int
-    incarnation: int
-    slots_total: int
-    slots_configured: int
-    slots_in_use: int
-    last_exit: EngineExit | None
-    verdict: Verdict | None
-    requests: tuple[RequestView, ...]
-    tokens_per_s: float
-    weight_version: int | None
-
-
 class SupervisedWorker:
     """A worker inside somebody's task group: ``run`` must be running for anything to happen.
 
     ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
-    gone. ``on_change`` is called in the event loop after every change of state.
+    gone. ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that
+    whoever runs requests finds out which of them an engine died of, and tells what none explains (``count_failure``).
     """
 
     def __init__(
@@ -76,8 +54,11 @@ class SupervisedWorker:
         spec: WorkerSpec,
         environment: Mapping[str, str] | None = None,
         on_change: Callable[["SupervisedWorker"], None] | None = None,
+        *,
+        tries_suspects: bool = False,
     ) -> None:
         self.spec = spec
+        self._tries_suspects = tries_suspects
         self._client = EngineClient(spec.endpoint, DIALECTS[spec.engine])
         self._on_change = on_change
         self._slots = Slots(spec.slots)
@@ -89,26 +70,27 @@ class SupervisedWorker:
             on_end=self._end_requests,
             on_gone=self._keep_incident,
             on_move=self._moved,
+            has_suspects=self._has_suspects,
         )
         self.adapters = HeldAdapters(spec.adapters)
         self._vitals = EngineVitals(
             self._client, partial(self._asked, None), self._root_pid, lambda: self.log.bytes_taken
         )
         self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
-        self._manner = Manner(
-            adapted=self._asked,
-            bios=spec.bios,
-            tool_limits=spec.tool_limits,
-            runner=spec.tool_runner,
-            repetition=spec.repetition,
-            request_s=spec.timeouts.request_s,
-            sends_tools=takes_tools(spec),
-            now=lambda: datetime.now().astimezone(),
-            cache_scope=lambda: self.weights.scope if self.weights else None,
-        )
         self._recorder = IncidentRecorder(spec, self._supervisor, self._watch)
-        self._recovery = Recovery(self, self._vitals, self._flights)
+        self._breaker = CircuitBreaker(self, self._vitals, self._flights, time.monotonic)
+        recovery = Recovery(self, self._vitals, self._flights, self._breaker)
+        self._limit: SlotLimit | None = None
         self.weights = HeldWeights(self._flights) if spec.engine is EngineKind.VLLM else None
+        self._runner = RequestRunner(
+            spec,
+            self._client,
+            self._supervisor,
+            self._watch,
+            recovery,
+            adapted=self._asked,
+            weights=self.weights,
+        )
 
     def __repr__(self) -> str:
         """State the state."""
@@ -129,6 +111,7 @@ class SupervisedWorker:
         try:
             async with anyio.create_task_group() as supervisor.tasks:
                 supervisor.tasks.start_soon(self._watch.run)
+                supervisor.tasks.start_soon(self._breaker.run)
                 task_status.started()
         finally:
             supervisor.end("its supervision has ended")
@@ -225,6 +208,13 @@ class SupervisedWorker:
         return self.state is WorkerState.READY or (self.state is WorkerState.DRAINING and self.holds <= PASSING)
 
     @property
+    def is_coming(self) -> bool:
+        """Whether another engine is on its way."""
+        now = self._supervisor.now
+        is_ending = now.state is WorkerState.STOPPING and now.is_wanted
+        return is_ending or now.state in {WorkerState.STARTING, WorkerState.BACKOFF}
+
+    @property
     def because(self) -> str:
         """Why it is in its state."""
         return self._supervisor.now.because
@@ -254,6 +244,7 @@ class SupervisedWorker:
             slots_total=self._slots.total,
             slots_configured=self.spec.slots,
             slots_in_use=self._slots.in_use,
+            slots_because=self._limit.because if self._limit else None,
             last_exit=self._supervisor.last_exit,
             verdict=self._watch.verdict(),
             requests=self._watch.views(),
@@ -275,33 +266,34 @@ class SupervisedWorker:
 
     def prepare(self, request: Request, answer: Answer) -> Flight:
         """Return a request of this worker with its id, not yet in flight."""
-        job_name = request.job_name.encode("utf-8", "replace").decode()  # it stands in logs, incidents and answers
-        return Flight(self._flights.next_id(), job_name, answer)
+        return self._runner.prepare(request, answer)
 
     async def perform(self, request: Request, answer: Answer, flight: Flight | None = None) -> Outcome:
         """Run one request; whoever calls holds a lease of this worker meanwhile.
 
         ``answer`` holds what came, at any moment and after any ending.
         """
-        flight = flight or self.prepare(request, answer)
-        incarnation = self.incarnation
-        asked = replace(request, params={**self.spec.params, **request.params})
-        logger.debug("worker %s: request %d of %s begins", self.spec.id, flight.id, flight.job_name)
-        with self._flights.admit(flight):
-            try:
-                with flight.scope:
-                    outcome = await converse(self._client, self._manner, asked, answer)
-                    self._watch.signs.learn(flight)
-                    if isinstance(outcome, EngineFailed):
-                        await self._recovery.recover(incarnation, flight, outcome)
-                    flight.end(outcome)
-            finally:
-                self._watch.note_end(flight)
-                if self.weights is not None:
-                    self.weights.note_end(flight)
-        assert flight.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
-        self._log_ending(flight)
-        return flight.ending
+        return await self._runner.perform(request, answer, flight or self.prepare(request, answer))
+
+    # What a death was of, once that is known
+
+    def count_failure(self) -> None:
+        """Take the fact that no request explains a death: it counts towards giving up."""
+        self._supervisor.post(supervision.FailureCounted())
+
+    def forgive_failures(self) -> None:
+        """Take the fact that a request was convicted of deaths: they lengthen no pause any more."""
+        self._supervisor.post(supervision.FailureExplained())
+
+    def note_finding(self, incarnation: int, finding: str) -> None:
+        """Add to the incident of an incarnation what was found out after it."""
+        self._recorder.note_finding(incarnation, finding)
+
+    def limit_slots(self, limit: SlotLimit | None) -> None:
+        """Lend no more slots than that until further notice; None is as many as the engine holds."""
+        self._limit = limit
+        if self.state is WorkerState.READY:
+            self._moved()
 
     # New weights
 
@@ -350,7 +342,8 @@ class SupervisedWorker:
             own = suspects.get(flight, FailureReason.ENGINE_DIED)
             detail = because if flight in suspects else f"killed: {because}"
             flight.end(EngineFailed(reason=own, detail=detail, brought_down=flight in suspects and self.owns_engine))
-        self._supervisor.break_nowait(self.incarnation, reason, because)
+        is_deferred = self._tries_suspects and self.owns_engine and bool(suspects)
+        self._supervisor.break_nowait(self.incarnation, reason, because, is_deferred=is_deferred)
 
     def _end_requests(self, action: supervision.EndRequests) -> None:
         if not self._recorder.has_viewed:
@@ -359,9 +352,19 @@ class SupervisedWorker:
             if action.reason is FailureReason.SHUTDOWN:
                 flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
                 continue
-            # Whoever waits for its tools had nothing on the engine, and cannot have brought it down.
-            is_suspect = action.brought_down and self.owns_engine and flight.answer.phase is not Phase.TOOLS
-            flight.end(EngineFailed(reason=action.reason, detail=action.because, brought_down=is_suspect))
+            is_suspect = action.brought_down and _may_be_cause(flight) and self.owns_engine
+            flight.end(
+                EngineFailed(
+                    reason=action.reason,
+                    detail=action.because,
+                    brought_down=is_suspect,
+                    is_outside=is_suspect and action.is_outside,
+                )
+            )
+
+    def _has_suspects(self) -> bool:
+        """Whether a death of this moment is to be found out about by trying what is in flight."""
+        return self._tries_suspects and self.owns_engine and any(map(_may_be_cause, self._flights))
 
     def _keep_incident(self, incarnation: Incarnation, because: str) -> None:
         self._recorder.keep(incarnation, because)
@@ -379,19 +382,16 @@ class SupervisedWorker:
         """Return how many requests may be in flight: what was configured, or less where the engine holds less."""
         running = self._supervisor.running
         told = running.capacity if running is not None else None
-        if told is None or told >= self.spec.slots:
-            return self.spec.slots
-        logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, self.spec.slots)
-        return max(1, told)
+        slots = self.spec.slots
+        if told is not None and told < slots:
+            logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, slots)
+            slots = max(1, told)
+        return slots if self._limit is None else min(slots, self._limit.slots)
 
     def _root_pid(self) -> int | None:
         return self._supervisor.running.root_pid if self._supervisor.running else None
 
-    def _log_ending(self, flight: Flight) -> None:
-        told = flight.ending
-        if not isinstance(told, EngineFailed):
-            logger.debug("worker %s: request %d of %s: %s", self.spec.id, flight.id, flight.job_name, told)
-            return
-        logger.warning(
-            "worker %s: request %d of %s: %s: %s", self.spec.id, flight.id, flight.job_name, told.reason, told.detail
-        )
+
+def _may_be_cause(flight: Flight) -> bool:
+    """Whether a request can have brought its engine down; one that waits for its tools had nothing on it."""
+    return flight.answer.phase is not Phase.TOOLS

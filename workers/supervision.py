@@ -30,7 +30,9 @@ class Supervision:
     is_asked: bool = False  # an operator wants this incarnation replaced: its end is no failure
     holds: frozenset[Hold] = frozenset()  # for which nothing new is admitted, by later incarnations neither
     is_half_open: bool = False  # one try after giving up: a failure gives up again at once
-    failed_at: tuple[float, ...] = ()  # monotonic seconds of the failures that count
+    is_deferred: bool = False  # whether its end counts is found out later, by trying the turns that were on it
+    failed_at: tuple[float, ...] = ()  # monotonic seconds of the failures that count towards giving up
+    paused_at: tuple[float, ...] = ()  # of all failures since an engine last answered a request: they lengthen pauses
     timer: int = 0  # the number of the only timer that means anything
 
 
@@ -98,20 +100,45 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBroken:
-    """The engine lives and is of no more use."""
+    """The engine lives and is of no more use; ``is_deferred`` says that requests are suspected of it."""
 
     incarnation: int
     reason: FailureReason
     because: str
+    is_deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineGone:
-    """The engine's whole tree is gone, or it never came to be; ``jitter`` in [0, 1) spreads the restart."""
+    """The engine's whole tree is gone, or it never came to be; ``jitter`` in [0, 1) spreads the restart.
+
+    ``is_outside`` says that it died of a signal that neither we nor the kernel's OOM killer sent: that is no failure of
+    the engine's. ``is_deferred`` says that requests were on it, and that somebody finds out whether one of them was
+    the cause: until then it does not count towards giving up.
+    """
 
     incarnation: int
     because: str
     jitter: float
+    is_outside: bool = False
+    is_deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAnswered:
+    """The engine has answered a request to its end: the pauses before restarts begin anew."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCounted:
+    """A death that was deferred was no request's fault: it counts towards giving up at the next failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureExplained:
+    """A request was convicted of a death that was deferred: the pauses before restarts begin anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +149,8 @@ class TimerElapsed:
 
 
 Request = StartRequested | StopRequested | DrainRequested | ResumeRequested | RestartRequested
-News = EngineBegun | EngineReady | EngineBroken | EngineGone
-Event = Request | News | TimerElapsed
+News = EngineBegun | EngineReady | EngineBroken | EngineGone | EngineAnswered
+Event = Request | News | TimerElapsed | FailureCounted | FailureExplained
 
 
 # Actions
@@ -158,12 +185,14 @@ class StartTimer:
 class EndRequests:
     """End all requests in flight; the reason ``shutdown`` tells a stop that was asked for from a breakdown.
 
-    ``brought_down`` says that the engine ended by itself under them: each of them may be the cause.
+    ``brought_down`` says that the engine ended by itself under them: each of them may be the cause; ``is_outside``
+    that a signal from outside ended it.
     """
 
     reason: FailureReason
     because: str
     brought_down: bool = False
+    is_outside: bool = False
 
 
 Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests
@@ -176,10 +205,14 @@ _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 def decide(now: Supervision, event: Event, at: float, limits: Limits) -> Decision:
     """Return what follows from ``event`` at ``at`` (monotonic seconds)."""
     match event:
-        case EngineBegun() | EngineReady() | EngineBroken() | EngineGone():
+        case EngineBegun() | EngineReady() | EngineBroken() | EngineGone() | EngineAnswered():
             return _news(now, event, at, limits) if event.incarnation == now.incarnation else (now, ())
         case TimerElapsed():
             return _elapsed(now, limits) if event.timer == now.timer else (now, ())
+        case FailureExplained():
+            return replace(now, paused_at=()), ()
+        case FailureCounted():
+            return replace(now, failed_at=(*limits.restart.recent(now.failed_at, at), at)), ()
         case _:
             return _asked(now, event, limits)
 
@@ -203,17 +236,23 @@ def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
         case EngineBegun() if now.state is WorkerState.STARTING:
             return now, (StartTimer(timer=now.timer, after_s=limits.start_s),)
         case EngineReady() if now.state is WorkerState.STARTING:
-            ready = replace(now, is_half_open=False)
-            if now.holds:
-                told = "; ".join(HELD[hold] for hold in sorted(now.holds))
-                return _move(ready, WorkerState.DRAINING, f"the engine answers; {told}"), ()
-            return _move(ready, WorkerState.READY, "the engine answers"), ()
+            return _ready(now), ()
+        case EngineAnswered():
+            return replace(now, paused_at=()), ()
         case EngineBroken() if now.state in _SERVING:
-            return _kill(now, event.reason, event.because)
+            return _kill(replace(now, is_deferred=event.is_deferred), event.reason, event.because)
         case EngineGone() if now.has_process:
             return _gone(now, event, at, limits)
         case _:
             return now, ()
+
+
+def _ready(now: Supervision) -> Supervision:
+    ready = replace(now, is_half_open=False)
+    if not now.holds:
+        return _move(ready, WorkerState.READY, "the engine answers")
+    told = "; ".join(HELD[hold] for hold in sorted(now.holds))
+    return _move(ready, WorkerState.DRAINING, f"the engine answers; {told}")
 
 
 def _drain(now: Supervision, event: DrainRequested) -> Decision:
@@ -234,7 +273,7 @@ def _restart(now: Supervision, event: RestartRequested, limits: Limits) -> Decis
         end = EndRequests(reason=FailureReason.ENGINE_DIED, because=event.because)
         return moved, (end, TerminateEngine(), StartTimer(timer=moved.timer, after_s=limits.stop_grace_s))
     if now.state is WorkerState.BACKOFF:
-        return _spawn(replace(now, failed_at=()), event.because)
+        return _spawn(replace(now, failed_at=(), paused_at=()), event.because)
     return _start(now, event.because)
 
 
@@ -247,7 +286,7 @@ def _move(now: Supervision, state: WorkerState, because: str) -> Supervision:
 def _start(now: Supervision, because: str) -> Decision:
     if now.state not in {WorkerState.STOPPED, WorkerState.FAILED} or now.has_process:
         return now, ()
-    return _spawn(replace(now, failed_at=(), is_half_open=False), because)
+    return _spawn(replace(now, failed_at=(), paused_at=(), is_half_open=False), because)
 
 
 def _spawn(now: Supervision, because: str) -> Decision:
@@ -259,6 +298,7 @@ def _spawn(now: Supervision, because: str) -> Decision:
         is_killed=False,
         is_broken=False,
         is_asked=False,
+        is_deferred=False,
     )
     return moved, (SpawnEngine(incarnation=moved.incarnation),)
 
@@ -299,19 +339,24 @@ def _gone(now: Supervision, event: EngineGone, at: float, limits: Limits) -> Dec
         return _spawn(gone, now.because)
     if now.state is WorkerState.STOPPING:
         return _fail(gone, now.because, at, event.jitter, limits)
-    failed, actions = _fail(gone, event.because, at, event.jitter, limits)
-    end = EndRequests(reason=FailureReason.ENGINE_DIED, because=event.because, brought_down=True)
+    counts_not = now.state in _SERVING and (event.is_outside or event.is_deferred)
+    failed, actions = _fail(replace(gone, is_deferred=counts_not), event.because, at, event.jitter, limits)
+    end = EndRequests(
+        reason=FailureReason.ENGINE_DIED, because=event.because, brought_down=True, is_outside=event.is_outside
+    )
     return failed, (end, *actions)
 
 
 def _fail(gone: Supervision, because: str, at: float, jitter: float, limits: Limits) -> Decision:
-    """Count a failure, and wait for the next try, or give up."""
-    failed_at = (*limits.restart.recent(gone.failed_at, at), at)
-    delay_s = None if gone.is_half_open else limits.restart.delay_s(failed_at, jitter)
-    gone = replace(gone, failed_at=failed_at)
-    if delay_s is not None:
+    """Count a failure, and wait for the next try, or give up; one that is deferred is waited after, and no more."""
+    restart = limits.restart
+    paused_at = (*restart.recent(gone.paused_at, at), at)
+    failed_at = restart.recent(gone.failed_at, at)
+    failed_at = failed_at if gone.is_deferred else (*failed_at, at)
+    gone = replace(gone, failed_at=failed_at, paused_at=paused_at)
+    if not gone.is_half_open and (gone.is_deferred or not restart.are_too_many(failed_at)):
         waiting = _move(gone, WorkerState.BACKOFF, because)
-        return waiting, (StartTimer(timer=waiting.timer, after_s=delay_s),)
+        return waiting, (StartTimer(timer=waiting.timer, after_s=restart.delay_s(len(paused_at), jitter)),)
     text = f"gave up after {len(failed_at)} failures in {limits.restart.window_s:g} s, the last: {because}"
     if gone.is_half_open:
         text = f"gave up again: {because}"

@@ -32,7 +32,8 @@ class Supervisor:
     """Starts, stops and replaces the engine of one worker.
 
     ``on_end`` is told to end all requests, before the engine is touched; ``on_gone`` that an incarnation has ended
-    which nobody had asked to end; ``on_move`` every change of state. All are called in the event loop and must not
+    which nobody had asked to end; ``on_move`` every change of state. ``has_suspects`` tells whether requests are on the
+    engine that may be the cause of its death, and will be tried. All are called in the event loop and must not
     wait. ``tasks`` must be given before anything is posted: it owns every task and process of the worker. ``gate`` is
     shared with whatever else starts on the machine.
     """
@@ -46,6 +47,7 @@ class Supervisor:
         on_end: Callable[[supervision.EndRequests], None],
         on_gone: Callable[[Incarnation, str], None],
         on_move: Callable[[], None],
+        has_suspects: Callable[[], bool],
     ) -> None:
         self.log = LogRing()
         self.ledger: Ledger | None = None
@@ -63,6 +65,7 @@ class Supervisor:
             log=self.log,
         )
         self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
+        self._has_suspects = has_suspects
         self._limits = supervision.Limits(
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
@@ -193,8 +196,23 @@ class Supervisor:
             logger.error("worker %s: processes of engine %d cannot be killed", self._spec.id, number)
             await incarnation.wait_gone()
         self.running = None
-        self.post(supervision.EngineGone(incarnation=number, because=because, jitter=random.random()))  # noqa: S311
+        self.post(
+            supervision.EngineGone(
+                incarnation=number,
+                because=because,
+                jitter=random.random(),  # noqa: S311
+                is_outside=incarnation.died_of_outside,
+                is_deferred=self._has_suspects(),
+            )
+        )
 
-    def break_nowait(self, incarnation: int, reason: FailureReason, because: str) -> None:
+    def note_answer(self, incarnation: int) -> None:
+        """Take the fact that an engine has answered a request: earlier failures lengthen no pause any more."""
+        if self._now.paused_at:
+            self.post(supervision.EngineAnswered(incarnation=incarnation))
+
+    def break_nowait(self, incarnation: int, reason: FailureReason, because: str, *, is_deferred: bool) -> None:
         """Have an engine killed that lives and is of no more use."""
-        self.post(supervision.EngineBroken(incarnation=incarnation, reason=reason, because=because))
+        self.post(
+            supervision.EngineBroken(incarnation=incarnation, reason=reason, because=because, is_deferred=is_deferred)
+        )

@@ -68,14 +68,23 @@ class Probe(StrEnum):
     SILENT = "silent"  # no answer in time, which a healthy engine may do in the middle of a batch
 
 
+class Song(StrEnum):
+    """What came of one canary."""
+
+    HEARD = "heard"  # it sang: the engine makes tokens
+    BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves nobody
+    REFUSED = "refused"  # an error, or a connection that broke
+    SILENT = "silent"  # nothing in time, which says little of an engine that is busy
+
+
 class Vitals(Protocol):
     """The edge of the watch: the real one asks an engine and the kernel, that of tests knows what it will say."""
 
     async def read_counters(self) -> EngineCounters | None:
         """Return the engine's counters, None where it does not tell them, or not now."""
 
-    async def sing(self, limit_s: float) -> bool:
-        """Whether the engine answers one token within the limit."""
+    async def sing(self, limit_s: float) -> Song:
+        """Ask for one token as a turn would, and return what came of it."""
 
     async def probe(self) -> Probe:
         """Return what came of one readiness probe."""
@@ -120,17 +129,19 @@ class EngineVitals:
         except EngineError:
             return None
 
-    async def sing(self, limit_s: float) -> bool:
+    async def sing(self, limit_s: float) -> Song:
         """Ask for one token."""
-        song = _Song()
+        song = _Listener()
         model, params = self._base()
         asked = ChatRequest(model=model, messages=CANARY, params={**self._client.dialect.canary_params, **params})
         with anyio.move_on_after(limit_s):
             try:
                 await self._client.stream(asked, song)
+            except CannotAsk:
+                return Song.SILENT
             except EngineError:
-                return False
-        return song.is_heard
+                return Song.BROKEN_OFF if song.is_heard else Song.REFUSED
+        return Song.HEARD if song.is_heard else Song.SILENT
 
     async def probe(self) -> Probe:
         """Probe once."""
@@ -157,7 +168,7 @@ class EngineVitals:
         return self._log_bytes()
 
 
-class _Song:
+class _Listener:
     """Listens to a canary (a ``transport.exchange.Receiver``)."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, judge, 
 from workers.policy.release import CutOff, SlotRelease
 from workers.signs import LOOK_S, EngineSight, Signs
 from workers.spec import WorkerTimeouts
-from workers.vitals import Probe, Vitals
+from workers.vitals import Probe, Song, Vitals
 
 TICK_S: Final = 0.5  # with requests in flight: repetition is found within it, and every limit is overrun by no more
 IDLE_TICK_S: Final = 1.0
@@ -213,7 +213,7 @@ class Watch:
                 for flight, told in self._judged()
                 if told.scope is Scope.ENGINE
             ]
-            is_heard = bool(suspects) and await self._sing()
+            is_heard = bool(suspects) and await self._sing() in {Song.HEARD, Song.BROKEN_OFF}
         finally:
             self._is_confirming = False
         stalled = {
@@ -234,8 +234,8 @@ class Watch:
         because = f"{reason}: no progress for {told.silent_s:.1f} s, no counter rose, and it answered no canary"
         self._watched.break_engine(reason, because, {flight: _reason(flight) for flight in stalled})
 
-    async def _sing(self) -> bool:
-        """Whether the engine answers a canary; what its counters show meanwhile is the canary's own."""
+    async def _sing(self) -> Song:
+        """Return whether the engine answers a canary; what its counters show meanwhile is the canary's own."""
         self._is_looking = True
         try:
             return await self._vitals.sing(max(1.0, min(CANARY_S, self._tightest_s)))

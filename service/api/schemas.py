@@ -166,10 +166,11 @@ class ResultOut(Answer):
 
 
 class SlotsOut(Answer):
-    """A worker's slots."""
+    """A worker's slots; ``because`` says why they are fewer than the engine holds, where they are."""
 
     total: int
     in_use: int
+    because: str | None
 
 
 class ExitOut(Answer):
@@ -239,6 +240,7 @@ class IncidentOut(Answer):
     stderr_tail: list[str]
     kernel: KernelOut
     in_flight: list[RequestOut]
+    finding: str | None
 
 
 class IncidentsOut(Answer):

@@ -116,7 +116,7 @@ def worker_document(worker: SupervisedWorker) -> schemas.WorkerOut:
         port=now.port,
         incarnation=now.incarnation,
         restarts=max(0, now.incarnation - 1),
-        slots=schemas.SlotsOut(total=now.slots_total, in_use=now.slots_in_use),
+        slots=schemas.SlotsOut(total=now.slots_total, in_use=now.slots_in_use, because=now.slots_because),
         slots_configured=now.slots_configured,
         last_exit=_exit(now.last_exit),
         verdict=now.verdict,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
 from service.conversations.states import ConversationState, TurnState
 from workers.tools.running import Signal, ToolRecord
@@ -62,15 +63,13 @@ class Turn:
 class UnfinishedTurn:
     """What a turn has behind it that will run again: its attempts, and what it is charged with.
 
-    ``rejected`` are its answers that were not valid, each with the reason; ``deaths`` the incarnations that it may have
-    brought down; ``failures`` what its engines failed at otherwise.
+    ``rejected`` are its answers that were not valid, each with the reason.
     """
 
     key: TurnKey
     attempts: tuple[Attempt, ...]
     rejected: tuple[tuple[str, str], ...]
-    deaths: int
-    failures: int
+    charges: Charges
     queued_at: datetime
     started_at: datetime | None
 

@@ -7,27 +7,27 @@ started at most once until its end, in whatever way, has been told.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from service.conversations.job import Conversation, GroupBy, JobId, Mode, TurnKey
+from service.conversations.job import Conversation, GroupBy, JobId, TurnKey
 from service.conversations.speaking import Place
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.backlog import Estimates
+from service.scheduling.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.dispatch import Dispatcher
 from service.scheduling.events import (
     AbandonTurn,
     Action,
     ConversationEnded,
     ConversationReleased,
-    ConversationStarted,
     CutOffTurn,
     Event,
     HoldOver,
-    HoldTurn,
     JobAdmitted,
     JobCancelled,
     JobEnded,
     ModelLost,
     ModelRegained,
     Paused,
-    StartTurn,
+    Suspicion,
     TurnCompleted,
     TurnCutOff,
     TurnEvent,
@@ -40,14 +40,13 @@ from service.scheduling.events import (
     WorkerNotReady,
     WorkerReady,
 )
-from service.scheduling.grouping import GroupedQueue, Shifts
 from service.scheduling.live import LiveJob, Talk
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.pool import ReadyPool
-from service.scheduling.ready import ReadyQueue, ReadyTurn
+from service.scheduling.ready import ReadyTurn
 from service.scheduling.seats import Seats
 from service.scheduling.view import PoolsView
-from service.scheduling.warmth import Paces, Warm
+from service.scheduling.warmth import Warm
 from workers.outcome import FailureReason
 
 
@@ -57,11 +56,10 @@ class SchedulingCore:
     def __init__(self, policy: PolicyFactory, group_by: GroupBy | None = None) -> None:
         self._ready = ReadyPool(policy, is_grouped=group_by is not None)
         self._group_by = group_by
-        self._shifts = Shifts()
         self._seats = Seats()
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
-        self._paces = Paces()
+        self._dispatcher = Dispatcher(self._jobs, self._ready, self._seats)
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
@@ -93,9 +91,11 @@ class SchedulingCore:
                 worker = self._seats.rise(event.key)
                 if worker is not None:
                     yield from self._land(event, worker)
+            case SuspectsCleared() | JobDistrusted() | JobTrusted():
+                self._take_finding(event)
             case HoldOver():
                 if self._ready.held.worker_of(event.key) is not None:
-                    self._unhold(event.key)
+                    self._ready.unhold(event.key, self._talk(event.key).model(event.key))
 
     def _take_capacity(self, event: WorkerEvent) -> None:
         match event:
@@ -104,15 +104,27 @@ class SchedulingCore:
                 self._seats.open(event.worker, event.model, event.slots)
                 self._ready.note_slots(event.model, self._seats.total(event.model))
             case WorkerNotReady():
-                model = self._seats.close(event.worker)
+                model = self._seats.close(event.worker, returns=event.returns)
                 if model is not None:
                     self._ready.note_slots(model, self._seats.total(model))
                 for turn in self._ready.held.all_for(event.worker):
-                    self._unhold(turn.key)
+                    self._ready.unhold(turn.key, self._talk(turn.key).model(turn.key))
             case ModelLost():
                 self._lost[event.model] = event.is_elsewhere
             case ModelRegained():
                 self._lost.pop(event.model, None)
+
+    def _take_finding(self, event: Suspicion) -> None:
+        match event:
+            case SuspectsCleared():
+                for key in event.keys:
+                    live = self._jobs.get(key.job_id)
+                    talk = live.talks.get(key.conversation_id) if live else None
+                    if talk is not None:
+                        self._ready.clear_suspect(key, talk.model(key))
+            case JobDistrusted() | JobTrusted():
+                if event.job_id in self._jobs:
+                    self._jobs[event.job_id].is_distrusted = isinstance(event, JobDistrusted)
 
     # Jobs
 
@@ -182,11 +194,11 @@ class SchedulingCore:
         for place in places:
             yield self._make_ready(talk, place)
 
-    def _make_ready(self, talk: Talk, place: Place, *, is_front: bool = False, is_suspect: bool = False) -> Action:
+    def _make_ready(self, talk: Talk, place: Place, *, is_front: bool = False, trial: Trial | None = None) -> Action:
         self._orders += 1
         job, key = talk.live.job, talk.key(place)
-        if key in talk.live.suspects:
-            is_front = is_suspect = True
+        if key in talk.live.suspects and not is_front:  # of an earlier life: in this one it was on no slot yet
+            is_front, trial = True, Trial.NEXT
         turn = ReadyTurn(
             key=key,
             job_priority=job.priority,
@@ -202,7 +214,7 @@ class SchedulingCore:
         talk.open.add(turn.key)
         if not is_front:
             talk.queue(turn, model)
-        self._ready.add(turn, model, is_suspect=is_suspect)
+        self._ready.add(turn, model, trial)
         return TurnIsReady(key=turn.key)
 
     def _end(self, talk: Talk, state: ConversationState, reason: str | None) -> Iterator[Action]:
@@ -269,7 +281,8 @@ class SchedulingCore:
         talk = live.talks[key.conversation_id]
         place = talk.place(key)
         if isinstance(event, TurnInterrupted | TurnRejected) and talk.ending is None:
-            yield self._make_ready(talk, place, is_front=True, is_suspect=event.is_suspect)
+            trial = event.trial if isinstance(event, TurnInterrupted) else None
+            yield self._make_ready(talk, place, is_front=True, trial=trial)
             return
         talk.open.discard(key)
         if not isinstance(event, TurnInterrupted | TurnRejected):
@@ -278,12 +291,14 @@ class SchedulingCore:
             tokens = event.reading.context_tokens if event.reading else 0
             talk.keep_warm(place.agent, Warm(worker=worker, tokens=tokens))
             if event.seconds is not None:
-                self._paces.learn(talk.model(key), event.seconds, event.reading)
+                self._dispatcher.learn(talk.model(key), event.seconds, event.reading)
                 self._estimates.learn(talk.model(key), key.agent_id, event.seconds)
                 live.backlog.refresh(self._estimates)
         if talk.ending is not None:
             yield from self._settle(talk)
         elif isinstance(event, TurnFailed):
+            if event.reason == FailureReason.POISONED and talk.model(key) in self._ready.suspects:
+                self._ready.suspects[talk.model(key)].postpone(key.job_id)
             yield from self._end(talk, ConversationState.FAILED, event.reason)
         else:
             yield from self._go_on(talk, talk.order.take(place))
@@ -297,70 +312,10 @@ class SchedulingCore:
             return
         for model in [model for model, is_elsewhere in self._lost.items() if not is_elsewhere]:
             yield from self._abandon(model)
-        for model, suspects in self._ready.suspects.items():
-            while suspects and self._seats.best(model, for_suspect=True) is not None:
-                yield from self._start(model, suspects.pop(), is_suspect=True)
-        for model, ready in self._ready.queues.items():
-            while ready.has_front and self._seats.has_free(model):
-                yield from self._start(model, ready.pop())
-        yield from self._start_held()
-        for model, ready in self._ready.queues.items():
-            yield from self._start_ready(model, ready)
+        yield from self._dispatcher.start_all()
         # What can be started here is not left to others.
         for model in [model for model, is_elsewhere in self._lost.items() if is_elsewhere]:
             yield from self._release_all(model)
-
-    def _start_ready(self, model: str, ready: ReadyQueue) -> Iterator[Action]:
-        if isinstance(ready, GroupedQueue):
-            yield from self._start_grouped(model, ready)
-            return
-        while ready and self._seats.has_free(model):
-            first = self._first_in_line(ready.pop(), model, ready)
-            hold = self._hold(model, first)
-            if hold is not None:
-                yield hold
-            else:
-                yield from self._start(model, first)
-
-    def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
-        for worker in self._seats.with_room(model):
-            free, slots = self._seats.offer(worker)
-            for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
-                yield from self._start(model, self._first_in_line(turn, model, ready), worker=worker)
-
-    def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
-        """Return who starts where ``turn`` was to: in free mode whoever is first in its conversation's own queue."""
-        first = self._talk(turn.key).first_in_line(turn, model)
-        if first is not turn:
-            ready.discard(first.key)
-            ready.push(turn)
-        return first
-
-    def _start_held(self) -> Iterator[Action]:
-        """Start those whose worker has a slot for them now."""
-        for worker in self._ready.held.workers:
-            for turn in self._ready.held.all_for(worker)[: self._seats.offer(worker)[0]]:
-                self._ready.held.discard(turn.key)
-                yield from self._start(self._talk(turn.key).model(turn.key), turn)
-
-    def _hold(self, model: str, turn: ReadyTurn) -> HoldTurn | None:
-        """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
-        talk = self._talk(turn.key)
-        warm = talk.warm(turn.agent_order)
-        # In free mode nobody overtakes: who speaks when is what the others hear.
-        if warm is None or turn.is_front or turn.was_held or talk.live.job.mode is Mode.FREE:
-            return None
-        free, slots = self._seats.offer(warm.worker)
-        if free or not slots:
-            return None
-        seconds = self._paces.worth_waiting(model, warm, slots, self._ready.held.count(warm.worker))
-        if seconds is None:
-            return None
-        self._ready.held.put(turn, warm.worker)
-        return HoldTurn(key=turn.key, worker=warm.worker, seconds=seconds)
-
-    def _unhold(self, key: TurnKey) -> None:
-        self._ready.unhold(key, self._talk(key).model(key))
 
     def _release_all(self, model: str) -> Iterator[Action]:
         """Leave all that waits for a model to other nodes; what has a turn in flight goes when that has ended."""
@@ -378,21 +333,6 @@ class SchedulingCore:
             talk.end(key)
             yield AbandonTurn(key=key)
             yield from self._end(talk, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
-
-    def _start(
-        self, model: str, turn: ReadyTurn, *, is_suspect: bool = False, worker: str | None = None
-    ) -> Iterator[Action]:
-        key = turn.key
-        talk = self._talk(key)
-        warm = talk.warm(turn.agent_order)
-        worker = worker or self._seats.best(model, warm.worker if warm else None, for_suspect=is_suspect)
-        assert worker is not None  # noqa: S101 - whoever dispatches has looked
-        self._seats.seat(key, worker, is_suspect=is_suspect)
-        self._ready.count_out(key)
-        if not talk.is_started:
-            talk.is_started = True
-            yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
-        yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)
 
     def _talk(self, key: TurnKey) -> Talk:
         return self._jobs[key.job_id].talks[key.conversation_id]

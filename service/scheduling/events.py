@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
+from service.scheduling.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
 from service.scheduling.warmth import Reading
 
 # Events
@@ -42,9 +43,13 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNotReady:
-    """A worker's slots may not be used; the turns on them tell their own end."""
+    """A worker's slots may not be used; the turns on them tell their own end.
+
+    ``returns`` says that another engine of it is on its way.
+    """
 
     worker: str
+    returns: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +90,12 @@ class HoldOver:
 class TurnInterrupted:
     """A turn's engine failed; the turn is to run again.
 
-    A suspect may have brought the engine down: it shares no worker with another suspect, so that the next death, if
-    there is one, has one cause.
+    With a ``trial`` it is a suspect: it may have brought the engine down, and runs alone on a worker that takes nothing
+    else meanwhile, so that the next death, if there is one, has one cause.
     """
 
     key: TurnKey
-    is_suspect: bool = False
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +103,6 @@ class TurnRejected:
     """A turn's answer is not valid; it is to be asked again, ahead of all that waits."""
 
     key: TurnKey
-    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +132,8 @@ class Unpaused:
 
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | HoldOver | Paused | Unpaused
+Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | HoldOver | Paused | Unpaused | Suspicion
 
 # Actions
 

@@ -21,6 +21,7 @@ class LiveJob:
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.talks: dict[str, Talk] = {}
         self.is_cancelled = is_cancelled
+        self.is_distrusted = False  # its turns were convicted one after the other: the others are tried as well
 
     def __repr__(self) -> str:
         """State how many conversations are left."""

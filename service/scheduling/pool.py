@@ -1,14 +1,15 @@
 """The pre-departure pool of seed 000: the turns of all models that wait for nothing but a slot. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.backlog import JobBacklog
+from service.scheduling.blame import Trial
 from service.scheduling.grouping import GroupedQueue
 from service.scheduling.policies import PolicyFactory
-from service.scheduling.policies.fifo import Policy as FifoQueue
 from service.scheduling.ready import ReadyQueue, ReadyTurn
+from service.scheduling.suspects import SuspectQueue
 from service.scheduling.warmth import Holding
 
 
@@ -23,7 +24,7 @@ class ReadyPool:
         self._policy = policy
         self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
-        self.suspects: dict[str, ReadyQueue] = {}
+        self.suspects: dict[str, SuspectQueue] = {}
         self.held = Holding()
         self.by_job: Counter[JobId] = Counter()
 
@@ -35,10 +36,27 @@ class ReadyPool:
         """Count the turns."""
         return self.by_job.total()
 
-    def add(self, turn: ReadyTurn, model: str, *, is_suspect: bool = False) -> None:
-        """Take a turn that has got ready."""
-        (self._suspects_of(model) if is_suspect else self._queue(model)).push(turn)
+    def add(self, turn: ReadyTurn, model: str, trial: Trial | None = None) -> None:
+        """Take a turn that has got ready; with a ``trial`` it is a suspect."""
+        if trial is None:
+            self._queue(model).push(turn)
+        else:
+            self.suspect(turn, model, trial)
         self.by_job[turn.key.job_id] += 1
+
+    def suspect(self, turn: ReadyTurn, model: str, trial: Trial) -> None:
+        """Have a turn tried that is counted already, and was taken from its queue."""
+        self.suspects.setdefault(model, SuspectQueue()).push(turn, trial)
+
+    def clear_suspect(self, key: TurnKey, model: str) -> None:
+        """Let a suspect, if it waits as one, go ahead as any turn that was on a slot before."""
+        turn = self.suspects[model].discard(key) if model in self.suspects else None
+        if turn is not None:
+            self._queue(model).push(turn)
+
+    def has_others(self, model: str) -> bool:
+        """Whether turns wait for a model that are no suspects."""
+        return bool(self.queues.get(model))
 
     def count_out(self, key: TurnKey) -> None:
         """Count a turn no more that was taken from its queue."""
@@ -48,22 +66,23 @@ class ReadyPool:
 
     def discard(self, key: TurnKey, model: str) -> None:
         """Drop a turn, wherever it waits."""
-        queues = (pool[model] for pool in (self.queues, self.suspects) if model in pool)
-        found = [queue.discard(key) for queue in queues]
-        if self.held.discard(key) is not None or any(found):
+        found = self.queues[model].discard(key) if model in self.queues else None
+        if found is None and model in self.suspects:
+            found = self.suspects[model].discard(key)
+        if found is not None or self.held.discard(key) is not None:
             self.count_out(key)
 
     def take_all(self, model: str) -> Iterator[TurnKey]:
         """Take every turn that waits for a model, one at a time."""
-        for pool in (self.suspects, self.queues):
-            while pool.get(model):
-                key = pool[model].pop().key
+        for queue in self._of(model):
+            while queue:
+                key = queue.pop().key
                 self.count_out(key)
                 yield key
 
     def keys(self, model: str) -> list[TurnKey]:
         """List the turns that wait for any worker of a model, in no order."""
-        return [key for pool in (self.queues, self.suspects) if model in pool for key in pool[model]]
+        return [key for queue in self._of(model) for key in queue]
 
     def unhold(self, key: TurnKey, model: str) -> None:
         """Let a turn wait for any worker again, ahead of all that were on no slot: it has had its place."""
@@ -73,7 +92,7 @@ class ReadyPool:
 
     def waiting(self, model: str) -> int:
         """Count the turns that any free slot of a model would take."""
-        return sum(len(pool[model]) for pool in (self.queues, self.suspects) if model in pool)
+        return sum(map(len, self._of(model)))
 
     def note_slots(self, model: str, slots: int) -> None:
         """Take how many slots a model has."""
@@ -86,8 +105,8 @@ class ReadyPool:
 
     def heads(self, count: int) -> list[tuple[ReadyTurn, bool]]:
         """Return the turns that go next, of all models in turn, and whether each is a suspect; then those held."""
-        pools: tuple[tuple[Mapping[str, ReadyQueue], bool], ...] = ((self.suspects, True), (self.queues, False))
-        heads = [(queue.heads(count), suspect) for pool, suspect in pools for queue in pool.values() if queue]
+        suspects = [(queue.heads(count), True) for queue in self.suspects.values() if queue]
+        heads = [*suspects, *((queue.heads(count), False) for queue in self.queues.values() if queue)]
         merged = [
             (turn, suspect) for place in range(count) for turns, suspect in heads for turn in turns[place : place + 1]
         ]
@@ -98,7 +117,5 @@ class ReadyPool:
             self.queues[model] = GroupedQueue(self._policy) if self._is_grouped else self._policy()
         return self.queues[model]
 
-    def _suspects_of(self, model: str) -> ReadyQueue:
-        if model not in self.suspects:
-            self.suspects[model] = FifoQueue()
-        return self.suspects[model]
+    def _of(self, model: str) -> list[SuspectQueue | ReadyQueue]:
+        return [pool[model] for pool in (self.suspects, self.queues) if model in pool]

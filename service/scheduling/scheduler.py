@@ -20,14 +20,15 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.errors import StoreUnavailable
 from service.scheduling import events
+from service.scheduling.blame import Blame
 from service.scheduling.calls import TurnCalls, describe_calls
 from service.scheduling.core import SchedulingCore
+from service.scheduling.findings import WorkerFindings
 from service.scheduling.landing import End, Landing
 from service.scheduling.life import LifeCounts
 from service.scheduling.outlet import Outlet, Pause
 from service.scheduling.policies import PolicyFactory
 from service.scheduling.prompts import JobPrompts
-from service.scheduling.retry import Suspicion
 from service.scheduling.turn import Progress, TurnRun
 from service.scheduling.turns import Turns
 from service.scheduling.view import PoolsView
@@ -35,7 +36,7 @@ from service.store import records
 from service.store.records import Record
 from workers.answer import Answer
 from workers.fleet import Fleet
-from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.request import Request
 from workers.slots import Lease
 from workers.states import WorkerState
@@ -72,8 +73,9 @@ class Scheduler:
         self._is_forgetting = False
         self._released: dict[tuple[JobId, str], Sequence[str]] = {}
         self.life = LifeCounts()
-        self._suspicion = Suspicion()
-        self._landing = Landing(self._jobs, self._turns, self._suspicion, self.life)
+        self._blame = Blame()
+        self._findings = WorkerFindings(fleet, self._turns)
+        self._landing = Landing(self._jobs, self._turns, self._blame, self.life, fleet.refusal_s)
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
 
@@ -108,7 +110,7 @@ class Scheduler:
         left = {turn.key: turn for turn in unfinished if turn.key not in known}
         live.hear_again((turn for turn in ended if turn.state is TurnState.COMPLETED), left.values())
         self._turns.resume(left.values())
-        suspects = frozenset(key for key, turn in left.items() if turn.deaths)
+        suspects = frozenset(key for key, turn in left.items() if turn.charges.is_suspect)
         absent = [model for model in job.models if model not in self._fleet.models()]
         missing = [model for model in absent if self._outlet.is_elsewhere(model)]
         self._post(
@@ -183,7 +185,7 @@ class Scheduler:
             self._jobs.clear()
             self._released.clear()
             self._turns.clear()
-            self._suspicion.clear()
+            self._blame.clear()
             self._core = self._new_core()
             if self._pauses:
                 self._core.handle(events.Paused())
@@ -243,18 +245,26 @@ class Scheduler:
         """Note how far a conversation or a job has come."""
         match action:
             case events.ConversationStarted():
-                return [_conversation(action, ConversationState.RUNNING, None, now)]
+                return [records.ConversationMoved(
+                    job_id=action.job_id, conversation_id=action.conversation_id,
+                    state=ConversationState.RUNNING, reason=None, at=now,
+                )]  # fmt: skip
             case events.ConversationEnded():
                 dropped = [self._drop(key, now) for key in action.unspoken]
+                self._blame.forget(action.unspoken)
                 self._jobs[action.job_id].forget(action.conversation_id)
-                return [*dropped, _conversation(action, action.state, action.reason, now)]
+                return [*dropped, records.ConversationMoved(
+                    job_id=action.job_id, conversation_id=action.conversation_id,
+                    state=action.state, reason=action.reason, at=now,
+                )]  # fmt: skip
             case events.ConversationReleased():
                 self._jobs[action.job_id].forget(action.conversation_id)
-                self._turns.leave(action.job_id, action.conversation_id)
+                self._blame.forget(self._turns.leave(action.job_id, action.conversation_id))
                 self._released[action.job_id, action.conversation_id] = action.models
                 return []
             case events.JobEnded():
                 del self._jobs[action.job_id]
+                self._blame.forget_job(action.job_id)
                 return []
             case _:
                 assert_never(action)
@@ -275,8 +285,7 @@ class Scheduler:
         worker = self._fleet.get(action.worker)
         if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")
-        if action.is_suspect:
-            self._suspicion.board(worker.spec.id, worker.incarnation, action.key)
+        self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
         self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id])
         self._start_soon(self._run_turn, action.key, worker, lease)
@@ -286,6 +295,7 @@ class Scheduler:
         """Fail a turn that waits for what cannot come, and say what that is."""
         reason, detail = FailureReason.ENGINE_UNREACHABLE, self._fleet.trouble_of(self.model_of(key))
         turn = self._turns.end_waiting(key, TurnState.FAILED, reason, detail)
+        self._blame.forget([key])
         self._turns.keep_unstored(turn)
         return records.TurnEnded(turn=turn, at=now)
 
@@ -316,7 +326,7 @@ class Scheduler:
             spec = worker.spec
             self._post(events.WorkerReady(worker=spec.id, model=spec.name, slots=worker.slots))
         else:
-            self._post(events.WorkerNotReady(worker=worker.spec.id))
+            self._post(events.WorkerNotReady(worker=worker.spec.id, returns=worker.is_coming))
             model = worker.spec.name
             self._note_model(model)
             if not self._fleet.is_lost(model):
@@ -371,11 +381,14 @@ class Scheduler:
         for run, outcome in sorted(landed, key=lambda each: self._place(each[0].key)):
             self._turns.land(run.key)
             ends.append(self._landing.land(run, outcome))
+            if isinstance(outcome, Completed):
+                self._findings.note_answer(run)
         if self._is_forgetting:
             for run, outcome in landed:
                 logger.warning("turn %s: a late result is refused, another node runs it: %s", run.key, outcome)
         else:
-            self._post(*(event for event, _ in ends), told=[record for _, record in ends])
+            found = self._findings.take(finding for end in ends for finding in end.findings)
+            self._post(*(end.event for end in ends), *found, told=[end.record for end in ends])
         self._tell_idle()
 
     def _place(self, key: TurnKey) -> tuple[JobId, str, int]:
@@ -385,14 +398,3 @@ class Scheduler:
         if not self._turns.any_in_flight:
             self._idle.set()
             self._idle = anyio.Event()
-
-
-def _conversation(
-    action: events.ConversationStarted | events.ConversationEnded,
-    state: ConversationState,
-    reason: str | None,
-    at: datetime,
-) -> Record:
-    return records.ConversationMoved(
-        job_id=action.job_id, conversation_id=action.conversation_id, state=state, reason=reason, at=at
-    )

@@ -14,7 +14,9 @@ class Seats:
         self._slots: dict[str, tuple[str, int]] = {}  # worker -> its model and its slots; only workers that are ready
         self._seated: dict[TurnKey, str] = {}
         self._taken: dict[str, int] = {}
-        self._suspects: dict[str, TurnKey] = {}  # at most one a worker
+        self._coming: dict[str, str] = {}  # workers that will be ready again, and their models
+        self._reserved: dict[str, str] = {}  # of a model: the worker that tries suspects, and takes nothing else
+        self._trials: dict[str, TurnKey] = {}  # who is being tried on a worker
         self.by_job: Counter[JobId] = Counter()
 
     def __repr__(self) -> str:
@@ -32,16 +34,63 @@ class Seats:
     def open(self, worker: str, model: str, slots: int) -> None:
         """Offer a worker's slots."""
         self._slots[worker] = (model, slots)
+        self._coming.pop(worker, None)
 
-    def close(self, worker: str) -> str | None:
-        """Offer a worker's slots no more; turns that sit there stay until they rise. Return its model."""
+    def close(self, worker: str, *, returns: bool = False) -> str | None:
+        """Offer a worker's slots no more; turns that sit there stay until they rise. Return its model, if it was open.
+
+        ``returns`` says that another engine of it is on its way.
+        """
         closed = self._slots.pop(worker, None)
+        model = closed[0] if closed else self._coming.pop(worker, None)
+        if model is not None and returns:
+            self._coming[worker] = model
+        self._reserved = {of: tries for of, tries in self._reserved.items() if tries != worker}
         return closed[0] if closed else None
 
     def offer(self, worker: str) -> tuple[int, int]:
-        """Return how many slots of a worker are free, and how many it has; nothing of one that is not ready."""
-        _, slots = self._slots.get(worker, ("", 0))
+        """Return how many slots of a worker are free, and how many it has; nothing of one that lends none."""
+        model, slots = self._slots.get(worker, ("", 0))
+        if self._reserved.get(model) == worker:
+            return 0, 0
         return max(0, slots - self._taken.get(worker, 0)), slots
+
+    # Trials
+
+    def reserved(self, model: str) -> str | None:
+        """Return the worker of a model that tries suspects, if one does."""
+        return self._reserved.get(model)
+
+    def is_trying(self, worker: str) -> bool:
+        """Whether a suspect is being tried there."""
+        return worker in self._trials
+
+    def is_empty(self, worker: str) -> bool:
+        """Whether no turn is on a worker."""
+        return not self._taken.get(worker)
+
+    def is_coming(self, model: str) -> bool:
+        """Whether another engine of the model is on its way."""
+        return model in self._coming.values()
+
+    def is_alone(self, model: str) -> bool:
+        """Whether a worker that tries suspects of a model leaves no other one that is ready."""
+        return sum(of == model for of, _ in self._slots.values()) <= 1
+
+    def emptiest(self, model: str) -> str | None:
+        """Return the ready worker of a model with the fewest turns on it; the newest of several."""
+        ready = [worker for worker, (of, _) in self._slots.items() if of == model]
+        return min(reversed(ready), key=lambda worker: self._taken.get(worker, 0), default=None)
+
+    def reserve(self, model: str, worker: str) -> None:
+        """Have a worker take nothing but suspects, one at a time, until it is released or not ready."""
+        self._reserved[model] = worker
+
+    def release(self, model: str) -> None:
+        """Have all workers of a model take any turn."""
+        self._reserved.pop(model, None)
+
+    # Turns
 
     def with_room(self, model: str) -> list[str]:
         """List the workers of a model that have a free slot, the emptiest first."""
@@ -60,20 +109,18 @@ class Seats:
         """Whether any slot of a model is free."""
         return any(free > 0 for free, _ in self._free_by_worker(model))
 
-    def best(self, model: str, warm: str | None = None, *, for_suspect: bool = False) -> str | None:
+    def best(self, model: str, warm: str | None = None) -> str | None:
         """Return the worker for a turn: the warm one if it has a free slot, else the one with the most.
 
-        None where there is none with any. A suspect sits on no worker that has one already.
+        None where there is none with any.
         """
         offers = [(free, worker) for free, worker in self._free_by_worker(model) if free > 0]
-        if for_suspect:
-            offers = [(free, worker) for free, worker in offers if worker not in self._suspects]
         return max(offers, key=lambda offer: (offer[1] == warm, offer[0]), default=(0, None))[1]
 
     def seat(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> None:
         """Put a turn on a slot."""
         if is_suspect:
-            self._suspects[worker] = key
+            self._trials[worker] = key
         self._seated[key] = worker
         self.by_job[key.job_id] += 1
         self._taken[worker] = self._taken.get(worker, 0) + 1
@@ -87,13 +134,13 @@ class Seats:
         self.by_job[key.job_id] -= 1
         if not self.by_job[key.job_id]:
             del self.by_job[key.job_id]
-        if self._suspects.get(worker) == key:
-            del self._suspects[worker]
+        if self._trials.get(worker) == key:
+            del self._trials[worker]
         return worker
 
     def _free_by_worker(self, model: str) -> list[tuple[int, str]]:
         return [
             (slots - self._taken.get(worker, 0), worker)
             for worker, (offered, slots) in self._slots.items()
-            if offered == model
+            if offered == model and worker != self._reserved.get(model)
         ]

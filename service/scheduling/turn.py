@@ -8,12 +8,12 @@ from typing import Final, assert_never
 
 import anyio
 
+from service.conversations.charges import Charges
 from service.conversations.job import Agent, TurnKey
 from service.conversations.markup import Said, read_markup
 from service.conversations.rendering import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
-from service.scheduling.retry import Strikes
 from service.scheduling.warmth import Reading
 from workers.answer import Answer
 from workers.flight import Flight
@@ -57,7 +57,7 @@ class TurnRun:
     def __init__(self, key: TurnKey, agent: Agent, queued_at: datetime, so_far: UnfinishedTurn | None = None) -> None:
         self.key = key
         self._agent = agent
-        self.strikes = Strikes()
+        self.charges = Charges()
         self.attempts: list[Attempt] = []
         self._is_cut_off = False
         self.is_interrupted = False
@@ -73,7 +73,7 @@ class TurnRun:
         self.seconds = 0.0  # for which the last attempt held its slot
         self._began_at = 0.0
         if so_far is not None:  # in an earlier life of the service
-            self.strikes = Strikes(deaths=so_far.deaths, failures=so_far.failures)
+            self.charges = so_far.charges
             self.attempts, self.rejected = list(so_far.attempts), list(so_far.rejected)
             self._queued_at, self._started_at = so_far.queued_at, so_far.started_at
 
@@ -101,8 +101,7 @@ class TurnRun:
             key=self.key,
             attempts=tuple(self.attempts),
             rejected=tuple(self.rejected),
-            deaths=self.strikes.deaths,
-            failures=self.strikes.failures,
+            charges=self.charges,
             queued_at=self._queued_at,
             started_at=self._started_at,
         )

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
@@ -65,11 +66,14 @@ class Turns:
         for key in self._in_flight:
             self._runs[key].interrupt()
 
-    def leave(self, job_id: JobId, conversation_id: str) -> None:
-        """Forget the turns of a conversation that goes on elsewhere; none of them is in flight."""
+    def leave(self, job_id: JobId, conversation_id: str) -> set[TurnKey]:
+        """Forget the turns of a conversation that goes on elsewhere, and return them; none of them is in flight."""
+        left: set[TurnKey] = set()
         for known in (self._runs, self._ready_at, self._resumed):
-            for key in [key for key in known if key[:2] == (job_id, conversation_id)]:
+            left |= {key for key in known if key[:2] == (job_id, conversation_id)}
+            for key in left & known.keys():
                 del known[key]
+        return left
 
     def clear(self) -> None:
         """Forget everything; nothing is in flight."""
@@ -98,6 +102,14 @@ class Turns:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
         if key in self._runs:
             self._runs[key].cut_off()
+
+    def clear_charges(self, keys: Iterable[TurnKey]) -> None:
+        """Take the fact that another turn explains what these were suspected of."""
+        for key in keys:
+            if key in self._runs:
+                self._runs[key].charges = Charges()
+            if key in self._resumed:
+                self._resumed[key] = replace(self._resumed[key], charges=Charges())
 
     def land(self, key: TurnKey) -> None:
         """Take the fact that a turn is on no slot any more."""

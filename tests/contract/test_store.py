@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from service.conversations.charges import Charges
 from service.conversations.job import Job, JobId
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
@@ -303,7 +304,8 @@ async def test_what_a_turn_has_behind_it_outlives_us(store: Store) -> None:
 
     def requeued(*attempts: Attempt) -> TurnRequeued:
         so_far = UnfinishedTurn(
-            key=key("a"), attempts=attempts, rejected=(("maybe", "why"),), deaths=1, failures=0,
+            key=key("a"), attempts=attempts, rejected=(("maybe", "why"),),
+            charges=Charges(is_suspect=True, deaths=1, refused_at=1.5),
             queued_at=NOW, started_at=NOW,
         )  # fmt: skip
         return TurnRequeued(key=key("a"), so_far=so_far, worker="w", reason="engine_died", detail="d", at=NOW)

@@ -32,7 +32,7 @@ from workers import (
 )
 from workers.errors import InvalidSpec, StartFailed
 from workers.incident import Incident
-from workers.states import WorkerState
+from workers.states import Hold, WorkerState
 
 QUICK = RestartPolicy(initial_s=0.05, max_s=0.1, failures=3, window_s=60, retry_s=None)
 STALLS = WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=2, prefill_stall_s=0.6, decode_stall_s=0.6, cancel_s=0.6)
@@ -352,16 +352,20 @@ async def test_a_cancel_that_frees_the_slot_costs_nothing(scripted_spec: SpecFac
 async def test_a_bad_answer_fails_its_request_alone(
     scripted_spec: SpecFactory, flags: dict[str, object], reason: str, text: str
 ) -> None:
-    """An engine that answers its probe is not killed for one bad answer; what came before it is kept."""
+    """An engine that answers its probe is not killed for one bad answer; what came before it is kept.
+
+    It gives the canary the same, so it is held until it answers one.
+    """
     async with working(scripted_spec(**flags)) as worker:
         told = await ask(worker)
         assert (told.state, told.reason, told.text) == (RequestState.FAILED, reason, text)
-        assert (worker.state, worker.incarnation) == (WorkerState.READY, 1)
+        assert (worker.state, worker.holds, worker.incarnation) == (WorkerState.DRAINING, frozenset({Hold.REFUSING}), 1)
 
 
 async def test_the_engines_own_word_for_when_to_come_again_holds_the_slot(scripted_spec: SpecFactory) -> None:
     """Retry-After is obeyed before the slot is lent again."""
-    async with working(scripted_spec(reject=503, retry_after=1, reject_first=1)) as worker:
+    body = '{"error": {"code": 503, "message": "busy", "type": "unavailable_error"}}'
+    async with working(scripted_spec(reject=503, retry_after=1, reject_first=1, reject_body=body)) as worker:
         assert (await ask(worker)).duration_s >= 1
         assert (await ask(worker)).state is RequestState.COMPLETED
 

@@ -29,7 +29,7 @@ from workers.outcome import (
 from workers.policy.restart import RestartPolicy
 from workers.request import Request, user_conversation
 from workers.spec import WorkerSpec, WorkerTimeouts
-from workers.states import WorkerState
+from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
 QUICK = RestartPolicy(initial_s=0.05, max_s=0.1, failures=3, window_s=60)
@@ -122,7 +122,9 @@ async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scrip
             async def expect_death() -> None:
                 outcome, text = await ask(worker, answer=answer)
                 because = "the engine killed by SIGKILL"
-                assert outcome == EngineFailed(reason=FailureReason.ENGINE_DIED, detail=because, brought_down=True)
+                assert outcome == EngineFailed(
+                    reason=FailureReason.ENGINE_DIED, detail=because, brought_down=True, is_outside=True
+                )
                 assert text.startswith("word0 word1 ")
 
             tasks.start_soon(expect_death)
@@ -230,7 +232,60 @@ async def test_an_engine_that_answers_badly_is_not_killed(
     async with running(scripted_spec(**flags)) as worker:
         outcome, _ = await ask(worker)
         assert outcome == expected
-        assert (worker.state, worker.incarnation) == (WorkerState.READY, 1)
+        assert worker.incarnation == 1
+        # A canary fares no better, but for a 400: so the engine gets nothing more until one is answered.
+        assert worker.holds == (set() if isinstance(expected, RequestFailed) else {Hold.REFUSING})
+
+
+async def test_an_engine_that_refuses_everybody_is_held_until_it_answers(scripted_spec: SpecFactory) -> None:
+    """Neither it nor the request is blamed: no strike, no kill, no restart."""
+    async with running(scripted_spec(reject=500, reject_first=3)) as worker:  # a request and two canaries
+        outcome, _ = await ask(worker)
+        assert isinstance(outcome, EngineFailed)
+        assert (outcome.is_proved, worker.state, worker.holds) == (
+            False,
+            WorkerState.DRAINING,
+            frozenset({Hold.REFUSING}),
+        )
+        assert "it refuses requests, a canary of ours too" in worker.because
+        await worker.wait_ready()
+        assert await ask(worker) == (Completed(finish_reason="stop"), "word0 word1 word2 ")
+        assert worker.incarnation == 1
+
+
+async def test_a_refusal_is_proved_by_a_canary_that_is_answered(scripted_spec: SpecFactory) -> None:
+    """The engine serves others: what it refused is about that request."""
+    async with running(scripted_spec(reject=500, reject_first=1)) as worker:
+        outcome, _ = await ask(worker)
+        assert isinstance(outcome, EngineFailed)
+        assert (outcome.is_proved, worker.state) == (True, WorkerState.READY)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_outside"),
+    [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGHUP, True), (signal.SIGKILL, True)]
+    + [(number, False) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)],
+)
+async def test_a_signal_tells_whose_doing_a_death_was(
+    scripted_spec: SpecFactory, number: signal.Signals, *, is_outside: bool
+) -> None:
+    """Nobody but a person, or a program that is not ours, sends an engine the first four."""
+    async with running(replace(scripted_spec(tokens=1000, interval=0.01, signals=True), restart=QUICK)) as worker:
+        answer = Answer(monotonic)
+        pid = worker.snapshot().pid
+        assert pid is not None
+        outcomes: list[Outcome] = []
+
+        async def note() -> None:
+            outcomes.append((await ask(worker, answer=answer))[0])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(note)
+            await wait_until(lambda: answer.output_tokens, "a token has come")
+            os.kill(pid, number)
+        (outcome,) = outcomes
+        assert isinstance(outcome, EngineFailed)
+        assert (outcome.brought_down, outcome.is_outside) == (True, is_outside)
 
 
 async def test_an_engine_that_listens_no_more_is_killed(scripted_spec: SpecFactory) -> None:

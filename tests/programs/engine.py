@@ -33,6 +33,7 @@ def _arguments() -> argparse.Namespace:
         "--exit-if", type=Path, help="exit with status 3 before anything is served if this file is there"
     )
     parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--signals", action="store_true", help="leave every signal to its default")
     parser.add_argument(
         "--daemon", type=Path, help="double-fork a setsid child that holds the output; its pid goes here"
     )
@@ -295,6 +296,8 @@ async def _main(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     if options.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif options.signals:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     print(f"scripted engine: listening on port {options.port}", flush=True)

@@ -162,9 +162,10 @@ class Engine:
         return self._fault("begin") == "stall"
 
     def _fault(self, phase: str) -> str | None:
-        if not self.options.fault_file.exists():
+        try:
+            told = json.loads(self.options.fault_file.read_text())
+        except FileNotFoundError:
             return None
-        told = json.loads(self.options.fault_file.read_text())
         mine = (each["do"] for each in told if each["phase"] == phase and each["port"] in {0, self.options.port})
         return next(mine, None)
 

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
 from service.conversations.states import TurnState
 from service.scheduling import events
+from service.scheduling.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
 from service.scheduling.core import SchedulingCore
 from service.scheduling.policies import POLICIES
 from service.scheduling.warmth import Reading
@@ -32,6 +33,7 @@ class Auditor(RuleBasedStateMachine):
         self.cut_off: set[TurnKey] = set()
         self.is_closing = False
         self.failed: set[TurnKey] = set()
+        self.trials: set[TurnKey] = set()
         self.held: set[TurnKey] = set()  # at any time in this life
         self.cancelled: set[JobId] = set()
 
@@ -67,6 +69,11 @@ class Auditor(RuleBasedStateMachine):
         agent = next(each for each in job.agents if each.id == key.agent_id)
         assert not self.is_closing
         assert action.worker in self.ready_workers
+        company = [other for other, worker in self.flying.items() if worker == action.worker]
+        assert not (action.is_suspect and company), "a suspect is tried alone"
+        assert not (self.trials & set(company)), "whoever tries a suspect takes nothing else"
+        if action.is_suspect:
+            self.trials.add(key)
         assert SLOTS[action.worker][0] == agent.model
         assert key not in self.flying
         assert key not in self.ended
@@ -82,6 +89,7 @@ class Auditor(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.flying)))
         del self.flying[key]
         self.cut_off.discard(key)
+        self.trials.discard(key)
         return key
 
     @initialize(policy=st.sampled_from(sorted(POLICIES)))
@@ -168,7 +176,21 @@ class Auditor(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
     def turn_is_interrupted(self, data: st.DataObject) -> None:
-        self.tell(events.TurnInterrupted(key=self.land(data), is_suspect=data.draw(st.booleans())))
+        trial = data.draw(st.none() | st.sampled_from(Trial))
+        self.tell(events.TurnInterrupted(key=self.land(data), trial=trial))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), is_distrusted=st.booleans())
+    def job_is_judged(self, data: st.DataObject, *, is_distrusted: bool) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.jobs)))
+        self.tell(JobDistrusted(job_id=job_id) if is_distrusted else JobTrusted(job_id=job_id))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def suspects_are_cleared(self, data: st.DataObject) -> None:
+        suspects = [key for queue in self.core._ready.suspects.values() for key in queue]
+        cleared = data.draw(st.lists(st.sampled_from(suspects), unique=True)) if suspects else []
+        self.tell(SuspectsCleared(keys=tuple(cleared)))
 
     @rule()
     def service_is_killed_and_started_again(self) -> None:
@@ -176,6 +198,7 @@ class Auditor(RuleBasedStateMachine):
         self.core = SchedulingCore(POLICIES[self.policy])
         self.held.clear()
         self.flying.clear()
+        self.trials.clear()
         self.cut_off.clear()
         self.ready_workers.clear()
         self.ended_talks = {talk for talk in self.ended_talks if talk[0] in self.ended_jobs}
@@ -202,6 +225,7 @@ class Auditor(RuleBasedStateMachine):
     def turn_is_cut_off(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.cut_off)))
         del self.flying[key]
+        self.trials.discard(key)
         self.cut_off.discard(key)
         self.ended.add(key)
         self.tell(events.TurnCutOff(key=key))
@@ -222,12 +246,16 @@ class Auditor(RuleBasedStateMachine):
     @invariant()
     def no_slot_is_idle_while_a_turn_could_run(self) -> None:
         for model in MODELS:
+            tries = self.core._seats.reserved(model)
+            assert tries is None or self.core._ready.suspects[model] or tries in self.core._seats._trials
             free = sum(
                 max(0, slots - sum(seated == worker for seated in self.flying.values()))
                 for worker, (offered, slots) in SLOTS.items()
-                if offered == model and worker in self.ready_workers
+                if offered == model and worker in self.ready_workers and worker != tries
             )
             assert not (free and self.core._ready.queues.get(model)), "a suspect may wait; nobody else does"
+            if tries is not None and not self.is_closing:
+                assert any(worker == tries for worker in self.flying.values()), "whoever is reserved is used"
 
     @invariant()
     def whoever_is_held_waits_for_a_full_worker(self) -> None:
@@ -243,6 +271,7 @@ class Auditor(RuleBasedStateMachine):
         while self.flying:
             key = min(self.flying)
             del self.flying[key]
+            self.trials.discard(key)
             self.cut_off.discard(key)
             self.completed.add(key)
             self.ended.add(key)

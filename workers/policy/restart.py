@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class RestartPolicy:
     """Limits on restarts, in seconds.
 
-    ``failures`` within ``window_s`` are too many, and the worker gives up; None never are. ``retry_s`` later it tries
+    ``failures`` within ``window_s`` are too many, and the worker gives up; None never are. A death counts unless a turn
+    or somebody's signal explains it. ``retry_s`` later it tries
     once more (a half-open breaker): a success takes it back, a failure gives up again at once; None leaves it to an
     operator.
     """
@@ -22,13 +23,15 @@ class RestartPolicy:
         """Return the failures that still count."""
         return tuple(at for at in failed_at if now - at < self.window_s)
 
-    def delay_s(self, failed_at: tuple[float, ...], jitter: float) -> float | None:
-        """Return how long to wait before the next start, or None to give up.
+    def are_too_many(self, failed_at: tuple[float, ...]) -> bool:
+        """Whether the worker gives up after these failures, which are recent and count."""
+        return self.failures is not None and len(failed_at) >= self.failures
 
-        ``failed_at`` holds the failures that count, the newest included; ``jitter`` in [0, 1) takes up to half of the
-        delay away, so that replicas that were killed together do not load their weights together.
+    def delay_s(self, failures: int, jitter: float) -> float:
+        """Return how long to wait before the next start, after so many failures since the engine last answered.
+
+        ``jitter`` in [0, 1) takes up to half of the delay away, so that replicas that were killed together do not load
+        their weights together.
         """
-        if self.failures is not None and len(failed_at) >= self.failures:
-            return None
-        full = min(self.max_s, self.initial_s * 2.0 ** min(len(failed_at) - 1, 62))
+        full = min(self.max_s, self.initial_s * 2.0 ** min(max(0, failures - 1), 62))
         return full * (1.0 - 0.5 * jitter)

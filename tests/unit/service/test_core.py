@@ -225,21 +225,6 @@ def test_free_slots_are_those_that_nobody_waits_for() -> None:
     assert scheduler.view.free("m") == -4
 
 
-def test_a_suspect_shares_no_worker_with_another() -> None:
-    """The next death must have one cause: suspects fly apart, with whoever is not suspected."""
-    scheduler = core(slots=3)
-    scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=4)))
-    scheduler.handle(WorkerNotReady(worker="w"))
-    for number in range(3):
-        scheduler.handle(TurnInterrupted(key=key("a", 0, number), is_suspect=True))
-    actions = scheduler.handle(WorkerReady(worker="w", model="m", slots=3))
-    started = [(action.key.conversation_id, action.is_suspect) for action in actions if isinstance(action, StartTurn)]
-    assert started == [("c0", True), ("c3", False)]
-    assert starts(scheduler.handle(TurnInterrupted(key=key("a", 0, 0), is_suspect=True))) == [key("a", 0, 1)]
-    assert starts(scheduler.handle(TurnCompleted(key=key("a", 0, 1)))) == [key("a", 0, 2)]
-    assert starts(scheduler.handle(WorkerReady(worker="v", model="m", slots=3))) == [key("a", 0, 0)]
-
-
 def test_a_job_with_ended_conversations_goes_on_with_the_others() -> None:
     """A crash between the ends of conversations loses neither the job nor the service."""
     scheduler = core(slots=1)

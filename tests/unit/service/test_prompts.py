@@ -1,6 +1,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from service.conversations.charges import Charges
 from service.conversations.job import Conversation, Job, Mode
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
@@ -69,8 +70,7 @@ def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> Non
         key=key("a"),
         attempts=(attempt(0, FailureReason.ENGINE_DIED), attempt(3, FailureReason.VALIDATION_EXHAUSTED), attempt(9)),
         rejected=(("No.", "too short"),),
-        deaths=0,
-        failures=0,
+        charges=Charges(),
         queued_at=second(0),
         started_at=second(0),
     )

@@ -1,52 +1,53 @@
+from dataclasses import replace
+
 import pytest
 
-from service.scheduling.retry import Strikes, Suspicion, strike
-from tests.unit.service.jobs import key
+from service.conversations.charges import Charges
+from service.scheduling.deaths import TurnRecord
+from service.scheduling.retry import refuse
 from workers.outcome import EngineFailed, FailureReason
 
+REJECTED, UNREACHABLE = FailureReason.ENGINE_REJECTED, FailureReason.ENGINE_UNREACHABLE
+WELL = TurnRecord(acquitted=100)
 
-def failed(reason: FailureReason, *, death: bool) -> EngineFailed:
-    return EngineFailed(reason=reason, detail="", brought_down=death)
+
+def refusal(reason: FailureReason = REJECTED, *, proved: bool = True) -> EngineFailed:
+    return EngineFailed(reason=reason, detail="", brought_down=False, is_proved=proved)
 
 
-DEATH = failed(FailureReason.ENGINE_DIED, death=True)
-COLLATERAL = failed(FailureReason.ENGINE_DIED, death=False)
-REFUSAL = failed(FailureReason.ENGINE_REJECTED, death=False)
-BROKEN = failed(FailureReason.ENGINE_UNREACHABLE, death=False)
+def refused(failures: list[EngineFailed], record: TurnRecord = WELL, every_s: float = 1.0) -> FailureReason | None:
+    """Return why a turn fails at the last of these refusals, none of the others having been one too many."""
+    charges, reason = Charges(), None
+    for number, failed in enumerate(failures):
+        assert reason is None, f"given up before refusal {number}"
+        charges, reason = refuse(charges, failed, number * every_s, refusal_s=300.0, record=record)
+    return reason
 
 
 @pytest.mark.parametrize(
-    ("failures", "has_other", "ending"),
+    ("failures", "record", "ending"),
     [
-        ([DEATH], False, None),
-        ([DEATH, DEATH], False, FailureReason.POISONED),
-        ([DEATH] * 9, True, None),
-        ([failed(FailureReason.STALLED_DECODE, death=True)] * 2, False, FailureReason.POISONED),
-        ([COLLATERAL] * 99, False, None),
-        ([REFUSAL] * 4, False, None),
-        ([REFUSAL] * 5, False, FailureReason.ENGINE_REJECTED),
-        ([REFUSAL, BROKEN] * 2 + [BROKEN], False, FailureReason.ENGINE_UNREACHABLE),
-        ([REFUSAL] * 4 + [DEATH], False, None),
+        ([refusal()] * 4, WELL, None),
+        ([refusal()] * 5, WELL, REJECTED),
+        ([refusal(), refusal(UNREACHABLE)] * 2 + [refusal(UNREACHABLE)], WELL, UNREACHABLE),
+        ([refusal(proved=False)] * 99, WELL, None),
+        ([refusal(FailureReason.ENGINE_DIED)] * 99, WELL, None),  # killed for another's silence
+        ([refusal()] * 9, TurnRecord(), None),  # nothing is known of the engine yet
+        ([refusal()] * 10, TurnRecord(), REJECTED),
+        ([refusal()] * 6, TurnRecord(acquitted=100, unexplained=40), None),  # it refuses a third of all requests
+        ([refusal()] * 7, TurnRecord(acquitted=100, unexplained=40), REJECTED),
     ],
 )
-def test_a_turn_is_tried_again_until_it_was_the_cause(
-    failures: list[EngineFailed], has_other: bool, ending: FailureReason | None
+def test_a_refusal_speaks_against_a_turn_only_if_others_were_answered(
+    failures: list[EngineFailed], record: TurnRecord, ending: FailureReason | None
 ) -> None:
-    """Contract 5.5: until it has brought down two incarnations; a neighbour of the cause is never charged."""
-    strikes, reason = Strikes(), None
-    for number, each in enumerate(failures):
-        assert reason is None, f"given up before failure {number}"
-        strikes, reason = strike(strikes, each, has_other_suspect=has_other)
-    assert reason is ending
+    """Design notes, evidence and verdicts: an engine that refuses everybody proves nothing of anybody."""
+    assert refused(failures, record) is ending
 
 
-def test_suspicion_falls_on_who_was_aboard() -> None:
-    """A death is charged to the suspect of that incarnation, and to everybody where there was none."""
-    suspicion = Suspicion()
-    suspicion.board("w", 2, key("a"))
-    assert suspicion.falls_on_another("w", 2, key("b"))
-    assert not suspicion.falls_on_another("w", 2, key("a"))
-    assert not suspicion.falls_on_another("w", 3, key("b"))
-    assert not suspicion.falls_on_another("v", 2, key("b"))
-    suspicion.leave(key("a"))
-    assert not suspicion.falls_on_another("w", 2, key("b"))
+def test_a_turn_is_not_refused_for_ever() -> None:
+    """refusal_s bounds it from the first refusal on, and the engine is not blamed."""
+    assert refused([refusal(proved=False)] * 301) is REJECTED
+    assert refused([refusal(proved=False)] * 300) is None
+    charges, _ = refuse(Charges(refused_at=1.0), refusal(proved=False), 1e9, refusal_s=None, record=WELL)
+    assert charges == replace(Charges(), refused_at=1.0)

@@ -129,7 +129,7 @@ def test_an_answer_that_was_not_valid_goes_ahead_of_whoever_is_held() -> None:
     core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobAdmitted(job=job(agent("y"), name="other")))  # on the free worker
     assert holds(actions)
-    again = seated(core.handle(TurnRejected(key=turns["urgent"], is_suspect=False)))
+    again = seated(core.handle(TurnRejected(key=turns["urgent"])))
     assert again == {turns["urgent"]: "w"}
     assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
 
@@ -140,7 +140,7 @@ def test_a_re_prompt_goes_ahead_of_whoever_was_held_in_vain() -> None:
     (other,) = seated(core.handle(JobAdmitted(job=job(agent("y"), name="other"))))
     core.handle(HoldOver(key=key("a", 1)))
     assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
-    again = seated(core.handle(TurnRejected(key=other, is_suspect=False), TurnCutOff(key=turns["urgent"])))
+    again = seated(core.handle(TurnRejected(key=other), TurnCutOff(key=turns["urgent"])))
     assert list(again) == [other, key("a", 1)]
 
 

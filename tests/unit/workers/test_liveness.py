@@ -29,7 +29,7 @@ from workers.policy.liveness import (
 )
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.spec import WorkerTimeouts
-from workers.vitals import KernelView, Probe, ProcessView
+from workers.vitals import KernelView, Probe, ProcessView, Song
 from workers.watch import Watch
 
 LIMITS = StallLimits(prefill_s=120, decode_s=60)
@@ -194,10 +194,10 @@ class FakeEngine:
         await pass_time(0.01)
         return self.counters
 
-    async def sing(self, limit_s: float) -> bool:
+    async def sing(self, limit_s: float) -> Song:
         if not self.sings:
             await pass_time(limit_s)
-        return self.sings
+        return Song.HEARD if self.sings else Song.SILENT
 
     async def probe(self) -> Probe:
         return self.probes

@@ -17,11 +17,14 @@ from workers.supervision import (
     Action,
     DrainRequested,
     EndRequests,
+    EngineAnswered,
     EngineBegun,
     EngineBroken,
     EngineGone,
     EngineReady,
     Event,
+    FailureCounted,
+    FailureExplained,
     KillEngine,
     Limits,
     ResumeRequested,
@@ -110,6 +113,51 @@ def test_failures_outside_the_window_do_not_count(life: Life) -> None:
     assert life.now.state is WorkerState.STARTING
 
 
+def test_a_death_that_is_to_be_found_out_about_does_not_count_yet(life: Life) -> None:
+    """The pauses grow all the same; it counts once no request explains it, and never where somebody else killed it."""
+    for _ in range(9):
+        life.ready()
+        life.tell(EngineGone(incarnation=life.now.incarnation, because="died", jitter=0.0, is_deferred=True))
+        assert (life.now.state, life.now.failed_at) == (WorkerState.BACKOFF, ())
+        life.timer()
+    life.ready()
+    (_, pause) = life.tell(EngineGone(incarnation=10, because="killed", jitter=0.0, is_outside=True))
+    assert isinstance(pause, StartTimer)
+    assert (pause.after_s, life.now.failed_at) == (4.0, ())
+    life.timer()
+    for _ in range(2):
+        life.tell(FailureCounted())
+    assert (life.now.state, len(life.now.failed_at)) == (WorkerState.STARTING, 2)
+    life.gone()
+    assert life.now.state is WorkerState.FAILED
+
+
+@pytest.mark.parametrize("proof", [EngineAnswered(incarnation=4), FailureExplained()], ids=["answer", "conviction"])
+def test_pauses_begin_anew_with_an_answer_or_a_conviction(life: Life, proof: Event) -> None:
+    """Either proves that the engine is not the cause of the failures before it."""
+    for _ in range(3):
+        life.ready()
+        life.tell(EngineGone(incarnation=life.now.incarnation, because="died", jitter=0.0, is_deferred=True))
+        life.timer()
+    life.ready()
+    assert life.tell(proof) == ()
+    (_, pause) = life.tell(EngineGone(incarnation=4, because="died", jitter=0.0, is_deferred=True))
+    assert isinstance(pause, StartTimer)
+    assert pause.after_s == 1.0
+
+
+def test_a_kill_with_suspects_is_found_out_about_and_one_without_counts(life: Life) -> None:
+    """A stall has suspects; an engine that refuses everybody has none."""
+    for is_deferred, counted in ((True, 0), (False, 1)):
+        life.ready()
+        reason = FailureReason.STALLED_DECODE
+        incarnation = life.now.incarnation
+        life.tell(EngineBroken(incarnation=incarnation, reason=reason, because="silent", is_deferred=is_deferred))
+        life.gone()
+        assert len(life.now.failed_at) == counted
+        life.timer()
+
+
 def test_a_stop_goes_from_sigterm_to_sigkill_to_giving_up(life: Life) -> None:
     """The ladder: SIGTERM to the group, the grace, SIGKILL to the tree, and a bound even on that."""
     life.ready()
@@ -187,6 +235,12 @@ def all_events(now: Supervision) -> Iterator[Event]:
         yield EngineReady(incarnation=incarnation)
         yield EngineBroken(incarnation=incarnation, reason=FailureReason.STALLED_PREFILL, because="silent")
         yield EngineGone(incarnation=incarnation, because="died", jitter=0.5)
+        yield EngineAnswered(incarnation=incarnation)
+        for is_deferred, is_outside in ((True, False), (False, True)):
+            yield EngineGone(
+                incarnation=incarnation, because="died", jitter=0.5, is_outside=is_outside, is_deferred=is_deferred
+            )
+    yield from (FailureCounted(), FailureExplained())
     for timer in (now.timer - 1, now.timer):
         yield TimerElapsed(timer=timer)
     yield StartRequested()
@@ -236,10 +290,10 @@ def test_a_worker_is_held_until_nothing_holds_it(life: Life) -> None:
     for hold in Hold:
         life.tell(DrainRequested(because="hold", hold=hold))
     states = []
-    for hold in (Hold.UPDATE, Hold.OPERATOR, Hold.ADAPTERS, Hold.BEHIND):
+    for hold in (Hold.UPDATE, Hold.OPERATOR, Hold.ADAPTERS, Hold.REFUSING, Hold.BEHIND):
         life.tell(ResumeRequested(because="over", hold=hold))
         states.append(life.now.state)
-    assert states == [*[WorkerState.DRAINING] * 3, WorkerState.READY]
+    assert states == [*[WorkerState.DRAINING] * 4, WorkerState.READY]
     life.tell(StopRequested(because="enough"))
     life.gone()
     assert life.tell(ResumeRequested(because="over", hold=Hold.BEHIND)) == ()
@@ -278,7 +332,6 @@ def test_the_table_names_every_state_and_the_design_draws_it() -> None:
 def test_the_restart_delay_stays_within_its_bounds(count: int, jitter: float) -> None:
     """Jitter spreads restarts and never lengthens or halves away the pause."""
     policy = RestartPolicy(initial_s=1, max_s=5, failures=5, window_s=10)
-    delay = policy.delay_s(tuple(float(number) for number in range(count)), jitter)
-    assert delay is not None
+    delay = policy.delay_s(count, jitter)
     full = min(5.0, 2.0 ** (count - 1))
     assert full / 2 <= delay <= full

@@ -1,0 +1,183 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.conversations.charges import Charges
+from service.conversations.job import TurnKey
+from service.scheduling.blame import (
+    Blame,
+    DeathExplained,
+    DeathUnexplained,
+    JobDistrusted,
+    JobTrusted,
+    SuspectsCleared,
+    Trial,
+    Verdict,
+)
+from service.scheduling.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
+from service.scheduling.load_limits import PROBATION, LoadLimits
+from tests.unit.service.jobs import key
+
+A, B, C = key("a"), key("b"), key("c")
+OTHER = key("x", name="other")
+
+
+class Case:
+    """One model's blame, told in few words; charges are kept as the scheduler keeps them."""
+
+    def __init__(self, *, known: int = 0) -> None:
+        self.blame = Blame()
+        self.incarnation = 1
+        self.charges: dict[TurnKey, Charges] = {}
+        for number in range(known):
+            turn = key("well", number)
+            self.start(turn)
+            self.end(turn)
+        self.incarnation += 1
+
+    def start(self, *keys: TurnKey) -> None:
+        for each in keys:
+            self.blame.start(each, "m", "w", self.incarnation)
+
+    def end(self, each: TurnKey) -> tuple[object, ...]:
+        return self.blame.end(each, self.charges.pop(each, Charges()))
+
+    def die(self, *keys: TurnKey, is_outside: bool = False) -> list[Verdict]:
+        verdicts = [self.blame.die(each, self.charges.get(each, Charges()), is_outside=is_outside) for each in keys]
+        self.charges |= {each: verdict.charges for each, verdict in zip(keys, verdicts, strict=True)}
+        self.incarnation += 1
+        return verdicts
+
+    def dies_alone(self, each: TurnKey, *, is_outside: bool = False) -> Verdict:
+        self.start(each)
+        return self.die(each, is_outside=is_outside)[0]
+
+
+def test_a_death_in_company_makes_suspects_and_convicts_nobody() -> None:
+    """However often it happens: none of those aboard is known to be the cause."""
+    case = Case(known=1000)
+    for _ in range(9):
+        case.start(A, B)
+        verdicts = case.die(A, B)
+        told = [(each.trial, each.is_convicted, each.charges.deaths) for each in verdicts]
+        assert told == [(Trial.NEXT, False, 0)] * 2
+
+
+def test_a_death_counts_where_the_engine_had_served_one_at_a_time() -> None:
+    """Alone, on an engine that has served nothing but acquitted trials since its start."""
+    case = Case(known=1000)
+    case.start(B)
+    case.end(B)
+    assert case.dies_alone(A).charges.deaths == 1
+    case.start(B, C)
+    case.end(B)
+    case.end(C)
+    verdict = case.dies_alone(A)  # this engine had served two at once
+    assert (verdict.charges.deaths, verdict.trial) == (1, Trial.NEXT)
+    assert case.dies_alone(A).is_convicted
+
+
+def test_an_engine_that_may_still_work_on_a_cut_off_request_proves_nothing() -> None:
+    """Closing the connection is how an engine is told to stop, and not all do at once."""
+    case = Case(known=1000)
+    case.start(B)
+    case.blame.leave(B, is_cut_off=True)
+    assert case.dies_alone(A).charges.deaths == 0
+
+
+@pytest.mark.parametrize(("known", "needed"), [(0, 5), (10, 5), (29, 3), (30, 3), (94, 2), (95, 2), (5000, 2)])
+def test_the_less_is_known_of_an_engine_the_more_deaths_it_takes(known: int, needed: int) -> None:
+    """The least k with p^k <= 0.001, p the upper bound of the engine's own rate; at most five, never one."""
+    case = Case(known=known)
+    verdicts = [case.dies_alone(A) for _ in range(needed)]
+    assert [each.is_convicted for each in verdicts] == [False] * (needed - 1) + [True]
+    assert all(each.trial is Trial.FIRST for each in verdicts[:-1])
+
+
+def test_an_end_acquits_and_tells_that_nothing_explains_the_death() -> None:
+    """Once all that were aboard have ended, the engine died of itself: under load, where they were several."""
+    case = Case()
+    case.start(A, B)
+    case.die(A, B)
+    case.start(A)
+    assert case.end(A) == ()
+    case.start(B)
+    assert case.end(B) == (DeathUnexplained(worker="w", incarnation=2, company=2),)
+    assert case.blame.record("m") == TurnRecord(acquitted=2, unexplained=1)
+    assert case.dies_alone(A).charges == Charges(is_suspect=True, deaths=1)
+
+
+def test_a_conviction_explains_the_death_and_clears_the_neighbours() -> None:
+    """Turns of other jobs are suspected of nothing more; those of the same one are tried, behind everybody else's."""
+    case = Case(known=1000)
+    case.start(A, B, OTHER)
+    case.die(A, B, OTHER)
+    case.dies_alone(A)
+    verdict = case.dies_alone(A)
+    assert verdict.findings == (
+        DeathExplained(worker="w", incarnation=2, key=A),
+        DeathExplained(worker="w", incarnation=3, key=A),
+        DeathExplained(worker="w", incarnation=4, key=A),
+        SuspectsCleared(keys=(OTHER,)),
+    )
+    case.start(B, C)
+    assert [each.trial for each in case.die(B, C)] == [Trial.LAST] * 2
+
+
+def test_a_job_is_distrusted_after_two_convictions_in_a_row_and_trusted_after_an_end() -> None:
+    """Its next turns are the best suspects there are."""
+    case = Case(known=1000)
+    case.dies_alone(A)
+    case.dies_alone(A)
+    case.dies_alone(B)
+    verdict = case.dies_alone(B)
+    assert verdict.findings[-1] == JobDistrusted(job_id=A.job_id)
+    case.start(C)
+    assert case.end(C) == (JobTrusted(job_id=A.job_id),)
+
+
+def test_a_signal_from_outside_charges_nobody() -> None:
+    """Three of them make a turn one that is tried; and only many more, each alone, convict it."""
+    case = Case(known=1000)
+    verdicts = [case.dies_alone(A, is_outside=True) for _ in range(2)]
+    assert [(each.trial, each.charges.is_suspect) for each in verdicts] == [(None, False)] * 2
+    verdicts = [case.dies_alone(A, is_outside=True) for _ in range(1 + MOST_DEATHS)]
+    assert [each.is_convicted for each in verdicts] == [False] * MOST_DEATHS + [True]
+    assert {each.trial for each in verdicts[:-1]} == {Trial.NEXT}
+
+
+def test_a_suspect_that_is_no_more_leaves_the_death_open() -> None:
+    """Nobody knows what it would have done: the death counts against neither."""
+    case = Case()
+    case.start(A, B)
+    case.die(A, B)
+    case.blame.forget([A])
+    case.start(B)
+    assert case.end(B) == ()
+
+
+@given(st.integers(0, 40), st.integers(1, 200))
+def test_the_bound_lies_above_the_rate_and_falls_with_what_is_known(faults: int, more: int) -> None:
+    """Exact binomial bound: monotone in both, and 0.001 is what it is used for."""
+    turns = faults + more
+    bound = upper_bound(faults, turns)
+    assert faults / turns < bound <= 1.0
+    assert upper_bound(faults, turns + 1) <= bound + 1e-9
+    assert upper_bound(faults + 1, turns + 1) >= bound - 1e-9
+    k = TurnRecord(acquitted=more, unexplained=faults).faults_to_convict(most=9999)
+    assert bound >= 1.0 or bound**k <= DOUBT * 1.0001
+
+
+def test_a_worker_that_dies_under_load_gets_fewer_slots_and_is_tried_upward_again() -> None:
+    """Each death at a number makes the next try of it twice as late."""
+    limits = LoadLimits()
+    assert limits.lower("w", 4) == 3
+    assert limits.lower("w", 3) == 2
+    raised = [limits.note_end("w", 2, 4) for _ in range(2 * PROBATION)]
+    assert raised == [None] * (2 * PROBATION - 1) + [3]
+    assert [limits.note_end("w", 2, 4) for _ in range(500)] == [None] * 500  # never full: nothing is learned of it
+    assert limits.lower("w", 3) == 2
+    raised = [limits.note_end("w", 2, 4) for _ in range(4 * PROBATION)]
+    assert raised[-1] == 3
+    assert raised[:-1] == [None] * (4 * PROBATION - 1)
+    assert limits.note_end("other", 9, 4) is None

@@ -1,0 +1,118 @@
+from service.scheduling.blame import JobDistrusted, SuspectsCleared, Trial
+from service.scheduling.core import SchedulingCore
+from service.scheduling.events import (
+    Action,
+    JobAdmitted,
+    StartTurn,
+    TurnCompleted,
+    TurnFailed,
+    TurnInterrupted,
+    WorkerNotReady,
+    WorkerReady,
+)
+from service.scheduling.policies import POLICIES
+from service.scheduling.trials import STARTS_A_SLOT, STARTS_BEFORE_LAST, TRIALS_IN_A_ROW
+from tests.unit.service.jobs import agent, job, key
+
+
+def ready(worker: str = "w", slots: int = 3) -> WorkerReady:
+    return WorkerReady(worker=worker, model="m", slots=slots)
+
+
+def starts(actions: list[Action]) -> list[tuple[str, str, bool]]:
+    return [
+        (action.key.conversation_id, action.worker, action.is_suspect)
+        for action in actions
+        if isinstance(action, StartTurn)
+    ]
+
+
+def broken(conversations: int, suspects: int, *workers: str, slots: int = 3) -> SchedulingCore:
+    """Return a core whose worker w has died with ``suspects`` turns on it; ``workers`` are there beside it."""
+    made = SchedulingCore(POLICIES["progress"])
+    made.handle(ready(slots=suspects), JobAdmitted(job=job(agent("a"), conversations=conversations)))
+    made.handle(WorkerNotReady(worker="w", returns=True))
+    for worker in workers:
+        made.handle(ready(worker, slots))
+    for number in range(suspects):
+        made.handle(TurnInterrupted(key=key("a", 0, number), trial=Trial.NEXT))
+    return made
+
+
+def test_suspects_are_tried_one_after_the_other_on_the_engine_that_comes_back() -> None:
+    """It is empty; the other worker goes on with everybody else's turns."""
+    core = broken(9, 3, "v", slots=2)
+    assert starts(core.handle(ready(slots=3))) == [("c0", "w", True)]
+    assert starts(core.handle(TurnCompleted(key=key("a", 0, 3)))) == [("c5", "v", False)]
+    assert starts(core.handle(TurnCompleted(key=key("a", 0, 0)))) == [("c1", "w", True)]
+    assert starts(core.handle(TurnCompleted(key=key("a", 0, 1)))) == [("c2", "w", True)]
+    # The last of them has ended: the worker takes any turn again.
+    assert starts(core.handle(TurnCompleted(key=key("a", 0, 2)))) == [(f"c{n}", "w", False) for n in (6, 7, 8)]
+
+
+def test_whoever_died_alone_is_first_on_the_next_engine() -> None:
+    """Before it has served anything: then nothing else can have been the cause."""
+    core = broken(3, 3, slots=3)
+    core.handle(ready())
+    core.handle(WorkerNotReady(worker="w", returns=True))
+    core.handle(TurnInterrupted(key=key("a", 0, 0), trial=Trial.FIRST))
+    assert starts(core.handle(ready())) == [("c0", "w", True)]
+
+
+def test_trials_and_waiting_turns_alternate_where_there_is_one_worker_only() -> None:
+    """After four trials in a row four waiting turns a slot are started, and then trials go on."""
+    core = broken(60, 9, slots=1)
+    actions = core.handle(ready(slots=1))
+    kinds = []
+    for _ in range(2 * TRIALS_IN_A_ROW + STARTS_A_SLOT):
+        ((conversation, _, is_suspect),) = starts(actions)
+        kinds.append(is_suspect)
+        actions = core.handle(TurnCompleted(key=key("a", 0, int(conversation[1:]))))
+    assert kinds == [True] * TRIALS_IN_A_ROW + [False] * STARTS_A_SLOT + [True] * TRIALS_IN_A_ROW
+
+
+def test_a_busy_worker_is_drained_for_trials_where_none_comes_back() -> None:
+    """Suspects are not left behind because nothing is ever empty."""
+    core = broken(9, 1, "v", slots=2)
+    assert starts(core.handle(WorkerNotReady(worker="w"))) == []  # it has given up
+    assert starts(core.handle(TurnCompleted(key=key("a", 0, 1)))) == []
+    assert starts(core.handle(TurnCompleted(key=key("a", 0, 2)))) == [("c0", "v", True)]
+
+
+def test_turns_of_a_distrusted_job_are_tried_behind_everybody_elses() -> None:
+    """Sixteen waiting turns a slot are started before each of them; without others they are tried at once."""
+    core = SchedulingCore(POLICIES["fifo"])
+    bad = job(agent("a"), conversations=2, name="bad")
+    core.handle(JobAdmitted(job=bad), JobDistrusted(job_id=bad.id))
+    core.handle(JobAdmitted(job=job(agent("a"), conversations=40)))
+    actions, kinds = core.handle(ready(slots=1)), []
+    while actions:
+        (start,) = [action for action in actions if isinstance(action, StartTurn)]
+        kinds.append(start.is_suspect)
+        actions = [action for action in core.handle(TurnCompleted(key=start.key)) if isinstance(action, StartTurn)]
+    first, second = (place for place, is_suspect in enumerate(kinds) if is_suspect)
+    assert len(kinds) == 42
+    assert second - first > STARTS_BEFORE_LAST
+
+
+def test_a_conviction_postpones_the_other_suspects_of_its_job() -> None:
+    """Whoever else was there is tried first."""
+    core = broken(2, 2, slots=1)
+    core.handle(JobAdmitted(job=job(agent("a"), name="k")))
+    core.handle(ready(slots=1))
+    core.handle(WorkerNotReady(worker="w", returns=True))
+    core.handle(TurnFailed(key=key("a"), reason="poisoned"))
+    assert starts(core.handle(ready(slots=1)))[0][2] is False
+    assert starts(core.handle(TurnCompleted(key=key("a", name="k")))) == [("c1", "w", True)]
+
+
+def test_suspects_that_are_cleared_go_ahead_of_those_that_were_on_no_slot() -> None:
+    """Another turn explains what they were suspected of."""
+    core = broken(9, 2, slots=1)
+    core.handle(SuspectsCleared(keys=(key("a", 0, 1),)))
+    assert [(turn.conversation_id, suspect) for turn, suspect in core.view.ready_heads(2)] == [
+        ("c0", True),
+        ("c1", False),
+    ]
+    actions = core.handle(SuspectsCleared(keys=(key("a", 0, 0),)), ready(slots=2))
+    assert starts(actions) == [("c1", "w", False), ("c0", "w", False)]
