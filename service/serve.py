@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.app import build_app
+from service.api.door import Door, most_connections
 from service.config.schema import Config
 from service.errors import ConfigError
 from service.node import open_node
@@ -23,6 +24,8 @@ from workers.spec import WorkerSpec
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
 BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 60  # longer than clients keep a connection that they may be about to use
+TICKS_A_SECOND: Final = 10  # of uvicorn's main loop
 COLLECTOR_THRESHOLDS: Final = (50_000, 10, 10)
 logger = logging.getLogger(__name__)
 
@@ -40,11 +43,19 @@ def spare_the_collector() -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without hands on our signals."""
+    """uvicorn without hands on our signals, and with a clock for its connections."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Do what is done ten times a second."""
+        if counter % TICKS_A_SECOND == 0:
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Door):
+                    connection.tick()
+        return await super().on_tick(counter)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -88,7 +99,8 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
                 tasks.start_soon(node.intake.run)
                 keeping.start_soon(Webhooks(node.store, config.webhooks).run)
                 keeping.start_soon(release_always, node.store, config.store)
-                server = _http_server(build_app(node, config.limits, config.server.api_keys))
+                most = most_connections(len(specs), sum(spec.slots for spec in specs))
+                server = _http_server(build_app(node, config.limits, config.server), most)
                 tasks.start_soon(_run_http, server, listener)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
                 await stop.wait()
@@ -106,12 +118,16 @@ async def _watch_signals(signals: AsyncIterator[signal.Signals], stop: anyio.Eve
         (hurry if stop.is_set() else stop).set()
 
 
-def _http_server(app: FastAPI) -> _Server:
+def _http_server(app: FastAPI, most: int) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
             lifespan="off",
-            http="httptools",
+            http=Door,
+            ws="none",  # an upgrade would leave the door
+            limit_concurrency=most,
+            proxy_headers=False,  # nobody between us and a client is to be believed
+            timeout_keep_alive=KEEP_ALIVE_S,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -1,28 +1,29 @@
 """The HTTP surface, put together."""
 
-from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.api import problems
 from service.api.adapters import ADAPTER_BODIES, adapters_router
-from service.api.auth import KeyGate
+from service.api.gate import Gate
 from service.api.jobs import jobs_router
 from service.api.metrics import metrics_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
 from service.api.weights import WEIGHTS_BODIES, weights_router
 from service.api.workers import health_router, workers_router
+from service.config.schema import ServerConfig
 from service.conversations.spec import JobSpec, Limits
 from service.node import Node
 
 
-def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
+def build_app(node: Node, limits: Limits, server: ServerConfig) -> FastAPI:
     """Return the ASGI application over a running node."""
     app = FastAPI(
         title="Roundhouse",
@@ -40,7 +41,12 @@ def build_app(node: Node, limits: Limits, api_keys: Sequence[str]) -> FastAPI:
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(health_router(node.fleet, node.store))
-    app.add_middleware(KeyGate, keys=api_keys)
+    app.add_middleware(Gate, keys=server.api_keys, hosts=server.hosts, origins=server.origins)
+    if server.origins:  # around the gate: a browser asks first, and has no key then
+        app.add_middleware(
+            CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["Location", "Retry-After"],
+        )  # fmt: skip
     described = cache(partial(_describe, app))
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -63,6 +69,10 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     for route in (route for path in description["paths"].values() for route in path.values()):
         if "HTTPValidationError" in str(route["responses"].get("422")):
             del route["responses"]["422"]
+        for status, response in route["responses"].items():
+            if status >= "400" and "content" in response:
+                (schema,) = response["content"].values()
+                response["content"] = {problems.MEDIA_TYPE: schema}
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return description

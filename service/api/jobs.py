@@ -95,7 +95,10 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
         "/{job_id}/events",
         summary="Follow a job as server-sent events",
         response_class=StreamingResponse,
-        responses=refused(400, 401, 404),
+        responses={
+            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+            **refused(400, 401, 404),
+        },
     )
     async def get_events(job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
         if last_event_id and not _is_number(last_event_id):
@@ -108,7 +111,7 @@ def _add_reading(router: APIRouter, jobs: Jobs) -> None:
         "/{job_id}/result",
         response_model=schemas.ResultOut,
         summary="Read all transcripts",
-        responses=refused(400, 401, 404, 409),
+        responses={200: {"content": {NDJSON: {"schema": {"type": "string"}}}}, **refused(400, 401, 404, 409)},
     )
     async def get_result(job_id: str, format: Literal["json", "jsonl"] = "json") -> Response:  # noqa: A002 - the contract's
         stored = await jobs.ended(JobId(job_id))

@@ -8,12 +8,14 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 
 from service.api import schemas
 from service.errors import Fault, ServiceError
 from service.faults import path_of
 
 MEDIA_TYPE: Final = "application/problem+json"
+METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 logger = logging.getLogger(__name__)
 
 
@@ -44,15 +46,30 @@ def install(app: FastAPI) -> None:
         return _render(HTTPStatus.BAD_REQUEST, "A parameter is not usable", detail, "invalid_parameter", faults, {})
 
     @app.exception_handler(HTTPException)
-    async def routing_error(_request: Request, error: HTTPException) -> Response:
+    async def routing_error(request: Request, error: HTTPException) -> Response:
         phrase = HTTPStatus(error.status_code).phrase
         code = phrase.lower().replace(" ", "_")
-        return _render(error.status_code, phrase, str(error.detail), code, (), dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = _allowed(request)
+        return _render(error.status_code, phrase, str(error.detail), code, (), headers)
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, _error: Exception) -> Response:
         # Starlette raises it again after this answer, and the server logs it with its traceback.
         return _render(500, "Internal error", "a defect of Roundhouse; see its log", "internal", (), {})
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods that a path knows, by any of its routes; the framework names those of one."""
+    root = request.scope.get("root_path", "")
+    path = {"type": "http", "path": request.scope["path"], "root_path": root, "headers": []}
+
+    def match(route: BaseRoute, method: str) -> Match:
+        return route.matches({**path, "method": method})[0]
+
+    known = [route for route in request.app.routes if match(route, "GET") is not Match.NONE]
+    return ", ".join(method for method in METHODS if any(match(route, method) is Match.FULL for route in known))
 
 
 def _render(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
@@ -31,13 +32,32 @@ def _known_policy(name: str) -> str:
     return name
 
 
+def _usable_key(key: str) -> str:
+    if not key or not all("!" <= letter <= "~" for letter in key):
+        raise ValueError("a key is made of letters, digits and signs of ASCII, without spaces: else none can send it")
+    return key
+
+
+def _origin(origin: str) -> str:
+    parts = urlsplit(origin)
+    whole = f"{parts.scheme}://{parts.netloc}"
+    if parts.scheme not in {"http", "https"} or not parts.netloc or origin.rstrip("/") != whole:
+        raise ValueError(f"{origin!r} is not an origin, as http://localhost:3000 is")
+    return origin.rstrip("/")
+
+
 class ServerConfig(StrictModel):
     """The HTTP front end and where state is kept."""
 
     host: str = "127.0.0.1"
     port: Port = 8080
     state_dir: Path = Path("state")
-    api_keys: list[Annotated[str, Field(min_length=1, coerce_numbers_to_str=True)]] = Field(default_factory=list)
+    api_keys: list[Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_usable_key)]] = Field(
+        default_factory=list
+    )
+    hosts: list[Annotated[str, AfterValidator(canonical_host)]] = Field(default_factory=list)
+    origins: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
+    roots: list[Path] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
 
     @model_validator(mode="after")
@@ -113,6 +133,7 @@ class TimeoutsConfig(StrictModel):
     decode_stall_s: Seconds | None = 60.0
     cancel_s: Seconds | None = 60.0
     request_s: Seconds | None = None
+    refusal_s: Seconds | None = 300.0
 
 
 class RestartConfig(StrictModel):

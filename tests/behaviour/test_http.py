@@ -115,7 +115,8 @@ def test_the_prompt_is_in_its_order(service: Service) -> None:
 def test_the_same_key_is_the_same_job(service: Service) -> None:
     """Idempotency-Key: the same body gives the job that is there, another one a conflict."""
     first = service.http.post("/v1/jobs", json=debate(), headers={"Idempotency-Key": "k1"})
-    again = service.http.post("/v1/jobs", content=json.dumps(debate(), indent=3), headers={"Idempotency-Key": "k1"})
+    headers = {"Idempotency-Key": "k1", "Content-Type": "application/json"}
+    again = service.http.post("/v1/jobs", content=json.dumps(debate(), indent=3), headers=headers)
     other = service.http.post("/v1/jobs", json=debate(rounds=2), headers={"Idempotency-Key": "k1"})
     assert (first.status_code, again.status_code, again.json()["id"]) == (202, 200, first.json()["id"])
     problem(other, 409, "idempotency_conflict")
@@ -140,7 +141,8 @@ def test_the_same_key_is_the_same_job(service: Service) -> None:
 )
 def test_a_bad_body_is_refused(service: Service, body: bytes, status: int, code: str, text: str) -> None:
     """Bad input gets a clear error and loses nothing."""
-    assert text in problem(service.http.post("/v1/jobs", content=body), status, code)["detail"]
+    answer = service.http.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert text in problem(answer, status, code)["detail"]
 
 
 def test_every_fault_is_listed_by_its_path(service: Service) -> None:

@@ -8,11 +8,13 @@ from random import Random
 import anyio
 import pytest
 
+from service.conversations.charges import Charges
 from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState
 from service.errors import StoreError, StoreUnavailable
 from service.store import reading
-from service.store.migrations import migrations_of
+from service.store.migrations import migrate, migrations_of
+from service.store.postgres import PostgresDatabase
 from service.store.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase, own_folder
 from service.store.store import StoreWatchers, open_store
 from tests.contract.test_store import J, append, ended, moved, new
@@ -187,6 +189,40 @@ async def test_an_older_file_is_brought_up_to_date_and_a_copy_is_kept(tmp_path: 
         assert ([event.kind for event in events], is_over) == (["job", "conversation", "end"], True)
     (copy,) = list(tmp_path.glob(f"{FILE_NAME}.before-*"))  # noqa: ASYNC240
     assert sqlite3.connect(copy).execute("PRAGMA user_version").fetchone() == (version,)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_deaths_that_were_charged_in_company_become_suspicion(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """From the version before: a count of deaths says that a turn was on those engines, and convicts it of nothing."""
+    database: SqliteDatabase | PostgresDatabase = SqliteDatabase(tmp_path / FILE_NAME)
+    if kind == "postgres":
+        database = PostgresDatabase(request.getfixturevalue("postgres").new_database(), 15.0, ("m",))
+    writer = database.connect_writer()
+    migrate(writer, migrations_of(kind)[: {"sqlite": 3, "postgres": 1}[kind]], writer.execute_script)
+    writer.begin()
+    names = "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, created_at"
+    values = ("old", 1, "old", "running", "{}", "h", "{}", 1, 3, "2026-11-20T00:00:00Z")
+    if kind == "postgres":
+        names, values = f"{names}, priority, models, unfinished", (*values, 0, ["m"], 1)
+    marks = ", ".join("?" * len(values))
+    writer.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", values)  # noqa: S608 - names of our own
+    for agent_id, deaths in (("a", 0), ("b", 1)):
+        record = (
+            f'{{"key": ["old", "c0", "{agent_id}", 0], "attempts": [], "rejected": [["No.", "why"]],'
+            f' "deaths": {deaths}, "failures": 3, "queued_at": "2026-11-20T00:00:00Z", "started_at": null}}'
+        )
+        writer.execute("INSERT INTO unfinished_turns VALUES ('old', 'c0', ?, 0, ?)", (agent_id, record))
+    writer.commit()
+    writer.close()
+    database.prepare()
+    with open_store(database) as store:
+        turns = await store.read(reading.unfinished_turns(JobId("old"), ["c0"]))
+    charges = {turn.key.agent_id: turn.charges for turn in turns}
+    assert charges == {"a": Charges(), "b": Charges(is_suspect=True)}
+    assert {turn.rejected for turn in turns} == {(("No.", "why"),)}
 
 
 def damage_pages(path: Path) -> None:

@@ -1,0 +1,168 @@
+"""What a connection may take of us in time, bytes and number, before the service hears of its request.
+
+uvicorn itself bounds none of these: a half-sent request holds its connection for ever, and a header may be of any size.
+"""
+
+import asyncio
+import resource
+from enum import Enum, auto
+from typing import Any, ClassVar, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from service.api.problems import problem
+from service.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, ServiceError, TooManyConnections
+
+MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs walk over all of it
+FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and webhooks
+FILES_A_WORKER: Final = 16  # its pipes, its probes and its log
+FILES_A_SLOT: Final = 2
+LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 4096
+
+
+class Stage(Enum):
+    """What a connection is to send next."""
+
+    HEAD = auto()
+    BODY = auto()
+    NOTHING = auto()  # its request is whole; the next may begin
+    REFUSED = auto()
+
+
+HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as members, in Python 3.11
+
+
+class Door(HttpToolsProtocol):
+    """A connection with limits; ``limit_concurrency`` of its configuration is how many there may be, and no more.
+
+    Time is counted in ticks, of which a stall of the event loop is one, so that it is nobody's fault.
+    """
+
+    HEAD_BYTES: ClassVar = 64 * 1024
+    HEAD_S: ClassVar[float] = 10.0  # from the connection, or a later request's first byte, to the end of its headers
+    BODY_S: ClassVar[float] = 30.0  # of silence in a body
+    BODY_RATE: ClassVar = 16 * 1024  # so many bytes of a body buy another second
+    CLOSING_S: ClassVar[float] = 5.0  # for a last answer that nobody reads
+    PIPELINED: ClassVar = 16  # requests that wait for the answer to one before them: 14,000 fit into one read
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._stage, self._left_s = HEAD, self.HEAD_S
+        self._overhead = 0  # bytes since the last one of a body, or since the end of a head or a request
+        self._request: RequestResponseCycle | None = None  # the last whose head is whole
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, or refuse it."""
+        super().connection_made(transport)
+        if self._most is not None and len(self.connections) > self._most:
+            self._refuse(TooManyConnections(f"{self._most} connections are open; try again"))
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on no more at once than there may be of what is no body."""
+        if self._stage is NOTHING:
+            self._expect(HEAD, self.HEAD_S)
+        at = 0
+        while at < len(data) and not self.transport.is_closing():
+            room = self.HEAD_BYTES - self._overhead
+            if room <= 0:
+                self._refuse(HeadTooLarge(f"more than {self.HEAD_BYTES} bytes of request line and headers"))
+                return
+            piece = data[at : at + room]
+            at += len(piece)
+            self._overhead += len(piece)
+            super().data_received(piece)
+
+    def on_message_begin(self) -> None:
+        """Note a request whose first byte came together with the end of the one before."""
+        super().on_message_begin()
+        if self._stage is NOTHING:
+            self._expect(HEAD, self.HEAD_S)
+
+    def on_headers_complete(self) -> None:
+        """Begin the request."""
+        if len(self.pipeline) >= self.PIPELINED:
+            raise ValueError("too many requests at once")  # the parser ends, and what came is refused
+        super().on_headers_complete()
+        self.headers = []  # what trails the body is no header of a request that is being answered
+        self._request = self.cycle
+        self._expect(BODY, self.BODY_S)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body; it gives more time as long as anybody waits for it."""
+        super().on_body(body)
+        self._overhead = 0
+        if not self.cycle.response_complete:
+            self._left_s = min(self.BODY_S, self._left_s + len(body) / self.BODY_RATE)
+
+    def on_message_complete(self) -> None:
+        """End the request's sending."""
+        super().on_message_complete()
+        self._expect(NOTHING, 0)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(RequestMalformed(msg))
+
+    def tick(self) -> None:
+        """Let a second pass, if it is the client that is to do something."""
+        stage = self._stage
+        if stage is NOTHING or (stage is HEAD and self._is_busy()) or (stage is BODY and self.flow.read_paused):
+            return
+        self._left_s -= 1
+        if self._left_s >= 0:
+            return
+        if stage is REFUSED:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._refuse(RequestTooSlow("the rest of it did not come in time"))
+
+    def _is_busy(self) -> bool:
+        """Whether the last request whose head is whole is still to be answered, or its answer to end."""
+        return self._request is not None and not self._request.response_complete
+
+    def _expect(self, stage: Stage, left_s: float) -> None:
+        self._stage, self._left_s, self._overhead = stage, left_s, 0
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Close the connection, with an answer where none could take it for another request's."""
+        is_body = self._stage is BODY
+        is_ours = not (self.cycle.response_started or self.pipeline) if is_body else not self._is_busy()
+        is_unused = isinstance(error, RequestTooSlow) and not is_body and not self._overhead  # nothing has come
+        if is_ours and not is_unused:
+            response = problem(error)
+            headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+            lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+            self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + bytes(response.body))
+        self._expect(REFUSED, self.CLOSING_S)
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: whoever asks could fill the log."""
+
+
+def most_connections(workers: int, slots: int) -> int:
+    """Return how many connections there may be, so that engines and the store always find a descriptor.
+
+    A batch holds a second one, for its answers. The soft limit on files is raised to the hard one first.
+    """
+    kept = FILES_KEPT + FILES_A_WORKER * workers + FILES_A_SLOT * slots
+    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, (_raise_file_limit() - kept) // 2))
+
+
+def _raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one, or to what engines can inherit without harm; return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

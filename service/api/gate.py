@@ -1,0 +1,97 @@
+"""Who may ask at all: no page of another origin, nobody by a name that was rebound, and with keys only who has one.
+
+A browser sends a POST of another page's making unasked, and lets that page read nothing; with a name that its owner
+rebinds to our address it lets it read everything. Neither knows a key, and without keys neither gets past here.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Collection, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.problems import problem
+from service.errors import ForeignOrigin, MediaTypeUnknown, NotAuthorised, PathNotFound, ServiceError
+
+OPEN_PATHS: Final = frozenset({"/healthz"})
+HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us
+MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Gate:
+    """ASGI middleware: lets through who brings ``Authorization: Bearer KEY``, or without keys who is of this machine.
+
+    ``hosts`` are names besides those of loopback that requests without keys may be sent to, ``origins`` the pages that
+    may send requests.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Collection[str], origins: Collection[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._hosts = {host.lower() for host in hosts}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or answer 401, 403 or 415; of a path that no name of ours can have, 404."""
+        if scope["type"] == "http":
+            error = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+            if error is not None:
+                response = problem(error)
+                if isinstance(error, NotAuthorised):
+                    response.headers["WWW-Authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, method: str, path: str, headers: Headers) -> ServiceError | None:
+        if "\0" in path:
+            return PathNotFound("no name of ours holds a NUL")
+        if path not in OPEN_PATHS and self._keys and not self._has_key(headers.get("authorization", "")):
+            return NotAuthorised("send Authorization: Bearer KEY with one of the configured api_keys")
+        fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None
+        if fault is not None:
+            return ForeignOrigin(fault)
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if method not in SAFE and (media or _has_body(headers)) and media not in MEDIA_TYPES:
+            shown = f"Content-Type {media[:100]}" if media else "a body without a Content-Type"
+            return MediaTypeUnknown(f"{shown} is not taken; send application/json")
+        return None
+
+    def _has_key(self, authorization: str) -> bool:
+        scheme, _, key = authorization.partition(" ")
+        # Every key is compared, in constant time, so that the time tells nothing of any of them.
+        matches = [hmac.compare_digest(key.strip().encode(), known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+    def _origin_fault(self, headers: Headers) -> str | None:
+        host, origins = headers.get("host", ""), headers.getlist("origin")
+        if not self._keys and not self._is_ours(host):
+            return f"Host {host[:100]!r} is not a name of this machine's own; server.hosts lists further ones"
+        for origin in origins:
+            told = origin.lower().rstrip("/")
+            if told in self._origins or (not self._keys and told.partition("://")[2] == host.lower()):
+                continue
+            return f"Origin {origin[:100]!r} is another page's; server.origins lists those that may ask"
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower().rstrip(".")
+        except ValueError:
+            return False
+        return name in self._hosts or name == "localhost" or _is_loopback(name)
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip() not in {"", "0"}

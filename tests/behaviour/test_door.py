@@ -1,0 +1,251 @@
+"""Who may ask, and what a connection may take: pages of others, rebound names, slow and huge requests."""
+
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.api.door import MOST_FILES, Door
+from tests.behaviour.service import Service, scripted_model, serving
+from tests.waiting import LIMIT_S, wait_for
+
+JOB = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "Go."}]}
+PAGE = {"Origin": "http://evil.example"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    server = {"hosts": ["box.lan"], "origins": ["http://localhost:3000"]}
+    with serving(
+        tmp_path_factory.mktemp("door"), free_ports(1), {"m": scripted_model(free_ports(1))}, server
+    ) as running:
+        yield running
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json().get("code", "")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 202),
+        ({"Origin": "http://localhost:3000"}, 202),
+        ({"Host": "localhost:1"}, 202),
+        ({"Host": "127.8.8.8"}, 202),
+        ({"Host": "[::1]:8080"}, 202),
+        ({"Host": "box.lan:8080"}, 202),
+        ({"Host": "box.lan:8080", "Origin": "http://box.lan:8080"}, 202),
+        ({"Host": "evil.example:8080"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "evil.example:8080", **PAGE}, 403),
+        (PAGE, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "https://localhost:3000"}, 403),
+        ({"Origin": "http://localhost"}, 403),
+    ],
+)
+def test_without_keys_only_this_machines_own_requests_are_taken(
+    service: Service, headers: dict[str, str], status: int
+) -> None:
+    """No page of another origin posts jobs, and no name that was rebound to us reads any."""
+    assert service.http.post("/v1/jobs", json=JOB, headers=headers).status_code == status
+    read = service.http.get("/v1/jobs", headers=headers)
+    assert read.status_code == (200 if status == 202 else 403)
+    if status == 403:
+        assert code(read) == (403, "foreign_origin")
+        assert service.http.post("/v1/workers/m-0/restart", headers=headers).status_code == 403
+
+
+def test_health_is_told_by_any_name(service: Service) -> None:
+    """Orchestrators ask by an address of their own."""
+    for path in ("/healthz", "/readyz"):
+        assert service.http.get(path, headers={"Host": "10.1.2.3:8080", **PAGE}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json", None]
+)
+def test_only_json_is_taken(service: Service, media: str | None) -> None:
+    """What a page can send without being asked for its leave is none of our kinds."""
+    content, headers = b'{"agents": []}', {"Content-Type": media} if media else {}
+    for path in ("/v1/jobs", "/v1/workers/m-0/drain", "/v1/models/m/adapters"):
+        assert code(service.http.post(path, content=content, headers=headers)) == (415, "media_type_unknown")
+    restarts = service.get("/v1/workers/m-0")["restarts"]
+    assert restarts == 0
+
+
+def test_a_page_that_may_ask_is_told_so(service: Service) -> None:
+    """Browsers ask first, and read what came only where they are allowed to."""
+    headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    asked = service.http.options("/v1/jobs", headers={**headers, "Access-Control-Request-Headers": "content-type"})
+    assert asked.headers["access-control-allow-origin"] == "http://localhost:3000"
+    refused = service.http.options("/v1/jobs", headers={**headers, **PAGE})
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_with_keys_the_name_does_not_matter_and_the_page_does(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Nobody's page has a key; whoever has one may be anywhere."""
+    models = {"m": scripted_model(free_ports(1))}
+    with serving(tmp_path, free_ports(1), models, {"api_keys": ["one"]}) as service:
+        assert service.http.get("/v1/jobs", headers={"Host": "roundhouse.example"}).status_code == 200
+        assert code(service.http.get("/v1/jobs", headers=PAGE)) == (403, "foreign_origin")
+        assert code(httpx.get(f"{service.url}/v1/jobs", headers=PAGE)) == (401, "not_authorised")
+
+
+def say(service: Service, *pieces: bytes) -> bytes:
+    """Send what may be no request; return what came until the connection was closed."""
+    with closing(socket.create_connection(("127.0.0.1", int(service.url.rpartition(":")[2])), LIMIT_S)) as connection:
+        answer = b""
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+            while received := connection.recv(65536):
+                answer += received
+        except ConnectionError:
+            pass
+        return answer
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ((HEAD, b"X: " + b"x" * Door.HEAD_BYTES, b"\r\n\r\n"), b"431"),
+        ((b"GET /" + b"x" * (256 << 10),), b"431"),
+        ((HEAD, b"X: y\r\n" * 20_000, b"\r\n"), b"431"),
+        ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",), b"400"),
+        ((b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",), b"400"),
+    ],
+    ids=["a header", "a path", "many headers", "TLS", "two lengths"],
+)
+def test_what_is_no_request_of_a_sane_size_is_refused(
+    service: Service, pieces: tuple[bytes, ...], status: bytes
+) -> None:
+    """In our own form, and nothing of it is kept."""
+    answer = say(service, *pieces)
+    assert answer.startswith(b"HTTP/1.1 " + status), answer[:200]
+    assert b"application/problem+json" in answer
+
+
+SLOW = """
+import asyncio, sys
+import uvicorn
+from service.api.door import Door
+from service.serve import _Server
+
+class Quick(Door):
+    HEAD_S, BODY_S, CLOSING_S = 1.0, 1.0, 1.0
+
+async def app(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+config = uvicorn.Config(app, lifespan="off", http=Quick, ws="none", port=int(sys.argv[1]), limit_concurrency=8,
+                        log_config=None)
+asyncio.run(_Server(config).serve())
+"""
+
+
+def listens(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def slow_door(free_ports: Callable[[int], int]) -> Iterator[int]:
+    """The real door with shorter times, over an application that reads and answers."""
+    port = free_ports(1)
+    with subprocess.Popen([sys.executable, "-c", SLOW, str(port)]) as process:
+        try:
+            wait_for(lambda: listens(port), "it listens")
+            yield port
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("first", "status"),
+    [
+        (b"", b""),
+        (b"GET / HT", b"HTTP/1.1 408"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 408"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n", b"HTTP/1.1 408"),
+    ],
+    ids=["nothing", "half a head", "half a body", "half a chunked body"],
+)
+def test_whoever_does_not_go_on_is_let_go(slow_door: int, first: bytes, status: bytes) -> None:
+    """Half-sent requests hold no connection for ever."""
+    with closing(socket.create_connection(("127.0.0.1", slow_door), LIMIT_S)) as connection:
+        if first:
+            connection.sendall(first)
+        answer = b""
+        while received := connection.recv(65536):
+            answer += received
+        assert answer.startswith(status)
+        assert bool(answer) is bool(status)
+
+
+def test_more_connections_than_there_may_be_are_refused_at_once(slow_door: int) -> None:
+    """Descriptors are left for engines and the store; and whoever waits a moment gets in."""
+    open_ones = [socket.create_connection(("127.0.0.1", slow_door), LIMIT_S) for _ in range(8)]
+    try:
+        with closing(socket.create_connection(("127.0.0.1", slow_door), LIMIT_S)) as one_more:
+            answer = one_more.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in answer.lower()
+    finally:
+        for connection in open_ones:
+            connection.close()
+    wait_for(lambda: httpx.get(f"http://127.0.0.1:{slow_door}/").status_code == 200, "there is room again")
+
+
+LIMITS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+from service.api.door import most_connections
+print(most_connections(2, 8), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most", "now"), [(256, 1024, 424, 1024), (256, 256, 40, 256), (64, 64, 16, 64)]
+)
+def test_descriptors_are_left_for_engines(soft: int, hard: int, most: int, now: int) -> None:
+    """The soft limit is raised to the hard one, and half of what engines and the store do not need is connections'."""
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= hard < MOST_FILES
+    told = subprocess.run(
+        [sys.executable, "-c", LIMITS, str(soft), str(hard)], check=True, capture_output=True, text=True
+    )
+    assert told.stdout.split() == [str(most), str(now)]
+
+
+def test_a_wrong_method_is_told_all_that_the_path_knows(service: Service) -> None:
+    """By whichever route."""
+    for path, allowed in (("/v1/jobs", "GET, POST"), ("/v1/jobs/x", "DELETE, GET"), ("/healthz", "GET, HEAD")):
+        answer = service.http.put(path, json={})
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_errors_are_described_in_the_form_in_which_they_come(service: Service) -> None:
+    """A program that is made from the description reads them."""
+    for path in service.get("/openapi.json")["paths"].values():
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                if status >= "400":
+                    assert list(response["content"]) == ["application/problem+json"]
+    assert list(service.get("/openapi.json")["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == [
+        "text/plain"
+    ]
