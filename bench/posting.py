@@ -23,7 +23,8 @@ import httpx
 import yaml
 
 from service.conversations.job import JobId
-from service.conversations.spec import JobRules, Limits, parse_job
+from service.conversations.limits import Limits
+from service.conversations.spec import JobRules, parse_job
 from service.store.claims import Claims
 from service.store.records import NewJob
 from service.store.sqlite import FILE_NAME, SqliteDatabase

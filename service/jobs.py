@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,9 +14,9 @@ import anyio.to_thread
 import msgspec
 
 from service.conversations.job import Job, JobId
-from service.conversations.spec import JobRules, parse_job
-from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, JobState, TurnState
-from service.conversations.transcript import transcript_document
+from service.conversations.spec import JobRules, check_schemas, parse_job
+from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, TurnState
+from service.conversations.transcript import Turn, transcript_document, transcript_pieces
 from service.errors import NoSlotAvailable, NotFinished, ShuttingDown, StoreUnavailable
 from service.intake import Intake
 from service.scheduling.scheduler import Scheduler
@@ -74,8 +74,12 @@ class Jobs:
 
     # Posting
 
-    async def post(self, document: object, key: str | None = None, *, queue: bool = True) -> tuple[StoredJob, bool]:
+    async def post(
+        self, document: object, key: str | None = None, *, queue: bool = True, size: int = SMALL_BYTES
+    ) -> tuple[StoredJob, bool]:
         """Take a job; when this returns it is durable. Return it, and whether it is new.
+
+        ``size`` is how many bytes it came in: of more than a few, what is to be done with it is done in a thread.
 
         Raises:
             InvalidJob: with everything that is wrong with it.
@@ -84,8 +88,9 @@ class Jobs:
             ShuttingDown: no new jobs are taken.
             StoreUnavailable: the store is in trouble.
         """
-        text, now = canonical_json(document), datetime.now(UTC)
-        hashed = hash_of(text)
+        is_small = size <= SMALL_BYTES
+        text, hashed = _canonical(document) if is_small else await anyio.to_thread.run_sync(_canonical, document)
+        now = datetime.now(UTC)
         if key is not None:
             # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
             stored = await self._store.read(reading.job_by_key(key, hashed, now))
@@ -102,6 +107,7 @@ class Jobs:
         self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, *, queue: bool
     ) -> tuple[StoredJob, bool]:
         rules = self._rules()
+        await check_schemas(document)
         if len(text) <= SMALL_BYTES:
             job = parse_job(document, new_job_id(), rules)
         else:
@@ -207,22 +213,36 @@ class Jobs:
             JobNotFound: there is no such job.
             ConversationNotFound: it has no such conversation.
         """
+        return transcript_document(*await self._conversation(job_id, conversation_id))
+
+    async def transcript_json(self, job_id: JobId, conversation_id: str) -> Iterator[bytes]:
+        """Return the same as JSON, in pieces.
+
+        Raises:
+            JobNotFound: there is no such job.
+            ConversationNotFound: it has no such conversation.
+        """
+        return transcript_pieces(*await self._conversation(job_id, conversation_id))
+
+    async def _conversation(
+        self, job_id: JobId, conversation_id: str
+    ) -> tuple[str, Mapping[str, object], ConversationState, str | None, Sequence[Turn]]:
         # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
         partial = self._scheduler.turns_in_flight(job_id, conversation_id)
         talk = await self._store.read(reading.conversation(job_id, conversation_id))
         ended = {turn.key for turn in talk.turns}
         turns = [*talk.turns, *(turn for turn in partial if turn.key not in ended)]
-        return transcript_document(talk.id, talk.metadata, talk.state, talk.reason, turns)
+        return talk.id, talk.metadata, talk.state, talk.reason, turns
 
     async def ended_conversations(self, job_id: JobId) -> list[str]:
         """Return the ids of the conversations of a job that have ended."""
         states = await self._store.read(reading.conversation_states(job_id))
         return [name for name, state in states.items() if state in ENDED_CONVERSATIONS]
 
-    async def transcripts(self, job_id: JobId) -> AsyncIterator[dict[str, object]]:
-        """Iterate over all transcripts of a job that has ended, one in memory at a time."""
+    async def transcripts(self, job_id: JobId) -> AsyncIterator[Iterator[bytes]]:
+        """Iterate over the JSON of all transcripts of a job that has ended, one in memory at a time."""
         for conversation_id in await self._store.read(reading.conversation_states(job_id)):
-            yield await self.transcript(job_id, conversation_id)
+            yield await self.transcript_json(job_id, conversation_id)
 
     async def ended(self, job_id: JobId) -> StoredJob:
         """Return a job that has ended.
@@ -277,6 +297,11 @@ def new_job_id() -> JobId:
 def canonical_json(document: object) -> bytes:
     """Return the JSON of a document, the same bytes for the same content."""
     return msgspec.json.encode(document, order="deterministic")
+
+
+def _canonical(document: object) -> tuple[bytes, str]:
+    text = canonical_json(document)
+    return text, hash_of(text)
 
 
 def hash_of(canonical: bytes) -> str:

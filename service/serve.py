@@ -78,8 +78,12 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, listener: socket.socket) -> None:
+async def serve(
+    config: Config, specs: Sequence[WorkerSpec], state_dir: Path, roots: Sequence[Path], listener: socket.socket
+) -> None:
     """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
+
+    ``roots`` are where callers may have adapters and checkpoints read from.
 
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
@@ -100,7 +104,7 @@ async def serve(config: Config, specs: Sequence[WorkerSpec], state_dir: Path, li
                 keeping.start_soon(Webhooks(node.store, config.webhooks).run)
                 keeping.start_soon(release_always, node.store, config.store)
                 most = most_connections(len(specs), sum(spec.slots for spec in specs))
-                server = _http_server(build_app(node, config.limits, config.server), most)
+                server = _http_server(build_app(node, config, roots), most)
                 tasks.start_soon(_run_http, server, listener)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
                 await stop.wait()

@@ -14,7 +14,7 @@ from service.cli.app import app as command_line
 from service.config.load import load_config
 from service.config.schema import Config, ModelConfig
 from service.config.workers import worker_specs
-from service.conversations.spec import Limits
+from service.conversations.limits import Limits
 from service.documents import parse_document
 from service.errors import ServiceError
 from service.run import read_job_file

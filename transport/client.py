@@ -4,6 +4,7 @@ import asyncio
 import errno
 import ssl
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import anyio
@@ -41,6 +42,12 @@ class EngineClient:
         self.dialect = dialect
         self._head = endpoint.head(CHAT_PATH)
         self._tls = endpoint.tls()
+
+    def use_key(self, key: str) -> None:
+        """Bring this key with every request from now on: the engine that is being started asks for it."""
+        headers = {**self.endpoint.headers, "Authorization": f"Bearer {key}"}
+        self.endpoint = replace(self.endpoint, headers=headers)
+        self._head = self.endpoint.head(CHAT_PATH)
 
     def __repr__(self) -> str:
         """State where the engine is."""

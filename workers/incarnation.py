@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from transport.endpoint import Endpoint
 from transport.errors import EngineError
 from workers import oom
 from workers.errors import SpawnFailed, WorkerError
+from workers.launch.keys import VARIABLES, operators_key
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.process import Command, EngineExit, EngineProcess, run_engine
@@ -140,6 +142,7 @@ class Incarnation:
         await anyio.sleep_forever()
 
     async def _run(self, command: Command, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
+        command = self._keyed(command)
         turn = await self._gate.enter(self._starter.devices)
 
         def ready() -> None:
@@ -160,6 +163,12 @@ class Incarnation:
         finally:
             turn.release()
         return f"the engine {ended}"
+
+    def _keyed(self, command: Command) -> Command:
+        """Have the engine ask for a key, and bring it; an operator's own stands."""
+        key = operators_key(self._spec) or secrets.token_hex(16)
+        self._client.use_key(key)
+        return replace(command, env={**command.env, VARIABLES[self._spec.engine]: key})
 
     async def _probe(self, on_ready: Callable[[], None]) -> None:
         pause_s = PROBE_FIRST_S
@@ -201,7 +210,9 @@ async def _wait_address(at: Endpoint) -> None:
 def _clear_socket(path: Path) -> None:
     """Remove what a dead engine has left; one that somebody still answers on is not ours to take."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.parent.stat().st_uid != os.geteuid():
+            raise SpawnFailed(f"cannot listen on {path}: its folder is another user's")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(os.fspath(path)) == 0:
                 raise SpawnFailed(f"cannot listen on {path}: another program does")

@@ -1,5 +1,6 @@
 """The HTTP surface of LoRA adapters: they come and go as models of their own names while engines work."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -11,10 +12,11 @@ from service.api.body import body_of, read_document
 from service.api.problems import refused
 from service.api.schemas import Answer
 from service.config.schema import ModelName
-from service.conversations.spec import Limits
-from service.errors import AdapterInvalid
+from service.conversations.limits import Limits
+from service.errors import AdapterInvalid, Fault
 from service.faults import StrictModel, faults_of
 from service.node import Node
+from service.roots import outside_of
 from workers.adapters.model import ModelAdapters
 
 
@@ -49,7 +51,7 @@ class AdaptersOut(Answer):
     adapters: list[AdapterOut]
 
 
-def adapters_router(node: Node, limits: Limits) -> APIRouter:
+def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRouter:
     """Return the routes of adapters."""
     router = APIRouter(prefix="/v1/models/{model:path}/adapters", tags=["adapters"])
     adapters = node.adapters
@@ -73,6 +75,9 @@ def adapters_router(node: Node, limits: Limits) -> APIRouter:
             spec = AdapterSpec.model_validate(document)
         except ValidationError as error:
             raise AdapterInvalid(faults_of(error, AdapterSpec)) from error
+        fault = outside_of(roots, spec.path)
+        if fault is not None:
+            raise AdapterInvalid([Fault(path="path", message=fault)])
         is_new = await adapters.load(model, spec.name, spec.path)
         response.status_code = 201 if is_new else 200
         return _loaded(changing, spec.name)

@@ -1,6 +1,8 @@
 """The HTTP surface, put together."""
 
+from collections.abc import Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,13 +20,14 @@ from service.api.schemas import BatchLine
 from service.api.status import status_router
 from service.api.weights import WEIGHTS_BODIES, weights_router
 from service.api.workers import health_router, workers_router
-from service.config.schema import ServerConfig
-from service.conversations.spec import JobSpec, Limits
+from service.config.schema import Config
+from service.conversations.spec import JobSpec
 from service.node import Node
 
 
-def build_app(node: Node, limits: Limits, server: ServerConfig) -> FastAPI:
-    """Return the ASGI application over a running node."""
+def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
+    """Return the ASGI application over a running node; files are read from below ``roots`` alone."""
+    limits, server = config.limits, config.server
     app = FastAPI(
         title="Roundhouse",
         version=__version__,
@@ -36,8 +39,8 @@ def build_app(node: Node, limits: Limits, server: ServerConfig) -> FastAPI:
     problems.install(app)
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(workers_router(node.fleet))
-    app.include_router(weights_router(node.fleet, limits))
-    app.include_router(adapters_router(node, limits))
+    app.include_router(weights_router(node.fleet, limits, roots))
+    app.include_router(adapters_router(node, limits, roots))
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(health_router(node.fleet, node.store))

@@ -1,8 +1,8 @@
 """Many jobs in one request, one a line (NDJSON): each is taken or refused by itself."""
 
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import IO, Final
+from collections.abc import AsyncIterator, Awaitable
+from typing import IO, Final, Protocol
 
 import anyio
 import msgspec
@@ -11,12 +11,19 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
-from service.api.body import HUNG_UP, decode_document
-from service.conversations.spec import Limits
+from service.api.body import HUNG_UP, decode_soon
+from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ServiceError
 from service.store.records import StoredJob
 
-Post = Callable[[object, str | None], Awaitable[tuple[StoredJob, bool]]]
+
+class Post(Protocol):
+    """Takes one job."""
+
+    def __call__(self, document: object, key: str | None, *, size: int) -> Awaitable[tuple[StoredJob, bool]]:
+        """Return it, and whether it is new."""
+
+
 MEDIA_TYPE: Final = "application/x-ndjson"
 AT_ONCE: Final = 64  # lines that are being stored at the same time: they share commits
 BYTES_AT_ONCE: Final = 1 << 24  # of such lines together, or one line of more
@@ -62,8 +69,8 @@ async def _post_group(
 
     async def post_line(number: int, line: bytes) -> None:
         try:
-            document = decode_document(line, limits)
-            stored, is_new = await post(document, None if key is None else f"{key}:{number}")
+            document = await decode_soon(line, limits)
+            stored, is_new = await post(document, None if key is None else f"{key}:{number}", size=len(line))
         except ServiceError as error:
             told[number] = _line(number, error)
             return
@@ -95,10 +102,13 @@ async def _lines(request: Request, limits: Limits) -> AsyncIterator[bytes]:
     Raises:
         BodyTooLarge: a line is too long, or there are too many; the rest is not read.
     """
-    rest, number = bytearray(), 0
+    rest, number, blank = bytearray(), 0, 0
     async for chunk in request.stream():
         rest += chunk
         *whole, rest = rest.split(b"\n") if b"\n" in chunk else [rest]
+        blank += sum(not line.strip() for line in whole)
+        if blank > limits.batch:
+            raise BodyTooLarge(f"more than limits.batch = {limits.batch} blank lines")
         for line in filter(bytes.strip, map(bytes, whole)):
             number += 1
             _check_line(line, number, limits)

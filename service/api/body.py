@@ -1,15 +1,21 @@
 """A posted body, bounded in size and depth before anything is made of it."""
 
+import re
 from typing import Any, Final
 
+import anyio.to_thread
 import msgspec
 from fastapi import Request
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from service.conversations.spec import Limits
+from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge
+from workers.offload import offload
 
+SMALL_BYTES: Final = 16 * 1024  # of a body that is looked at sooner than a thread would take it up
+COUNT_LIMIT_S: Final = 10.0
+_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 HUNG_UP: Final = "the client hung up in the middle of it"
 
 
@@ -24,7 +30,17 @@ async def read_document(request: Request, limits: Limits) -> object:
 
     Raises:
         BodyTooLarge: more than ``limits.body_bytes``; the rest is not read.
-        BodyMalformed: no JSON, or deeper than ``limits.depth``.
+        BodyMalformed: no JSON, or deeper or of more values than the limits allow.
+    """
+    return await decode_soon(await read_body(request, limits), limits)
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        BodyTooLarge: more than ``limits.body_bytes``; the rest is not read.
+        BodyMalformed: it never came to its end.
     """
     body = bytearray()
     try:
@@ -34,7 +50,28 @@ async def read_document(request: Request, limits: Limits) -> object:
                 raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
     except ClientDisconnect as error:
         raise BodyMalformed(HUNG_UP) from error
-    return decode_document(bytes(body), limits)
+    return bytes(body)
+
+
+async def decode_soon(body: bytes, limits: Limits) -> object:
+    """Return the JSON document of some bytes; of many beside the event loop.
+
+    Raises:
+        BodyMalformed: no JSON, deeper than ``limits.depth``, or of more than ``limits.nodes`` values.
+    """
+    if len(body) <= SMALL_BYTES:
+        return decode_document(body, limits)
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > limits.nodes:  # there may be fewer, with commas in text
+        count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S)
+        if count > limits.nodes:
+            raise BodyMalformed(f"the body holds {count} values, more than limits.nodes = {limits.nodes}")
+    return await anyio.to_thread.run_sync(decode_document, body, limits)
+
+
+def count_nodes(body: bytes) -> int:
+    """Return how many values there are about, whether the bytes are JSON or not."""
+    bare = _TEXT.sub(b"", body)
+    return bare.count(b",") + bare.count(b"[") + bare.count(b"{")
 
 
 def decode_document(body: bytes, limits: Limits) -> object:

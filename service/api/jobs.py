@@ -1,9 +1,10 @@
 """The HTTP surface of jobs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Annotated, Final, Literal
 
+import anyio.lowlevel
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
@@ -11,15 +12,16 @@ from starlette.responses import StreamingResponse
 from service.api import schemas
 from service.api.batch import MEDIA_TYPE as NDJSON
 from service.api.batch import is_batch, post_batch
-from service.api.body import read_document
+from service.api.body import decode_soon, read_body
 from service.api.events import follow
 from service.api.problems import refused
 from service.conversations.job import JobId
-from service.conversations.spec import Limits
+from service.conversations.limits import Limits
 from service.conversations.states import ENDED_TURNS, ConversationState, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import InvalidParameter
 from service.jobs import Jobs, JobView
+from service.store.records import StoredJob
 
 MAX_KEY_LENGTH: Final = 255
 MAX_DIGITS: Final = 18  # within 64 bits
@@ -67,8 +69,9 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
             raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
         if is_batch(request):
             return await post_batch(request, partial(jobs.post, queue=queue), limits, idempotency_key)
-        document = await read_document(request, limits)
-        stored, is_new = await jobs.post(document, idempotency_key, queue=queue)
+        content = await read_body(request, limits)
+        document = await decode_soon(content, limits)
+        stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content))
         body = job_document(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
         location = {"Location": f"/v1/jobs/{stored.id}"}
         return _json(body, status=202 if is_new else 200, headers=location)
@@ -118,8 +121,7 @@ def _add_reading(router: APIRouter, jobs: Jobs) -> None:
         transcripts = jobs.transcripts(stored.id)
         if format == "jsonl":
             return StreamingResponse(_lines(transcripts), media_type=NDJSON)
-        conversations = [transcript async for transcript in transcripts]
-        return _json({"id": stored.id, "state": stored.state, "conversations": conversations})
+        return StreamingResponse(_whole(stored, transcripts), media_type=JSON)
 
     @router.get(
         "/{job_id}/conversations/{conversation_id}",
@@ -128,7 +130,7 @@ def _add_reading(router: APIRouter, jobs: Jobs) -> None:
         responses=refused(401, 404),
     )
     async def get_conversation(job_id: str, conversation_id: str) -> Response:
-        return _json(await jobs.transcript(JobId(job_id), conversation_id))
+        return StreamingResponse(_pieces(await jobs.transcript_json(JobId(job_id), conversation_id)), media_type=JSON)
 
     @router.get(
         "/{job_id}/deliveries",
@@ -191,6 +193,7 @@ def job_document(view: JobView) -> dict[str, object]:
             },
         },
         "metadata": dict(view.stored.metadata),
+        "is_metadata_cut": view.stored.is_metadata_cut,
     }
 
 
@@ -199,9 +202,31 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 
-async def _lines(transcripts: AsyncIterator[dict[str, object]]) -> AsyncIterator[bytes]:
+async def _pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Send pieces as they are made, and let everybody else have a turn between them."""
+    for piece in pieces:
+        yield piece
+        await anyio.lowlevel.checkpoint()
+
+
+async def _lines(transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
     async for transcript in transcripts:
-        yield msgspec.json.encode(transcript) + b"\n"
+        async for piece in _pieces(transcript):
+            yield piece
+        yield b"\n"
+
+
+async def _whole(stored: StoredJob, transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
+    """Yield the JSON of a job's result, which may be larger than our memory."""
+    yield msgspec.json.encode({"id": stored.id, "state": stored.state})[:-1] + b',"conversations":['
+    is_first = True
+    async for transcript in transcripts:
+        if not is_first:
+            yield b","
+        is_first = False
+        async for piece in _pieces(transcript):
+            yield piece
+    yield b"]}"
 
 
 def _json(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

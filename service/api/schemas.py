@@ -53,6 +53,7 @@ class JobOut(Answer):
     finished_at: str | None
     progress: ProgressOut
     metadata: dict[str, object]
+    is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
 
 
 class JobList(Answer):
@@ -166,11 +167,10 @@ class ResultOut(Answer):
 
 
 class SlotsOut(Answer):
-    """A worker's slots; ``because`` says why they are fewer than the engine holds, where they are."""
+    """A worker's slots."""
 
     total: int
     in_use: int
-    because: str | None
 
 
 class ExitOut(Answer):
@@ -265,6 +265,7 @@ class WorkerOut(Answer):
     restarts: int
     slots: SlotsOut
     slots_configured: int
+    slots_because: str | None  # why they are fewer than the engine holds, where they are
     last_exit: ExitOut | None
     verdict: str | None
     requests: list[RequestOut]

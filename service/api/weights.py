@@ -1,7 +1,8 @@
 """The HTTP surface of weights: a trainer makes a group with a model's engines, and updates them while they work."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from service.api.body import body_of, read_document
 from service.api.problems import refused
 from service.api.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
-from service.conversations.spec import Limits
+from service.conversations.limits import Limits
 from service.errors import (
     EngineRefused,
     Fault,
@@ -24,6 +25,7 @@ from service.errors import (
     WeightsFailed,
 )
 from service.faults import StrictModel, faults_of
+from service.roots import outside_of
 from transport.errors import EngineError
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet
@@ -75,7 +77,7 @@ class UpdateSpec(StrictModel):
 WEIGHTS_BODIES: Final[tuple[type[StrictModel], ...]] = (InitSpec, UpdateSpec)
 
 
-def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
+def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRouter:
     """Return the routes of weights."""
     router = APIRouter(prefix="/v1/models/{model:path}/weights", tags=["weights"])
 
@@ -115,6 +117,7 @@ def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
     async def update(model: str, request: Request, response: Response) -> UpdateOut:
         weights = find(model)
         spec = _parse(UpdateSpec, await read_document(request, limits))
+        _check_place(spec, roots)
         with _translated():
             begun = await weights.update(_request(spec))
         if spec.checkpoint is not None and spec.wait:
@@ -138,6 +141,12 @@ def weights_router(fleet: Fleet, limits: Limits) -> APIRouter:
         return weights_document(weights)
 
     return router
+
+
+def _check_place(spec: UpdateSpec, roots: Sequence[Path]) -> None:
+    fault = outside_of(roots, Path(spec.checkpoint)) if spec.checkpoint is not None else None
+    if fault is not None:
+        raise UpdateInvalid([Fault(path="checkpoint", message=fault)])
 
 
 def _request(spec: UpdateSpec) -> UpdateRequest:

@@ -1,6 +1,7 @@
 """The commands that run engines here: serve, run, demo, check."""
 
 import json
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,6 +24,7 @@ from service.documents import parse_document
 from service.errors import ConfigError
 from service.export import folder_for
 from service.jobs import JobView
+from service.roots import roots_of
 from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen, serve
 from workers.spec import WorkerSpec
@@ -52,10 +54,11 @@ def serve_command(
     state_dir: StateOption = None,
 ) -> None:
     """Run the service. SIGTERM or Ctrl-C once drains and stops; a second time stops at once."""
+    os.umask(0o077)  # what it writes holds prompts and answers
     settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
     specs = _specs(settings, config.parent, settings.server.state_dir)
     listener = listen(settings.server.host, settings.server.port)
-    run_async(serve, settings, specs, settings.server.state_dir, listener)
+    run_async(serve, settings, specs, settings.server.state_dir, roots_of(settings, config.parent), listener)
 
 
 def run_command(

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.conversations.job import GroupBy
-from service.conversations.spec import Limits
+from service.conversations.limits import Limits
 from service.faults import StrictModel
 from service.hosts import canonical_host
 from service.scheduling.policies import POLICIES

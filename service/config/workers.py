@@ -1,7 +1,10 @@
 """From the configuration to the specifications of its workers."""
 
+import hashlib
+import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +17,13 @@ from workers.launch.vllm import socket_of
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.prompting.bios import BiosPolicy
-from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
+from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 from workers.tools.runner import ToolRunner
 from workers.tools.running import ToolLimits
 from workers.weights.phases import Backend, WeightsPolicy
 
 TINY_MODEL: Final = "tiny.gguf"
+MAX_ID: Final = 48  # of a worker in the name of its socket
 _REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
 
 
@@ -33,7 +37,8 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     for name, model in config.models.items():
         file = _model_file(name, model, base, state_dir)
         python = python_tools(name, model.tools.python, base)
-        specs += [_spec(name, model, file, index, python, base) for index in range(model.replicas)]
+        sockets = _socket_folder(model, base, state_dir)
+        specs += [_spec(name, model, file, index, python, base, sockets) for index in range(model.replicas)]
     for spec in specs:
         _check_launch(spec)
     return specs
@@ -75,7 +80,13 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
 
 
 def _spec(
-    name: str, model: ModelConfig, file: str | None, index: int, python: ToolRunner | None, base: Path
+    name: str,
+    model: ModelConfig,
+    file: str | None,
+    index: int,
+    python: ToolRunner | None,
+    base: Path,
+    sockets: Path | None,
 ) -> WorkerSpec:
     lines = model.repetition.lines if model.repetition else None
     worker_id = WorkerId(f"{name}-{index}")
@@ -87,7 +98,7 @@ def _spec(
         model=file,
         host=model.host,
         port=model.port + index,
-        socket=socket_of((base / model.socket_dir).resolve(), worker_id) if model.socket_dir else None,
+        socket=socket_of(sockets, worker_id) if sockets else None,
         url=str(model.url) if model.url else None,
         headers=model.headers,
         slots=model.slots,
@@ -106,6 +117,19 @@ def _spec(
         adapters={key: _adapter(name, key, path, model, base) for key, path in model.adapters.items()},
         max_adapters=model.max_adapters,
     )
+
+
+def _socket_folder(model: ModelConfig, base: Path, state_dir: Path) -> Path | None:
+    """Return where vLLM listens: its control endpoints know no key, so a port is only what an operator asks for."""
+    if model.engine != "vllm" or (model.socket_dir is None and "socket_dir" in model.model_fields_set):
+        return None
+    if model.socket_dir is not None:
+        return (base / model.socket_dir).resolve()
+    folder = state_dir.resolve() / "sockets"
+    if len(os.fsencode(folder)) + MAX_ID <= MAX_SOCKET_PATH:
+        return folder
+    short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]  # Linux allows no longer ones
+    return Path(tempfile.gettempdir()) / f"roundhouse-{os.geteuid()}-{short}"
 
 
 def _adapter(name: str, adapter: str, path: str, model: ModelConfig, base: Path) -> str:

@@ -1,5 +1,6 @@
 """A job as callers write it, and the whole list of what is wrong with it (contract, section 5)."""
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -9,6 +10,7 @@ import msgspec
 from pydantic import Field, HttpUrl, ValidationError, model_validator
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt, Webhook
+from service.conversations.limits import Limits, metadata_faults, size_faults, too_many
 from service.conversations.validation import Validation, folded
 from service.errors import Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
@@ -16,23 +18,10 @@ from service.hosts import canonical_host
 from workers.errors import InvalidTool
 from workers.request import parse_tools
 from workers.tools.definition import ToolDefinition
-from workers.tools.schemas import pattern_trouble, schema_trouble
+from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, pattern_trouble, schema_trouble, trusting
 
 MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
-
-
-class Limits(StrictModel):
-    """What one job may ask for."""
-
-    body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="size of a posted body")
-    depth: int = Field(default=64, gt=0, description="nesting of a posted body")
-    agents: int = Field(default=256, gt=0, description="agents of a job")
-    conversations: int = Field(default=10_000, gt=0, description="conversations of a job")
-    rounds: int = Field(default=1_000, gt=0, description="rounds of a conversation")
-    tools: int = Field(default=128, gt=0, description="tools of an agent, exit tools included")
-    batch: int = Field(default=100_000, gt=0, description="jobs of one posted batch, a line each")
-    turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
 
 
 class ValidationSpec(StrictModel):
@@ -95,7 +84,8 @@ class WebhookSpec(StrictModel):
 class JobSpec(StrictModel):
     """A job: agents, and the conversations that they are to hold."""
 
-    name: str = Field(default="job", min_length=1, max_length=200, pattern=r"^[^\x00]*$")  # no database takes a NUL
+    # No database takes a NUL, and no terminal should be told what only looks like a name.
+    name: str = Field(default="job", min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
     mode: Mode = Mode.ROUNDS
     prompt_at: PromptAt = PromptAt.START
     rounds: int = Field(default=1, ge=1, strict=True)
@@ -128,10 +118,38 @@ def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
     models = {agent["model"] for agent in document["agents"]}
     webhook = document.get("webhook") or {}
     most = 2**62
-    anything = Limits(body_bytes=most, depth=most, agents=most, conversations=most, rounds=most, turns=most, tools=most)
+    anything = Limits(**dict.fromkeys(Limits.model_fields, most))
     secrets = {webhook["secret"]} if webhook.get("secret") else ()
     rules = JobRules(models=models, adapters=adapters, limits=anything, webhook_hosts=None, webhook_secrets=secrets)
-    return parse_job(document, job_id, rules)
+    with trusting():
+        return parse_job(document, job_id, rules)
+
+
+async def check_schemas(document: object) -> None:
+    """Find out what is wrong with the schemas and patterns of a job, so that ``parse_job`` knows it at once.
+
+    Raises:
+        InvalidJob: that takes too long.
+    """
+    schemas: list[dict[str, object]] = []
+    patterns: list[str] = []
+    agents = document.get("agents") if isinstance(document, dict) else None
+    for agent in agents if isinstance(agents, list) else ():
+        if not isinstance(agent, dict):
+            continue
+        validation = agent.get("validation")
+        if isinstance(validation, dict):
+            schemas += [given for given in (validation.get("json_schema"),) if isinstance(given, dict)]
+            patterns += [given for given in (validation.get("pattern"),) if isinstance(given, str)]
+        tools = (each for key in ("tools", "exit_tools") if isinstance(agent.get(key), list) for each in agent[key])
+        functions = (tool.get("function") for tool in tools if isinstance(tool, dict))
+        parameters = (each.get("parameters") for each in functions if isinstance(each, dict))
+        schemas += [given for given in parameters if isinstance(given, dict)]
+    try:
+        await find_troubles(schemas, patterns)
+    except TimeoutError as error:
+        message = f"its schemas take longer than {CHECK_LIMIT_S:g} s to check"
+        raise InvalidJob([Fault(path="agents", message=message)]) from error
 
 
 def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
@@ -144,7 +162,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     if not isinstance(document, dict):
         raise InvalidJob([Fault(path="", message="a job is an object with agents and conversations")])
     # Sizes come first: what is too large is not looked at any further, since looking is what costs.
-    _refuse(_size_faults(document, limits))
+    _refuse(chain(size_faults(document, limits), metadata_faults(document, limits)))
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
@@ -154,6 +172,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
         chain(
             _limit_faults(spec, conversations, limits),
             _agent_faults(spec, (*rules.models, *rules.adapters)),
+            _param_faults(spec),
             _tool_faults(spec),
             _cycle_faults(spec),
             _mode_faults(spec),
@@ -178,31 +197,6 @@ def _refuse(faults: Iterator[Fault]) -> None:
     told = list(islice(faults, MAX_FAULTS))
     if told:
         raise InvalidJob(told)
-
-
-def _size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fault]:
-    agents, conversations = document.get("agents"), document.get("conversations")
-    if isinstance(conversations, list) and len(conversations) > limits.conversations:
-        yield _too_many("conversations", "conversations", len(conversations), limits.conversations)
-    if not isinstance(agents, list):
-        return
-    if len(agents) > limits.agents:
-        yield _too_many("agents", "agents", len(agents), limits.agents)
-        return
-    for index, agent in enumerate(agents):
-        if not isinstance(agent, dict):
-            continue
-        tools = sum(len(given) for given in map(agent.get, ("tools", "exit_tools")) if isinstance(given, list))
-        if tools > limits.tools:
-            yield _too_many(f"agents[{index}].tools", "tools", tools, limits.tools)
-        for key in ("visible_to", "speak_after_within_round"):
-            names = agent.get(key)
-            if isinstance(names, list) and len(names) > limits.agents:
-                yield _too_many(f"agents[{index}].{key}", "agents", len(names), limits.agents)
-
-
-def _too_many(path: str, what: str, asked: int, limit: int) -> Fault:
-    return Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")
 
 
 def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
@@ -230,6 +224,7 @@ def _validation(spec: ValidationSpec | None) -> Validation | None:
         choices=tuple(spec.choices or ()),
         pattern=spec.pattern,
         json_schema=spec.json_schema,
+        schema_chars=len(json.dumps(spec.json_schema)) if spec.json_schema is not None else 0,
     )
 
 
@@ -261,6 +256,15 @@ def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
             for position, other in enumerate(others):
                 if other not in ids:
                     yield Fault(path=f"{place}.{key}[{position}]", message=unknown("agent", other, ids))
+
+
+def _param_faults(spec: JobSpec) -> Iterator[Fault]:
+    for index, agent in enumerate(spec.agents):
+        place = f"agents[{index}].params"
+        if agent.params.get("n", 1) not in (1, None):
+            yield Fault(path=f"{place}.n", message="a turn is one answer; each further one would take a slot unseen")
+        if agent.params.get("id_slot", -1) not in (-1, None):
+            yield Fault(path=f"{place}.id_slot", message="which slot of an engine takes a turn is the engine's to say")
 
 
 def _tool_faults(spec: JobSpec) -> Iterator[Fault]:
@@ -336,9 +340,9 @@ def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits
     rounds = max(conversation.rounds for conversation in conversations)
     turns = len(spec.agents) * sum(conversation.rounds for conversation in conversations)
     if rounds > limits.rounds:
-        yield _too_many("rounds", "rounds", rounds, limits.rounds)
+        yield too_many("rounds", "rounds", rounds, limits.rounds)
     if turns > limits.turns:
-        yield _too_many("", "turns", turns, limits.turns)
+        yield too_many("", "turns", turns, limits.turns)
 
 
 def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:

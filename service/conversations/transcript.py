@@ -1,13 +1,18 @@
 """What is kept of a turn and of a conversation, and how callers see it (contract, section 6)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
 
 from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
 from service.conversations.states import ConversationState, TurnState
 from workers.tools.running import Signal, ToolRecord
+
+TURNS_A_PIECE: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +141,24 @@ def attempt_document(attempt: Attempt) -> dict[str, object]:
         "finished_at": rfc3339(attempt.finished_at),
         "tool_calls": [_tool_call_document(record) for record in attempt.tool_calls],
     }
+
+
+def transcript_pieces(
+    conversation_id: str,
+    metadata: Mapping[str, object],
+    state: ConversationState,
+    reason: str | None,
+    turns: Sequence[Turn],
+) -> Iterator[bytes]:
+    """Yield the JSON of a transcript in pieces of some turns each, so that none takes long to make."""
+    head = msgspec.json.encode(
+        {"id": conversation_id, "state": state.value, "reason": reason, "metadata": dict(metadata)}
+    )
+    yield head[:-1] + b',"turns":['
+    for begin in range(0, len(turns), TURNS_A_PIECE):
+        piece = msgspec.json.encode([turn_document(turn) for turn in turns[begin : begin + TURNS_A_PIECE]])
+        yield (b"," if begin else b"") + piece[1:-1]
+    yield b"]}"
 
 
 def transcript_document(

@@ -1,12 +1,13 @@
-"""Whether an answer is what its agent was asked for (contract, section 5.2). Pure."""
+"""Whether an answer is what its agent was asked for (contract, section 5.2). Pure; whoever asks bounds it."""
 
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
 
 from service.conversations.markup import without_markup
 from workers.tools.reading import read_json
-from workers.tools.schemas import is_found, schema_fault
+from workers.tools.schemas import SCHEMA_LIMIT_S, cut, is_found, schema_fault, within
 
 _FENCED = re.compile(r"\A```[a-z]*[^\S\n]*\n(?P<body>.*)\n```\Z", re.DOTALL)
 
@@ -24,38 +25,43 @@ class Validation:
     choices: tuple[str, ...] = ()
     pattern: str | None = None
     json_schema: dict[str, object] | None = None
+    schema_chars: int = 0  # how long the schema is
 
-    def fault_of(self, answer: str) -> str | None:
-        """Return what is wrong with an answer, in words that its model can mend it by; None where nothing is."""
+    def fault_of(self, answer: str, limit_s: float = SCHEMA_LIMIT_S) -> str | None:
+        """Return what is wrong with an answer, in words that its model can mend it by; None where nothing is.
+
+        Raises:
+            TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.
+        """
         text = without_markup(answer).strip()
         if self.choices:
-            return self._choice_fault(text)
+            return _choice_fault(self.choices, text)
         if self.pattern is not None:
-            return _pattern_fault(self.pattern, text)
-        return _json_fault(self.json_schema or {}, text)
-
-    def _choice_fault(self, text: str) -> str | None:
-        # The longest first: where "no opinion" stands, "no" does not. Emphasis (_yes_) is no part of a word.
-        longest_first = sorted({folded(choice) for choice in self.choices}, key=len, reverse=True)
-        words = "|".join(re.escape(choice) for choice in longest_first)
-        found = set(re.findall(rf"(?<![^\W_])(?:{words})(?![^\W_])", folded(text)))
-        if len(found) == 1:
-            return None
-        told = ", ".join(self.choices)
-        return f"it must hold exactly one of: {told}; it holds {' and '.join(sorted(found)) or 'none of them'}"
+            with within(limit_s):
+                return None if is_found(self.pattern, text) else f"it does not match the pattern {cut(self.pattern)}"
+        return _json_fault(self.json_schema or {}, text, limit_s)
 
 
-def _pattern_fault(pattern: str, text: str) -> str | None:
-    try:
-        return None if is_found(pattern, text) else f"it does not match the pattern {pattern}"
-    except TimeoutError:
-        return f"it cannot be told in time whether it matches the pattern {pattern}"
+@lru_cache(maxsize=64)
+def _words_of(choices: tuple[str, ...]) -> re.Pattern[str]:
+    # The longest first: where "no opinion" stands, "no" does not. Emphasis (_yes_) is no part of a word.
+    longest_first = sorted({folded(choice) for choice in choices}, key=len, reverse=True)
+    words = "|".join(re.escape(choice) for choice in longest_first)
+    return re.compile(rf"(?<![^\W_])(?:{words})(?![^\W_])")
 
 
-def _json_fault(schema: dict[str, object], text: str) -> str | None:
+def _choice_fault(choices: tuple[str, ...], text: str) -> str | None:
+    found = set(_words_of(choices).findall(folded(text)))
+    if len(found) == 1:
+        return None
+    held = cut(" and ".join(sorted(found)) or "none of them")
+    return f"it must hold exactly one of: {cut(', '.join(choices))}; it holds {held}"
+
+
+def _json_fault(schema: dict[str, object], text: str, limit_s: float) -> str | None:
     fenced = _FENCED.match(text)
     try:
         value = read_json(fenced["body"] if fenced else text)
     except ValueError as error:
-        return f"it is no JSON: {error}"
-    return schema_fault(schema, value)
+        return cut(f"it is no JSON: {error}")
+    return schema_fault(schema, value, limit_s)

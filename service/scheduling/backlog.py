@@ -91,6 +91,10 @@ class JobBacklog:
         for agent in agents:
             self._turns_left[agent] -= 1
 
+    def drop_turns(self, rounds: int, spoken: Sequence[int]) -> None:
+        """Take off what agents have left in a conversation that is over; ``spoken`` counts what each had said in it."""
+        self._turns_left = [left - (rounds - said) for left, said in zip(self._turns_left, spoken, strict=True)]
+
     def note_rounds(self, conversation_id: str, rounds_left: int) -> None:
         """Take how many rounds a conversation has left; 0 where it has ended."""
         if self._rounds_left[conversation_id] != rounds_left:

@@ -6,6 +6,8 @@ started at most once until its end, in whatever way, has been told.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final
 
 from service.conversations.job import Conversation, GroupBy, JobId, TurnKey
 from service.conversations.speaking import Place
@@ -16,6 +18,7 @@ from service.scheduling.dispatch import Dispatcher
 from service.scheduling.events import (
     AbandonTurn,
     Action,
+    ContinueCancel,
     ConversationEnded,
     ConversationReleased,
     CutOffTurn,
@@ -48,6 +51,8 @@ from service.scheduling.seats import Seats
 from service.scheduling.view import PoolsView
 from service.scheduling.warmth import Warm
 from workers.outcome import FailureReason
+
+CANCELLED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
 
 
 class SchedulingCore:
@@ -143,6 +148,8 @@ class SchedulingCore:
         for talk in fresh:
             keys = ended.get(talk.conversation.id, [])
             yield from self._resume(talk, {key: event.ended[key] for key in keys})
+        if live.is_cancelled:
+            yield from self._cancel(event.job.id)
         if live.talks:
             self._tell_load(live)
 
@@ -162,20 +169,30 @@ class SchedulingCore:
             elif talk.ending is None:
                 talk.ending = (ConversationState.CANCELLED, reason)
         talk.is_started = bool(ended)
-        if live.is_cancelled and not talk.has_ended_all:
-            talk.ending = talk.ending or (ConversationState.CANCELLED, "cancelled")
+        if live.is_cancelled and talk.ending is None and not talk.has_ended_all:
+            return  # it is ended with the others, a few at a time
         if talk.ending is not None:
             yield from self._settle(talk)
             return
         yield from self._go_on(talk, talk.order.resume(spoken))
 
     def _cancel(self, job_id: JobId) -> Iterator[Action]:
+        """End a job, or more of it: as much at a time as holds up nobody, what is in flight first."""
         live = self._jobs.get(job_id)
-        if live is None or live.is_cancelled:
+        if live is None:
             return
-        live.is_cancelled = True
-        for talk in list(live.talks.values()):
+        if not live.is_cancelled:
+            live.is_cancelled = True
+            for talk in [live.talks[name] for name in self._seats.talks_of(job_id)]:
+                yield from self._end(talk, ConversationState.CANCELLED, "cancelled")
+        left = CANCELLED_AT_ONCE
+        for talk in list(islice((talk for talk in live.talks.values() if talk.ending is None), left)):
+            left -= talk.conversation.rounds * len(live.job.agents)
             yield from self._end(talk, ConversationState.CANCELLED, "cancelled")
+            if left <= 0:
+                break
+        if any(talk.ending is None for talk in live.talks.values()):
+            yield ContinueCancel(job_id=job_id)
 
     def _tell_load(self, live: LiveJob) -> None:
         """Tell the queues what is left of a job."""
@@ -238,15 +255,14 @@ class SchedulingCore:
         if talk.ending is None or any(key in self._seats for key in talk.open):
             return
         state, reason = talk.ending
-        unspoken = talk.unspoken()
         ended = ConversationEnded(
             job_id=talk.live.job.id,
             conversation_id=talk.conversation.id,
             state=state,
             reason=reason,
-            unspoken=unspoken,
+            unspoken=talk.unspoken(),
         )
-        yield from self._leave(talk, unspoken, ended)
+        yield from self._leave(talk, ended)
 
     def _release(self, talk: Talk) -> Iterator[Action]:
         """Leave a conversation, of which nothing is in flight, to a node that has the models it needs next."""
@@ -258,13 +274,11 @@ class SchedulingCore:
             conversation_id=talk.conversation.id,
             models=tuple(model for model in models if model in self._lost),
         )
-        yield from self._leave(talk, talk.unspoken(), left)
+        yield from self._leave(talk, left)
 
-    def _leave(
-        self, talk: Talk, unspoken: Iterable[TurnKey], told: ConversationEnded | ConversationReleased
-    ) -> Iterator[Action]:
+    def _leave(self, talk: Talk, told: ConversationEnded | ConversationReleased) -> Iterator[Action]:
         live = talk.live
-        live.end_talk(talk, unspoken)
+        live.end_talk(talk)
         yield told
         if live.talks:
             self._tell_load(live)

@@ -38,7 +38,9 @@ class Dispatcher:
         yield from self._start_trials()
         for model, ready in self._ready.queues.items():
             while ready.has_front and self._seats.has_free(model):
-                yield from self._start(model, ready.pop())
+                turn = ready.pop()
+                if not self._is_cancelled(turn):
+                    yield from self._start(model, turn)
         yield from self._start_held()
         for model, ready in self._ready.queues.items():
             yield from self._start_ready(model, ready)
@@ -54,6 +56,8 @@ class Dispatcher:
             return
         while ready and self._seats.has_free(model):
             first = self._first_in_line(ready.pop(), model, ready)
+            if self._is_cancelled(first):
+                continue
             if self._is_to_be_tried(first):
                 self._ready.suspect(first, model, Trial.LAST)
                 continue
@@ -70,7 +74,7 @@ class Dispatcher:
                 first = self._first_in_line(turn, model, ready)
                 if self._is_to_be_tried(first):
                     self._ready.suspect(first, model, Trial.LAST)
-                else:
+                elif not self._is_cancelled(first):
                     yield from self._start(model, first, worker=worker)
 
     def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
@@ -80,6 +84,13 @@ class Dispatcher:
             ready.discard(first.key)
             ready.push(turn)
         return first
+
+    def _is_cancelled(self, turn: ReadyTurn) -> bool:
+        """Whether a turn that was taken is of a job that is being ended: it waits for that, and for no slot."""
+        if not self._jobs[turn.key.job_id].is_cancelled:
+            return False
+        self._ready.count_out(turn.key)
+        return True
 
     def _is_to_be_tried(self, turn: ReadyTurn) -> bool:
         return self._jobs[turn.key.job_id].is_distrusted and not turn.is_front

@@ -1,6 +1,6 @@
 """What the scheduler is told, and what it answers: events in the past tense, actions in the imperative. Values only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.conversations.job import Job, JobId, TurnKey
@@ -178,6 +178,13 @@ class CutOffTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueCancel:
+    """Tell once more that the job is cancelled, when what has followed so far is stored: there is more to end."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationStarted:
     """The first turn of a conversation is being started."""
 
@@ -193,7 +200,7 @@ class ConversationEnded:
     conversation_id: str
     state: ConversationState
     reason: str | None
-    unspoken: tuple[TurnKey, ...]
+    unspoken: Sequence[TurnKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,4 +220,4 @@ class JobEnded:
 
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | Move
+Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | ContinueCancel | Move

@@ -1,7 +1,9 @@
 """Jobs and conversations that have not ended, as the core keeps them."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import overload
 
 from service.conversations.job import Conversation, Job, Mode, TurnKey
 from service.conversations.speaking import Place, speaking_order
@@ -32,11 +34,52 @@ class LiveJob:
         self.suspects |= suspects
         self.backlog.extend(job.conversations)
 
-    def end_talk(self, talk: "Talk", unspoken: Iterable[TurnKey]) -> None:
+    def end_talk(self, talk: "Talk") -> None:
         """Take the end of a conversation, or that it is here no more."""
         del self.talks[talk.conversation.id]
-        self.backlog.end_turns(self.places[key.agent_id] for key in unspoken)
+        self.backlog.drop_turns(talk.conversation.rounds, talk.spoken_by_agent())
         self.backlog.note_rounds(talk.conversation.id, 0)
+
+
+class Unspoken(Sequence[TurnKey]):
+    """The turns of a conversation that never ended; there may be a quarter of a million, so each is made when asked."""
+
+    def __init__(self, job: Job, conversation: Conversation, ended: AbstractSet[TurnKey]) -> None:
+        self._job = job
+        self._conversation = conversation
+        self._ended = ended
+
+    def __repr__(self) -> str:
+        """State how many."""
+        return f"<Unspoken {len(self)} of {self._job.id}/{self._conversation.id}>"
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self._job.agents) * self._conversation.rounds - len(self._ended)
+
+    def __iter__(self) -> Iterator[TurnKey]:
+        """Iterate in the order of rounds and agents."""
+        for number in range(self._conversation.rounds):
+            for agent in self._job.agents:
+                key = TurnKey(self._job.id, self._conversation.id, agent.id, number)
+                if key not in self._ended:
+                    yield key
+
+    @overload
+    def __getitem__(self, place: int) -> TurnKey: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[TurnKey, ...]: ...
+    def __getitem__(self, place: int | slice) -> TurnKey | tuple[TurnKey, ...]:
+        """Return some of them."""
+        return tuple(self)[place]
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether these are the same turns."""
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        """Hash by the conversation."""
+        return hash((self._job.id, self._conversation.id))
 
 
 class Talk:
@@ -90,14 +133,14 @@ class Talk:
         """Return turns in the order of rounds and agents."""
         return sorted(keys, key=lambda key: (key.round, self.live.places[key.agent_id]))
 
-    def unspoken(self) -> tuple[TurnKey, ...]:
-        """Return the turns that have not ended."""
-        if self.has_ended_all:
-            return ()
-        agents = range(len(self.live.job.agents))
-        turns = (self.key(Place(agent, number)) for number in range(self.conversation.rounds) for agent in agents)
-        ended = self._ended or ()
-        return tuple(key for key in turns if key not in ended)
+    def unspoken(self) -> "Unspoken":
+        """Return the turns that have not ended; the conversation is over."""
+        return Unspoken(self.live.job, self.conversation, self._ended or frozenset())
+
+    def spoken_by_agent(self) -> list[int]:
+        """Count each agent's turns that have ended."""
+        counts = Counter(key.agent_id for key in self._ended or ())
+        return [counts[agent.id] for agent in self.live.job.agents]
 
     def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...], int]]:
         """Iterate over the turns that wait for others, for whom, and in which round."""

@@ -5,10 +5,11 @@ back before anything is written, and nothing here waits for the store.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, TypeVarTuple, assert_never
+from itertools import islice
+from typing import Final, TypeVarTuple
 
 import anyio
 import anyio.lowlevel
@@ -16,13 +17,14 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from service.conversations.job import GroupBy, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
-from service.conversations.states import ConversationState, TurnState
+from service.conversations.states import TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.errors import StoreUnavailable
 from service.scheduling import events
 from service.scheduling.blame import Blame
 from service.scheduling.calls import TurnCalls, describe_calls
 from service.scheduling.core import SchedulingCore
+from service.scheduling.endings import Endings
 from service.scheduling.findings import WorkerFindings
 from service.scheduling.landing import End, Landing
 from service.scheduling.life import LifeCounts
@@ -71,9 +73,9 @@ class Scheduler:
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
-        self._released: dict[tuple[JobId, str], Sequence[str]] = {}
         self.life = LifeCounts()
         self._blame = Blame()
+        self._endings = Endings(self._jobs, self._turns, self._blame)
         self._findings = WorkerFindings(fleet, self._turns)
         self._landing = Landing(self._jobs, self._turns, self._blame, self.life, fleet.refusal_s)
         self._idle = anyio.Event()
@@ -183,7 +185,7 @@ class Scheduler:
             self._turns.interrupt_all()
             await self.wait_idle()
             self._jobs.clear()
-            self._released.clear()
+            self._endings.released.clear()
             self._turns.clear()
             self._blame.clear()
             self._core = self._new_core()
@@ -212,8 +214,8 @@ class Scheduler:
             facts += self._act(action)
         for begin in range(0, len(facts), FACTS_A_WRITE):
             self._write(facts[begin : begin + FACTS_A_WRITE])
-        if self._released:  # after what was said of them
-            released, self._released = self._released, {}
+        if self._endings.released:  # after what was said of them
+            released, self._endings.released = self._endings.released, {}
             self._outlet.release_nowait(released)
 
     def _write(self, facts: Sequence[Record]) -> None:
@@ -234,40 +236,31 @@ class Scheduler:
             case events.HoldTurn():
                 self._start_soon(self._end_hold, action)
             case events.AbandonTurn():
-                facts.append(self._abandon(action.key, now))
+                facts.append(self._endings.fail(action.key, self._fleet.trouble_of(self.model_of(action.key))))
             case events.CutOffTurn():
                 self._turns.cut_off(action.key)
+            case events.ContinueCancel():
+                self._start_soon(self._go_on_cancelling, action.job_id)
             case _:
                 facts += self._move(action, now)
         return facts
 
     def _move(self, action: events.Move, now: datetime) -> list[Record]:
-        """Note how far a conversation or a job has come."""
-        match action:
-            case events.ConversationStarted():
-                return [records.ConversationMoved(
-                    job_id=action.job_id, conversation_id=action.conversation_id,
-                    state=ConversationState.RUNNING, reason=None, at=now,
-                )]  # fmt: skip
-            case events.ConversationEnded():
-                dropped = [self._drop(key, now) for key in action.unspoken]
-                self._blame.forget(action.unspoken)
-                self._jobs[action.job_id].forget(action.conversation_id)
-                return [*dropped, records.ConversationMoved(
-                    job_id=action.job_id, conversation_id=action.conversation_id,
-                    state=action.state, reason=action.reason, at=now,
-                )]  # fmt: skip
-            case events.ConversationReleased():
-                self._jobs[action.job_id].forget(action.conversation_id)
-                self._blame.forget(self._turns.leave(action.job_id, action.conversation_id))
-                self._released[action.job_id, action.conversation_id] = action.models
-                return []
-            case events.JobEnded():
-                del self._jobs[action.job_id]
-                self._blame.forget_job(action.job_id)
-                return []
-            case _:
-                assert_never(action)
+        facts = self._endings.move(action, now)
+        if isinstance(action, events.ConversationEnded) and len(action.unspoken) > FACTS_A_WRITE:
+            self._start_soon(self._write_slowly, facts)
+            return []
+        return list(facts)
+
+    async def _write_slowly(self, facts: Iterator[Record]) -> None:
+        """Write so many facts that all at once would hold up everybody else."""
+        while some := list(islice(facts, FACTS_A_WRITE)):
+            self._write(some)
+            await self._outlet.append([])  # behind those
+
+    async def _go_on_cancelling(self, job_id: JobId) -> None:
+        await self._outlet.append([])  # behind all that has followed so far
+        self._post(events.JobCancelled(job_id=job_id))
 
     def _forget_stored(self, keys: Sequence[TurnKey], talks: int) -> None:
         self.life.persisted += talks
@@ -290,18 +283,6 @@ class Scheduler:
         self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id])
         self._start_soon(self._run_turn, action.key, worker, lease)
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
-
-    def _abandon(self, key: TurnKey, now: datetime) -> Record:
-        """Fail a turn that waits for what cannot come, and say what that is."""
-        reason, detail = FailureReason.ENGINE_UNREACHABLE, self._fleet.trouble_of(self.model_of(key))
-        turn = self._turns.end_waiting(key, TurnState.FAILED, reason, detail)
-        self._blame.forget([key])
-        self._turns.keep_unstored(turn)
-        return records.TurnEnded(turn=turn, at=now)
-
-    def _drop(self, key: TurnKey, now: datetime) -> Record:
-        turn = self._turns.end_waiting(key, TurnState.CANCELLED, FailureReason.CANCELLED)
-        return records.TurnEnded(turn=turn, at=now)
 
     def look_elsewhere(self) -> None:
         """Take the fact that other nodes have come or gone."""
@@ -344,6 +325,8 @@ class Scheduler:
             if scope.cancelled_caught:
                 reason = CancelReason.LEASE_LOST if run.is_interrupted else CancelReason.CONVERSATION_ENDED
                 outcome = Cancelled(reason=reason)
+            if isinstance(outcome, Completed):
+                await run.judge_answer()
         except StoreUnavailable as error:
             logger.warning("turn %s: %s", key, error)
             await anyio.sleep(STORE_PAUSE_S)

@@ -31,6 +31,12 @@ class Seats:
         """Tell whether a turn is in flight."""
         return key in self._seated
 
+    def talks_of(self, job_id: JobId) -> list[str]:
+        """List the conversations of a job that have a turn in flight."""
+        if not self.by_job[job_id]:
+            return []
+        return list(dict.fromkeys(key.conversation_id for key in self._seated if key.job_id == job_id))
+
     def open(self, worker: str, model: str, slots: int) -> None:
         """Offer a worker's slots."""
         self._slots[worker] = (model, slots)

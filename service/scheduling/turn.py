@@ -14,6 +14,7 @@ from service.conversations.markup import Said, read_markup
 from service.conversations.rendering import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
+from service.scheduling.judging import judge
 from service.scheduling.warmth import Reading
 from workers.answer import Answer
 from workers.flight import Flight
@@ -70,6 +71,7 @@ class TurnRun:
         self.answer: Answer | None = None
         self.flight: Flight | None = None
         self.rejected: list[Rejected] = []
+        self._fault: str | None = None  # of the answer that was judged
         self.seconds = 0.0  # for which the last attempt held its slot
         self._began_at = 0.0
         if so_far is not None:  # in an earlier life of the service
@@ -146,12 +148,16 @@ class TurnRun:
         earlier = dict.fromkeys(read_markup(call.said).thinking for call in calls)
         return replace(said, thinking="\n\n".join(thought for thought in (*earlier, said.thinking) if thought))
 
+    async def judge_answer(self) -> None:
+        """Find out whether a complete answer is valid; its slot may be somebody else's meanwhile."""
+        if self._agent.validation is not None and self.answer is not None:
+            self._fault = await judge(self._agent.validation, self.answer.text)
+
     def take_answer(self) -> str | None:
-        """Judge a complete answer; return why it is not valid, if so."""
-        text = self.answer.text if self.answer else ""
-        fault = self._agent.validation.fault_of(text) if self._agent.validation else None
+        """Take a complete answer that was judged; return why it is not valid, if so."""
+        fault, self._fault = self._fault, None
         if fault is not None:
-            self.rejected.append((text, fault))
+            self.rejected.append((self.answer.text if self.answer else "", fault))
             self.refuse_answer(FailureReason.VALIDATION_EXHAUSTED, fault)
         return fault
 

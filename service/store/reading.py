@@ -18,6 +18,7 @@ T = TypeVar("T")
 Query = Callable[[Connection], T]
 FEW: Final = 50  # conversations that are read one by one, and not with all others of their job
 LAST_NUMBER: Final = 2**62
+LISTED_METADATA: Final = 4096  # characters of a job's metadata that stand in a list
 _JOB_COLUMNS: Final = (
     "id, number, name, state, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
     " created_at, started_at, finished_at"
@@ -49,11 +50,14 @@ def document(job_id: JobId) -> Query[str]:
 
 
 def jobs(state: JobState | None, limit: int, before: int | None) -> Query[list[StoredJob]]:
-    """List jobs, the newest first, with a number below ``before``."""
+    """List jobs, the newest first, with a number below ``before``; larger metadata is left out."""
+    columns = _JOB_COLUMNS.replace(
+        "metadata", f"CASE WHEN length(metadata) <= {LISTED_METADATA} THEN metadata ELSE NULL END"
+    )
 
     def query(connection: Connection) -> list[StoredJob]:
         rows = connection.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE (CAST(? AS TEXT) IS NULL OR state = ?)"  # noqa: S608
+            f"SELECT {columns} FROM jobs WHERE (CAST(? AS TEXT) IS NULL OR state = ?)"  # noqa: S608
             " AND number < ? ORDER BY number DESC LIMIT ?",
             (state, state, LAST_NUMBER if before is None else before, limit),
         )
@@ -224,7 +228,8 @@ def _job(row: Sequence[Any]) -> StoredJob:
         name=row[2],
         state=JobState(row[3]),
         body_hash=row[4],
-        metadata=msgspec.json.decode(row[5]),
+        metadata=msgspec.json.decode(row[5]) if row[5] is not None else {},
+        is_metadata_cut=row[5] is None,
         total_conversations=row[6],
         total_turns=row[7],
         is_cancel_requested=bool(row[8]),

@@ -107,6 +107,7 @@ class StoredJob:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    is_metadata_cut: bool = False  # it is larger than a list shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,7 +168,8 @@ def own_folder(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        folder.chmod(0o700)  # every prompt is in it, and so far it may have been made for all to read
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StoreError(f"{folder}: cannot be used as state directory: {error.strerror}") from error
     try:

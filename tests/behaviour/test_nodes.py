@@ -23,7 +23,9 @@ def nodes(folder: Path, ports: Ports, url: str, *models: Document) -> Iterator[l
     store = {"url": url, "lease_s": LEASE_S}
     with ExitStack() as stack:
         yield [
-            stack.enter_context(serving(folder / f"node-{number}", ports(1), each, {"drain_s": 1}, store=store))
+            stack.enter_context(
+                serving(folder / f"node-{number}", ports(1), each, {"drain_s": 1, "roots": [str(folder)]}, store=store)
+            )
             for number, each in enumerate(models)
         ]
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from service.conversations.job import JobId, TurnKey
-from service.conversations.spec import JobRules, Limits, parse_job
+from service.conversations.limits import Limits
+from service.conversations.spec import JobRules, parse_job
 from service.scheduling.prompts import JobPrompts
 from tests.behaviour.service import Document, Service, serving
 from tests.engines.checkpoint import write_checkpoint

@@ -204,7 +204,7 @@ async def test_deaths_that_were_charged_in_company_become_suspicion(
     migrate(writer, migrations_of(kind)[: {"sqlite": 3, "postgres": 1}[kind]], writer.execute_script)
     writer.begin()
     names = "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, created_at"
-    values = ("old", 1, "old", "running", "{}", "h", "{}", 1, 3, "2026-11-20T00:00:00Z")
+    values: tuple[object, ...] = ("old", 1, "old", "running", "{}", "h", "{}", 1, 3, "2026-11-20T00:00:00Z")
     if kind == "postgres":
         names, values = f"{names}, priority, models, unfinished", (*values, 0, ["m"], 1)
     marks = ", ".join("?" * len(values))

@@ -109,6 +109,8 @@ class ModelAdapters:
     async def _load(self, name: str, source: Path) -> bool:
         if name in self.configured:
             raise AdapterTaken(f"{name} is an adapter of the configuration")
+        if name not in self.loaded:
+            self._check_room()
         # A disk may stand still for as long as it likes: that holds up no other change, and no stop.
         adapter = await anyio.to_thread.run_sync(self._copy, name, source, abandon_on_cancel=True)
         self._copies[adapter.digest] += 1
@@ -148,18 +150,22 @@ class ModelAdapters:
 
     def _check(self, adapter: Adapter) -> None:
         """Look at the copy: the source may be another thing by now."""
-        copy = self._shelf.path(adapter.digest)
         try:
-            if self.spec.engine is EngineKind.VLLM:
-                check_peft(copy, self.spec.model, most_rank(self.spec))
-            else:
-                check_gguf(copy)
+            self._look_at(self._shelf.path(adapter.digest))
         except OSError as error:
             raise AdapterRefused(f"the copy of {adapter.source} cannot be read: {error.strerror or error}") from error
+
+    def _look_at(self, place: Path) -> None:
+        if self.spec.engine is EngineKind.VLLM:
+            check_peft(place, self.spec.model, most_rank(self.spec))
+        else:
+            check_gguf(place)
 
     def _copy(self, name: str, source: Path) -> Adapter:
         check_source(source, is_folder=self.spec.engine is EngineKind.VLLM)
         try:
+            self._look_at(source)  # before a copy of whatever it is fills the disk
+            self._shelf.check_space(source)
             copied = self._shelf.put(source)
         except OSError as error:
             raise InvalidAdapter(f"{source}: cannot be copied: {error.strerror or error}") from error
@@ -176,10 +182,14 @@ class ModelAdapters:
         before = known.digest if known is not None else self.past.get(adapter.name)
         if before not in (None, adapter.digest):
             raise AdapterTaken(f"{adapter.name} stands for other weights already: give these a name of their own")
-        if known is None and len(self.names) >= self.spec.adapter_room:
-            room = self.spec.adapter_room
-            raise AdaptersFull(f"model {self.name} has room for {room} adapters: unload one, or configure max_adapters")
+        if known is None:
+            self._check_room()
         return known is not None
+
+    def _check_room(self) -> None:
+        room = self.spec.adapter_room
+        if len(self.names) >= room:
+            raise AdaptersFull(f"model {self.name} has room for {room} adapters: unload one, or configure max_adapters")
 
     async def _take(self, adapter: Adapter) -> None:
         """Prove an adapter on the engines, one after the other, and keep it; or leave everything as it was."""

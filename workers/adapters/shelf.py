@@ -5,6 +5,7 @@ for others, and ends when that is gone by then.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -23,6 +24,7 @@ from workers.files import replace_file, sync_folder
 
 INDEX: Final = "adapters.json"
 PIECE_BYTES: Final = 1024 * 1024
+SPARE_BYTES: Final = 256 * 1024 * 1024  # for the store: a full disk takes no jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,20 @@ class Shelf:
         """
         replace_file(self._folder / INDEX, msgspec.json.encode(shelved))
 
+    def check_space(self, source: Path) -> None:
+        """Return if a copy leaves enough of the disk to whatever else is written there.
+
+        Raises:
+            OSError: it does not.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        size = sum(file.stat().st_size for file in self._files(source))
+        if shutil.disk_usage(self._folder).free < size + SPARE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _files(self, source: Path) -> list[Path]:
+        return [source / name for name in PEFT_FILES] if self._is_folder else [source]
+
     def put(self, source: Path) -> Copied:
         """Copy an adapter, durably.
 
@@ -73,7 +89,7 @@ class Shelf:
             OSError: it cannot be read, or not be copied.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        files = [source / name for name in PEFT_FILES] if self._is_folder else [source]
+        files = self._files(source)
         half = Path(tempfile.mkdtemp(dir=self._folder, prefix=".half-"))
         try:
             digest, size = hashlib.sha256(), 0

@@ -5,12 +5,15 @@ flag that is not in the table is refused with exit status 2, as llama-server ref
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import xllamacpp
+
+KEY = "LLAMA_API_KEY"  # llama-server's own name for it
 
 
 def _set(path: str) -> Callable[[object, object], None]:
@@ -100,6 +103,8 @@ def parse(argv: list[str]) -> xllamacpp.CommonParams:
     for flags, (_, apply) in (*VALUES.items(), *SWITCHES.items()):
         if given[flags[0]] is not None:
             apply(params, given[flags[0]])
+    if KEY in os.environ:
+        params.api_keys = [os.environ[KEY]]
     if not Path(params.model.path).is_file():
         parser.error(f"model file {params.model.path} is not there")
     return params

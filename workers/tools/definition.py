@@ -1,12 +1,18 @@
 """Tools as a model is shown them: OpenAI tool definitions, checked once, before anything runs."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from workers.errors import InvalidTool
+from workers.offload import offload
 from workers.tools.ledger import Unverified
 from workers.tools.schemas import schema_fault, schema_trouble
+
+QUICK_CHARS: Final = 4096  # of a schema that is applied at once
+QUICK_S: Final = 0.01  # of the event loop
+LIMIT_S: Final = 5.0  # of another process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +26,7 @@ class ToolDefinition:
     description: str
     parameters: dict[str, object]
     document: Mapping[str, object]
+    schema_chars: int = 0  # how long the schema is
     unverified: Unverified = Unverified.ASK_MODEL
 
     @classmethod
@@ -48,13 +55,22 @@ class ToolDefinition:
             name=name,
             description=description,
             parameters=parameters,
+            schema_chars=len(json.dumps(parameters)),
             document={key: value for key, value in document.items() if key != "unverified"},
             unverified=Unverified(policy),
         )
 
-    def faults_of(self, arguments: dict[str, Any]) -> str | None:
+    async def faults_of(self, arguments: dict[str, Any]) -> str | None:
         """Return what the schema finds wrong with ``arguments``, None where nothing is."""
-        return schema_fault(self.parameters, arguments)
+        try:
+            if self.schema_chars <= QUICK_CHARS:
+                return schema_fault(self.parameters, arguments, QUICK_S)
+        except TimeoutError:
+            pass  # it may be done in the time that there is elsewhere
+        try:
+            return await offload(schema_fault, self.parameters, arguments, limit_s=LIMIT_S)
+        except TimeoutError:
+            return "it cannot be told in time whether they fit the schema"
 
 
 def _check_schema(parameters: object) -> dict[str, object]:

@@ -116,7 +116,7 @@ class MessageTools:
     ) -> list[str] | RequestFailed:
         """Return each call's result as JSON, in their order; ``records`` takes every call, whatever became of it."""
         try:
-            uses = [self._check(call) for call in calls]
+            uses = [await self._check(call) for call in calls]
         except ToolTrouble as trouble:
             records += [_refused(call, iteration, said, trouble) for call in calls]
             return RequestFailed(reason=trouble.reason, detail=str(trouble))
@@ -155,7 +155,7 @@ class MessageTools:
             )
         return told
 
-    def _check(self, call: ToolCall) -> ToolUse:
+    async def _check(self, call: ToolCall) -> ToolUse:
         tool = self._tools.get(call.name)
         if tool is None:
             raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"the model called {call.name!r}, which it was not given")
@@ -164,7 +164,7 @@ class MessageTools:
             raise ToolTrouble(
                 FailureReason.TOOL_ARGUMENTS, f"{call.name}: no JSON object: {call.arguments[:DETAIL_CHARS]}"
             )
-        fault = tool.faults_of(arguments)
+        fault = await tool.faults_of(arguments)
         if fault is not None:
             raise ToolTrouble(FailureReason.TOOL_ARGUMENTS, f"{call.name}: {fault[:DETAIL_CHARS]}")
         return ToolUse(call_id=call.id, name=call.name, arguments=arguments, job_name=self._job_name)

@@ -1,13 +1,17 @@
 """JSON schemas that come with jobs: checked before anything runs, applied without trusting them.
 
 A schema and a model's answer can be such that applying the one to the other takes for ever: by a regular expression, by
-references that double at each step, by sheer size. So every keyword looks at a clock.
+references that double at each step, by sheer size. So every keyword looks at a clock; and since some take long between
+two looks, only what is small is judged where it is asked for, for a moment, and everything else in another process.
 """
 
 import functools
+import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, cast
 from urllib.parse import unquote
@@ -19,36 +23,103 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from workers.offload import offload
+
 PATTERN_LIMIT_S: Final = 0.05  # of one match
-SCHEMA_LIMIT_S: Final = 0.2  # of one answer or one call, all together
+SCHEMA_LIMIT_S: Final = 0.2  # of one answer or one call, all together, in seconds of the processor
+CHECK_LIMIT_S: Final = 30.0  # of all schemas of one job together: the library's own check is slow
+KNOWN: Final = 10_000  # schemas and patterns of which it is known whether they are any
+MESSAGE_CHARS: Final = 1000
 Keyword = Callable[[Any, Any, Any, Any], Iterator[jsonschema.ValidationError] | None]
-_deadline: ContextVar[float] = ContextVar("deadline")
+_deadline: ContextVar[float] = ContextVar("deadline")  # of this thread's own time
+_trusts: ContextVar[bool] = ContextVar("trusts", default=False)
+_troubles: dict[bytes, str | None] = {}  # by digest
 
 
 def schema_trouble(schema: object) -> str | None:
-    """Return why ``schema`` is no JSON schema, None where it is one."""
+    """Return why ``schema`` is no JSON schema, None where it is one; what was found out stands for all equal ones."""
     if not isinstance(schema, dict):
         return "is not a JSON schema"
     try:
-        json.dumps(schema)
-        validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(schema, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
         return f"is no JSON: {error}"
+    return _known("schema", text, lambda: _schema_trouble(schema))
+
+
+def pattern_trouble(pattern: str) -> str | None:
+    """Return why ``pattern`` is no regular expression, None where it is one."""
+    return _known("pattern", pattern, lambda: _pattern_trouble(pattern))
+
+
+def _known(kind: str, text: str, find_out: Callable[[], str | None]) -> str | None:
+    if _trusts.get():
+        return None
+    digest = hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()
+    if digest not in _troubles:
+        _troubles[digest] = find_out()
+        while len(_troubles) > KNOWN:
+            del _troubles[next(iter(_troubles))]
+    return _troubles[digest]
+
+
+@contextmanager
+def trusting() -> Iterator[None]:
+    """Check nothing for a block: what is read there was accepted before."""
+    token = _trusts.set(True)
+    try:
+        yield
+    finally:
+        _trusts.reset(token)
+
+
+async def find_troubles(schemas: Collection[dict[str, object]], patterns: Collection[str]) -> None:
+    """Find out, in another process, what is wrong with each: from then on it is known at once.
+
+    Raises:
+        TimeoutError: that takes too long.
+    """
+    texts = [("schema", json.dumps(schema, sort_keys=True)) for schema in schemas]
+    texts += [("pattern", pattern) for pattern in patterns]
+    asked = {
+        hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest(): (kind, text) for kind, text in texts
+    }
+    new = {digest: what for digest, what in asked.items() if digest not in _troubles}
+    if new:
+        found = await offload(_all_troubles, list(new.values()), limit_s=CHECK_LIMIT_S)
+        _troubles.update(zip(new, found, strict=True))
+
+
+def _all_troubles(asked: list[tuple[str, str]]) -> list[str | None]:
+    return [_pattern_trouble(text) if kind == "pattern" else _schema_trouble(json.loads(text)) for kind, text in asked]
+
+
+def _schema_trouble(schema: dict[str, object]) -> str | None:
+    try:
+        validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
-        return error.message
+        return cut(error.message)
+    except (RecursionError, regex.error) as error:
+        return f"cannot be checked: {type(error).__name__}: {error}"
     if _mentions(schema, "unevaluatedProperties"):
         return "unevaluatedProperties cannot be applied here; use additionalProperties"
     lost = next((target for target in _references(schema) if not _is_there(schema, target)), None)
     return None if lost is None else f"refers to {lost!r}, which is not in it"
 
 
-def pattern_trouble(pattern: str) -> str | None:
-    """Return why ``pattern`` is no regular expression, None where it is one."""
+def _pattern_trouble(pattern: str) -> str | None:
     try:
         regex.compile(pattern)
     except regex.error as error:
         return str(error)
+    except RecursionError:
+        return "is nested too deeply"
     return None
+
+
+def cut(message: str) -> str:
+    """Return a message without most of an instance that it quotes: it goes into prompts and answers."""
+    return message if len(message) <= MESSAGE_CHARS else f"{message[:MESSAGE_CHARS]} …"
 
 
 def is_found(pattern: str, text: str) -> bool:
@@ -57,21 +128,38 @@ def is_found(pattern: str, text: str) -> bool:
     Raises:
         TimeoutError: that takes too long to find out.
     """
-    return regex.search(pattern, text, timeout=PATTERN_LIMIT_S) is not None
+    left_s = min(PATTERN_LIMIT_S, _deadline.get(math.inf) - time.thread_time())
+    if left_s <= 0:
+        raise TimeoutError("no time is left")
+    return regex.search(pattern, text, timeout=left_s) is not None
 
 
-def schema_fault(schema: dict[str, object], instance: Any) -> str | None:  # noqa: ANN401 - any JSON
-    """Return what a schema finds wrong with ``instance``, None where nothing is."""
-    token = _deadline.set(time.monotonic() + SCHEMA_LIMIT_S)
+def schema_fault(schema: dict[str, object], instance: Any, limit_s: float = SCHEMA_LIMIT_S) -> str | None:  # noqa: ANN401 - any JSON
+    """Return what a schema finds wrong with ``instance``, None where nothing is.
+
+    Raises:
+        TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.
+    """
+    with within(limit_s):
+        try:
+            error = jsonschema.exceptions.best_match(_validator(schema).iter_errors(instance))
+        except Unresolvable as unresolvable:
+            return cut(f"the schema refers to {unresolvable}")
+        except TimeoutError:
+            raise
+        except Exception as trouble:  # noqa: BLE001 - a schema may refer to itself without end, or divide by nothing
+            return cut(f"the schema cannot be applied: {type(trouble).__name__}: {trouble}")
+    return None if error is None else cut(f"{error.json_path}: {error.message}")
+
+
+@contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """Bound what is found out in a block by this thread's own time."""
+    token = _deadline.set(time.thread_time() + limit_s)
     try:
-        error = jsonschema.exceptions.best_match(_validator(schema).iter_errors(instance))
-    except Unresolvable as unresolvable:
-        return f"the schema refers to {unresolvable}"
-    except Exception as trouble:  # noqa: BLE001 - a schema may refer to itself without end, or divide by nothing
-        return f"the schema cannot be applied: {type(trouble).__name__}: {trouble}"
+        yield
     finally:
         _deadline.reset(token)
-    return None if error is None else f"{error.json_path}: {error.message}"
 
 
 def _validator(schema: dict[str, object]) -> Validator:
@@ -131,6 +219,21 @@ def _mentions(schema: object, keyword: str) -> bool:
     return isinstance(schema, dict) and (keyword in schema or any(_mentions(each, keyword) for each in schema.values()))
 
 
+def _pattern_of(
+    _validator: Validator, pattern: str, instance: object, _schema: object
+) -> Iterator[jsonschema.ValidationError]:
+    if isinstance(instance, str) and not is_found(pattern, instance):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _unique_of(
+    _validator: Validator, is_wanted: object, instance: object, _schema: object
+) -> Iterator[jsonschema.ValidationError]:
+    # The library compares each item with each: 21 s for 4,000 of them.
+    if is_wanted and isinstance(instance, list) and len({_canonical(item) for item in instance}) < len(instance):
+        yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
+
+
 @functools.cache
 def _bounded(known: type[Validator]) -> type[Validator]:
     """Return the validator of a dialect in which nothing takes for ever."""
@@ -156,24 +259,36 @@ def _bounded(known: type[Validator]) -> type[Validator]:
         rest = {key: value for key, value in schema.items() if key != "patternProperties"}
         yield from known.VALIDATORS["additionalProperties"](validator, allowed, instance, rest)
 
-    def pattern_of(
-        _validator: Validator, pattern: str, instance: object, _schema: object
-    ) -> Iterator[jsonschema.ValidationError]:
-        if isinstance(instance, str) and not is_found(pattern, instance):
-            yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
-
-    ours = {"pattern": pattern_of, "patternProperties": properties_of, "additionalProperties": additional}
+    ours = {
+        "uniqueItems": _unique_of,
+        "pattern": _pattern_of,
+        "patternProperties": properties_of,
+        "additionalProperties": additional,
+    }
     keywords = {**known.VALIDATORS, **ours}
     checks = {name: _timed(keyword) for name, keyword in keywords.items()}
     return cast("type[Validator]", extend(known, checks))  # type: ignore[no-untyped-call]
+
+
+def _canonical(value: object) -> str:
+    """Return the same text for what JSON schema takes for equal: 1 and 1.0 are, 1 and true are not."""
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def _timed(keyword: Keyword) -> Keyword:
     def check(
         validator: object, value: object, instance: object, schema: object
     ) -> Iterator[jsonschema.ValidationError]:
-        if time.monotonic() > _deadline.get():
-            raise TimeoutError(f"not done within {SCHEMA_LIMIT_S:g} s")
+        if time.thread_time() > _deadline.get():
+            raise TimeoutError("no time is left")
         yield from keyword(validator, value, instance, schema) or ()
 
     return check

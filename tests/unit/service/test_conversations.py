@@ -3,8 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.conversations.job import Agent, Job, JobId
+from service.conversations.limits import Limits
 from service.conversations.rendering import render_conversation
-from service.conversations.spec import JobRules, Limits, find_cycle, parse_job
+from service.conversations.spec import JobRules, find_cycle, parse_job
 from service.conversations.visibility import Spoken, Utterance, visible_before
 from service.errors import InvalidJob
 from tests.unit.service.jobs import DEBATE, agent, job

@@ -66,20 +66,21 @@ class TestDefinitions:
         with pytest.raises(InvalidTool, match="'add'"):
             check_names((tool("add"),), (tool("add"),))
 
-    def test_a_schema_cannot_hold_us_up(self) -> None:
+    @pytest.mark.anyio
+    async def test_a_schema_cannot_hold_us_up(self) -> None:
         """A pattern that matches for ever, or a schema that refers to itself, ends the call, and not us."""
         slow = tool("t", q={"type": "string", "pattern": r"(.*),(.*),(.*),(.*),(.*);"})
-        assert "TimeoutError" in (slow.faults_of({"q": "a," * 400}) or "")
-        assert slow.faults_of({"q": ",,,,;"}) is None
-        assert "does not match" in (slow.faults_of({"q": "?"}) or "")
+        assert "cannot be told in time" in (await slow.faults_of({"q": "a," * 400}) or "")
+        assert await slow.faults_of({"q": ",,,,;"}) is None
+        assert "does not match" in (await slow.faults_of({"q": "?"}) or "")
         schema = {"patternProperties": {"^x+$": {"type": "number"}}, "additionalProperties": False}
         named = ToolDefinition.parse({"function": {"name": "t", "parameters": schema}})
-        assert named.faults_of({"xx": 1}) is None
-        assert named.faults_of({"xx": "1"}) is not None
-        assert named.faults_of({"y": 1}) is not None
+        assert await named.faults_of({"xx": 1}) is None
+        assert await named.faults_of({"xx": "1"}) is not None
+        assert await named.faults_of({"y": 1}) is not None
         nested = {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
         endless = ToolDefinition.parse({"function": {"name": "t", "parameters": nested}})
-        assert "cannot be applied" in (endless.faults_of({}) or "")
+        assert "cannot be applied" in (await endless.faults_of({}) or "")
 
     def test_a_schema_cannot_make_us_fetch_anything(self) -> None:
         """Definitions come with jobs; a reference that leads out of one is refused, and no request of ours."""

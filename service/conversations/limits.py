@@ -1,0 +1,80 @@
+"""How much a job may be, and what of one is too much; looked at before anything else, since looking is what costs."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+from pydantic import Field
+
+from service.errors import Fault
+from service.faults import StrictModel
+
+CHOICE_CHARS: Final = 64
+
+
+class Limits(StrictModel):
+    """What one job may ask for."""
+
+    body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="size of a posted body")
+    depth: int = Field(default=64, gt=0, description="nesting of a posted body")
+    agents: int = Field(default=256, gt=0, description="agents of a job")
+    conversations: int = Field(default=10_000, gt=0, description="conversations of a job")
+    rounds: int = Field(default=1_000, gt=0, description="rounds of a conversation")
+    tools: int = Field(default=128, gt=0, description="tools of an agent, exit tools included")
+    batch: int = Field(default=100_000, gt=0, description="jobs of one posted batch, a line each")
+    turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
+    nodes: int = Field(default=500_000, gt=0, description="values and keys of a posted body, however deep")
+    metadata: int = Field(default=64 * 1024, gt=0, description="size of a job's metadata as JSON, or a conversation's")
+    choices: int = Field(default=1_000, gt=0, description="choices of a validation; together 64 characters for each")
+
+
+def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fault]:
+    """Yield what of a job is too many."""
+    agents, conversations = document.get("agents"), document.get("conversations")
+    if isinstance(conversations, list) and len(conversations) > limits.conversations:
+        yield too_many("conversations", "conversations", len(conversations), limits.conversations)
+    if not isinstance(agents, list):
+        return
+    if len(agents) > limits.agents:
+        yield too_many("agents", "agents", len(agents), limits.agents)
+        return
+    for index, agent in enumerate(agents):
+        if not isinstance(agent, dict):
+            continue
+        yield from _choice_faults(f"agents[{index}].validation.choices", agent.get("validation"), limits)
+        tools = sum(len(given) for given in map(agent.get, ("tools", "exit_tools")) if isinstance(given, list))
+        if tools > limits.tools:
+            yield too_many(f"agents[{index}].tools", "tools", tools, limits.tools)
+        for key in ("visible_to", "speak_after_within_round"):
+            names = agent.get(key)
+            if isinstance(names, list) and len(names) > limits.agents:
+                yield too_many(f"agents[{index}].{key}", "agents", len(names), limits.agents)
+
+
+def _choice_faults(place: str, validation: object, limits: Limits) -> Iterator[Fault]:
+    choices = validation.get("choices") if isinstance(validation, dict) else None
+    if not isinstance(choices, list):
+        return
+    if len(choices) > limits.choices:
+        yield too_many(place, "choices", len(choices), limits.choices)
+    chars = sum(len(choice) for choice in choices if isinstance(choice, str))
+    if chars > CHOICE_CHARS * limits.choices:
+        message = f"{chars} characters of choices are more than {CHOICE_CHARS} x limits.choices = {limits.choices}"
+        yield Fault(path=place, message=message)
+
+
+def metadata_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fault]:
+    """Yield which metadata of a job is too large."""
+    conversations = document.get("conversations")
+    talks = conversations if isinstance(conversations, list) else []
+    places = [("metadata", document), *((f"conversations[{n}].metadata", talk) for n, talk in enumerate(talks))]
+    for place, holder in places:
+        given = holder.get("metadata") if isinstance(holder, dict) else None
+        size = len(msgspec.json.encode(given)) if given else 0
+        if size > limits.metadata:
+            yield Fault(path=place, message=f"{size} bytes are more than limits.metadata = {limits.metadata}")
+
+
+def too_many(path: str, what: str, asked: int, limit: int) -> Fault:
+    """Return the fault of what is more than a limit."""
+    return Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")

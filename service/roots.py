@@ -1,0 +1,27 @@
+"""Where callers may have files read from: adapters and checkpoints lie below one of the operator's folders."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.config.schema import Config
+
+
+def roots_of(config: Config, base: Path) -> list[Path]:
+    """Return the folders of ``server.roots``; without any, that of the configuration and each model's own."""
+    given = config.server.roots
+    if given:
+        return [(base / root.expanduser()).resolve() for root in given]
+    models = [(base / Path(model.model).expanduser()).resolve() for model in config.models.values() if model.model]
+    folders = (path if path.is_dir() else path.parent for path in models if path.exists())
+    return list(dict.fromkeys((base.resolve(), *folders)))
+
+
+def outside_of(roots: Sequence[Path], path: Path) -> str | None:
+    """Return why a path may not be read, None where it may.
+
+    What lies elsewhere is refused in the same words whether it is there or not: a caller is not to find that out.
+    """
+    resolved = path.resolve()
+    if any(resolved.is_relative_to(root) for root in roots):
+        return None
+    return f"{path} lies in none of server.roots: {', '.join(map(str, roots))}"
