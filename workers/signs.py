@@ -8,10 +8,12 @@ from transport.counters import EngineCounters
 from workers.answer import Phase
 from workers.flight import Flight, Flights
 from workers.incident import Evidence
-from workers.policy.liveness import EngineSigns, PrefillPace, RequestSigns
+from workers.policy.liveness import BUSY_CORES, EngineSigns, PrefillPace, RequestSigns
+from workers.request import RequestId
 from workers.vitals import KernelView, Vitals
 
 LOOK_S: Final = 2.0  # between two looks at an engine that is silent
+LEAST_INTERVAL_S: Final = 1.0  # between two looks at /proc, whose clock ticks a hundred times a second
 GAP_S: Final = 3 * LOOK_S  # without a look: what has risen since is no news, since nobody knows when it did
 _NEVER: Final = float("-inf")
 
@@ -42,6 +44,7 @@ class EngineSight:
     unexplained_at: float | None
     progress: _Newest
     prefilling: _Newest
+    batch_busy_at: float | None = None
 
     def as_seen_by(self, flight: Flight, *, is_serving: bool) -> EngineSigns:
         """Return what speaks for the engine as ``flight`` sees it."""
@@ -51,6 +54,7 @@ class EngineSight:
             unexplained_at=self.unexplained_at,
             others_at=self.progress.beside(flight),
             prefilling_at=self.prefilling.beside(flight),
+            batch_busy_at=self.batch_busy_at,
         )
 
 
@@ -78,6 +82,10 @@ class Signs:
         self._tried_at: float | None = None
         self._cpu_percent: float | None = None
         self._kernel_at: float | None = None
+        self._ticks = KernelView()
+        self._ticks_at: float | None = None
+        self.busy_at: float | None = None  # when its processes were last seen to compute
+        self._batches: dict[RequestId, tuple[int, float]] = {}  # how far each prompt was told to be, and after how long
         self._log_bytes = self._vitals.log_bytes()
         self._log_grew_at: float | None = None
 
@@ -92,8 +100,7 @@ class Signs:
             self.counters = None
         view = await self._vitals.kernel_view()
         now = self._clock()
-        if self._kernel_at is not None and now > self._kernel_at and self.kernel.processes:
-            self._cpu_percent = 100 * (view.cpu_s - self.kernel.cpu_s) / (now - self._kernel_at)
+        self._measure_cpu(view, now)
         if self._kernel_at is not None and view.compiles_since(self.kernel):
             self._rose_at = self._unexplained_at = now  # it makes what it needs for these requests, before any step
         self.kernel, self._kernel_at = view, now
@@ -106,17 +113,53 @@ class Signs:
             self._compare(counters)
         return counters
 
-    def sight(self) -> EngineSight:
-        """Return what is known of the engine now."""
+    def _measure_cpu(self, view: KernelView, now: float) -> None:
+        """Take how much the tree computes; an interval of a few ticks would tell of the ticks alone."""
+        if self._ticks_at is None or not self._ticks.processes:
+            self._ticks, self._ticks_at = view, now
+            return
+        seconds = now - self._ticks_at
+        if seconds < LEAST_INTERVAL_S:
+            return
+        cores = view.cpu_since(self._ticks) / seconds
+        self._cpu_percent = 100 * cores
+        if cores >= BUSY_CORES:
+            self.busy_at = now
+        self._ticks, self._ticks_at = view, now
+
+    def learn_batches(self, flight: Flight) -> None:
+        """Learn how fast the engine reads from each batch that it tells of, whatever becomes of the request."""
+        told = flight.answer.generation.prompt_progress
+        seen, seen_ms = self._batches.get(flight.id, (0, 0.0))
+        if told is None or told.processed <= max(seen, told.cached):
+            return
+        since = max(seen, told.cached)
+        self.pace = self.pace.seen(tokens=told.processed - since, seconds=(told.elapsed_ms - seen_ms) / 1000)
+        self._batches[flight.id] = told.processed, told.elapsed_ms
+
+    def forget_batches(self, flight: Flight) -> None:
+        """Take the end of a request."""
+        self._batches.pop(flight.id, None)
+
+    def sight(self, *, may_batch: bool = False) -> EngineSight:
+        """Return what is known of the engine now; ``may_batch`` says that it may be reading for whoever has left.
+
+        Beside that, it may be reading a batch where a prompt was sent and no token of its answer has come.
+        """
         progress = prefilling = _Newest()
         for flight in self._flights:
             if flight.answer.phase is Phase.ENGINE:
                 at = _progress_at(flight)
                 progress = progress.joined_by(flight, at)
                 if flight.answer.generation.first_token_at is None:
+                    may_batch = True
                     prefilling = prefilling.joined_by(flight, at)
         return EngineSight(
-            rose_at=self._rose_at, unexplained_at=self._unexplained_at, progress=progress, prefilling=prefilling
+            rose_at=self._rose_at,
+            unexplained_at=self._unexplained_at,
+            progress=progress,
+            prefilling=prefilling,
+            batch_busy_at=self.busy_at if may_batch else None,
         )
 
     def of_request(self, flight: Flight) -> RequestSigns:

@@ -46,13 +46,16 @@ class WorkerTimeouts:
     prefill_stall_s: float | None = 120.0  # no progress before the first token; grows with the prompt at measured rate
     decode_stall_s: float | None = 60.0  # no progress after it
     cancel_s: float | None = 60.0  # a slot that stays busy after its request is gone
+    busy_stall_s: float | None = None  # for so much longer CPU ticks alone speak; None: 900 on a CPU, 0 on a GPU
     request_s: float | None = None  # one whole request, its tools included
     refusal_s: float | None = 300.0  # for how long one turn may be refused (500, 503, a broken stream) before it fails
 
     @property
     def stall(self) -> StallLimits:
-        """The two limits on silence."""
-        return StallLimits(prefill_s=self.prefill_stall_s, decode_s=self.decode_stall_s)
+        """The limits on silence."""
+        return StallLimits(
+            prefill_s=self.prefill_stall_s, decode_s=self.decode_stall_s, busy_s=self.busy_stall_s or 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class WorkerSpec:
     ``adapters`` are LoRA adapters that the engine is started with, by the names under which requests ask for them: a
     folder for vLLM, a GGUF file for llama.cpp. ``max_adapters`` is how many there may be at once, those that
     are loaded later among them; None is as many as are given here.
+    ``on_cpu`` says whether the engine computes on the CPU; None is found out from the machine and its devices.
     ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
     the former. ``state_dir`` is where incidents and started processes are noted; None notes them nowhere.
@@ -99,6 +103,7 @@ class WorkerSpec:
     weights: WeightsPolicy = field(default_factory=WeightsPolicy)
     adapters: Mapping[str, str] = field(default_factory=dict)
     max_adapters: int | None = None
+    on_cpu: bool | None = None
     state_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -149,6 +154,8 @@ class WorkerSpec:
             value = getattr(self.timeouts, limit.name)
             if value is None and limit.name in ("start_s", "stop_grace_s"):
                 yield f"timeouts.{limit.name}: has to be given"
+            elif limit.name == "busy_stall_s" and value == 0:
+                continue
             elif value is not None and not (isinstance(value, int | float) and value > 0):
                 yield f"timeouts.{limit.name}: {value!r} is no time in seconds"
 

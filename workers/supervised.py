@@ -21,6 +21,7 @@ from workers.flight import Flight, Flights
 from workers.incarnation import Incarnation
 from workers.incident import Incidents
 from workers.launch import DIALECTS, adapted
+from workers.launch.devices import placed
 from workers.ledger import Ledger
 from workers.logring import LogRing
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
@@ -57,7 +58,8 @@ class SupervisedWorker:
         *,
         tries_suspects: bool = False,
     ) -> None:
-        self.spec = spec
+        environment = os.environ if environment is None else environment
+        self.spec = spec = placed(spec, environment)
         self._tries_suspects = tries_suspects
         self._client = EngineClient(spec.endpoint, DIALECTS[spec.engine])
         self._on_change = on_change
@@ -65,7 +67,7 @@ class SupervisedWorker:
         self._flights = Flights()
         self._supervisor = Supervisor(
             spec,
-            os.environ if environment is None else environment,
+            environment,
             self._client,
             on_end=self._end_requests,
             on_gone=self._keep_incident,
@@ -375,6 +377,9 @@ class SupervisedWorker:
             self._watch.begin()
         if self.state is WorkerState.READY:
             self._slots.total = self._effective_slots()
+            running = self._supervisor.running
+            if self.spec.on_cpu and running is not None and running.capacity is not None:
+                self._supervisor.start_soon(self._watch.calibrate)
         if self._on_change is not None:
             self._on_change(self)
 

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -205,6 +205,11 @@ class Supervisor:
                 is_deferred=self._has_suspects(),
             )
         )
+
+    def start_soon(self, what: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run something beside the engine, for as long as the worker is supervised."""
+        if self.tasks is not None:
+            self.tasks.start_soon(what)
 
     def note_answer(self, incarnation: int) -> None:
         """Take the fact that an engine has answered a request: earlier failures lengthen no pause any more."""

@@ -1,6 +1,7 @@
 """What an engine shows of itself apart from its answers: its counters, a canary's song, and the kernel's view of it."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,7 @@ from transport.counters import EngineCounters
 from transport.errors import CannotAsk, EngineError, EngineTimeout
 from transport.events import Event
 from transport.request import ChatRequest, Message
+from workers.generation import Generation
 
 VIEW_PROCESSES: Final = 64  # of one engine's tree; vLLM has a dozen
 # What Triton, Inductor, FlashInfer and llama.cpp's backends run to make kernels; in-process compilers show no process.
@@ -26,6 +28,9 @@ COMPILERS: Final = frozenset(
     }
 )
 CANARY: Final = (Message(role="user", content="ping"),)
+CALIBRATION_WORDS: Final = 200
+CALIBRATION_S: Final = 10.0
+CALIBRATION: Final = (Message(role="user", content="word " * CALIBRATION_WORDS),)
 logger = logging.getLogger(__name__)
 
 
@@ -53,11 +58,24 @@ class KernelView:
         """CPU seconds of all of them together."""
         return sum(process.cpu_s for process in self.processes)
 
+    def cpu_since(self, earlier: "KernelView") -> float:
+        """Return the CPU seconds that were spent since, by processes that were there and by those that came."""
+        spent = {process.pid: process.cpu_s for process in earlier.processes}
+        return sum(max(0.0, process.cpu_s - spent.get(process.pid, 0.0)) for process in self.processes)
+
     def compiles_since(self, earlier: "KernelView") -> bool:
         """Whether a compiler below the engine has worked since: kernels are made when a shape comes first."""
         spent = {process.pid: process.cpu_s for process in earlier.processes}
         compilers = (process for process in self.processes if process.name in COMPILERS)
         return any(process.cpu_s > spent.get(process.pid, -1.0) for process in compilers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How long an engine took to read so many tokens of a prompt."""
+
+    tokens: int
+    seconds: float
 
 
 class Probe(StrEnum):
@@ -85,6 +103,9 @@ class Vitals(Protocol):
 
     async def sing(self, limit_s: float) -> Song:
         """Ask for one token as a turn would, and return what came of it."""
+
+    async def calibrate(self) -> Calibration | None:
+        """Return how long the engine takes for a short prompt, or at least takes; None where it does not tell."""
 
     async def probe(self) -> Probe:
         """Return what came of one readiness probe."""
@@ -121,6 +142,24 @@ class EngineVitals:
     def __repr__(self) -> str:
         """State whose they are."""
         return f"<EngineVitals {self._client!r}>"
+
+    async def calibrate(self) -> Calibration | None:
+        """Ask for one token after a short prompt, where the engine tells how long it has read."""
+        if not self._client.dialect.tells_timings:
+            return None
+        generation = Generation(time.monotonic)
+        model, params = self._base()
+        params = {**self._client.dialect.canary_params, **params}
+        asked = ChatRequest(model=model, messages=CALIBRATION, params=params)
+        with anyio.move_on_after(CALIBRATION_S) as limit:
+            try:
+                await self._client.stream(asked, generation)
+            except EngineError:
+                return None
+        if limit.cancelled_caught:  # it is at most as fast as that
+            return Calibration(tokens=CALIBRATION_WORDS, seconds=CALIBRATION_S)
+        timings = generation.timings
+        return Calibration(tokens=timings.prompt_tokens, seconds=timings.prompt_ms / 1000) if timings else None
 
     async def read_counters(self) -> EngineCounters | None:
         """Ask /slots once; older builds hold the answer back for a whole batch, so silence says nothing."""

@@ -16,7 +16,7 @@ from workers.conversing import looped
 from workers.flight import Flight, Flights
 from workers.incident import RequestView
 from workers.outcome import EngineFailed, FailureReason
-from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, judge, quiet_s
+from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, is_computing, judge, quiet_s
 from workers.policy.release import CutOff, SlotRelease
 from workers.signs import LOOK_S, EngineSight, Signs
 from workers.spec import WorkerTimeouts
@@ -69,6 +69,7 @@ class Watch:
         self._limits = timeouts.stall
         self._cancel_s = timeouts.cancel_s
         self._release = SlotRelease(timeouts.cancel_s or 0.0)
+        self._overdue_since: float | None = None  # a slot is busy for nobody
         self._watched = watched
         self._clock = clock
         self.signs = Signs(flights, vitals, clock)
@@ -101,8 +102,16 @@ class Watch:
         self.signs.forget()
         self._refusals, self._silent_since = 0, None
         self._release = SlotRelease(self._cancel_s or 0.0)
+        self._overdue_since = None
         self._probe_due_at = self._clock() + PROBE_S
         self._is_paused = False
+
+    async def calibrate(self) -> None:
+        """Learn how fast the engine reads, where nothing has told: the first prompt may be long, and its engine slow."""
+        if self.signs.pace.tokens_per_s is None:
+            read = await self._vitals.calibrate()
+            if read is not None:
+                self.signs.pace = self.signs.pace.seen(tokens=read.tokens, seconds=read.seconds)
 
     def pause(self) -> None:
         """Expect nothing of the engine: it was told to stand still, and whoever told it bounds that."""
@@ -121,6 +130,7 @@ class Watch:
 
     def note_end(self, flight: Flight) -> None:
         """Take the end of a request; where it came before the engine's own, a slot is to come free."""
+        self.signs.forget_batches(flight)
         generation = flight.answer.generation
         was_asked = flight.answer.phase is Phase.ENGINE or generation.begun_at is not None
         if was_asked and generation.finish_reason is None and self._cancel_s is not None:
@@ -134,7 +144,7 @@ class Watch:
 
     def views(self) -> tuple[RequestView, ...]:
         """Return each request in flight with its verdict and what that rests on."""
-        now, sight = self._clock(), self.signs.sight()
+        now, sight = self._clock(), self._sight()
         return tuple(
             RequestView(
                 id=flight.id,
@@ -156,7 +166,7 @@ class Watch:
         if flight.answer.phase is Phase.US and is_serving:
             has_token = flight.answer.first_token_at is not None
             return Judgement(verdict=Verdict.DECODING if has_token else Verdict.PREFILLING, silent_s=0.0, limit_s=None)
-        engine = (sight or self.signs.sight()).as_seen_by(flight, is_serving=is_serving)
+        engine = (sight or self._sight()).as_seen_by(flight, is_serving=is_serving)
         return judge(self._limits, self.signs.of_request(flight), engine, self._clock())
 
     def tick(self, tasks: TaskGroup) -> None:
@@ -167,9 +177,10 @@ class Watch:
             self._judges_from = now + THAW_S
         self._ticked_at = now
         self._flights.measure_rate(now)
-        sight = self.signs.sight()
+        sight = self._sight()
         needs_look = self._release.is_armed
         for flight in self._flights:
+            self.signs.learn_batches(flight)
             loop = flight.answer.find_loop() if flight.answer.phase is Phase.ENGINE else None
             if loop is not None:
                 flight.end(looped(loop))
@@ -243,8 +254,11 @@ class Watch:
             self._is_looking = False
             self.signs.counters = None
 
+    def _sight(self) -> EngineSight:
+        return self.signs.sight(may_batch=self._release.is_armed)
+
     def _judged(self) -> list[tuple[Flight, Judgement]]:
-        sight = self.signs.sight()
+        sight = self._sight()
         return [(flight, self.judge(flight, sight)) for flight in self._flights if flight.ending is None]
 
     def _end_alone(self, flight: Flight, told: Judgement) -> None:
@@ -272,7 +286,13 @@ class Watch:
             or not self._watched.is_serving
         ):
             return
-        if self._release.is_overdue(counters, starts, asked_at, self._clock()):
+        if not self._release.is_overdue(counters, starts, asked_at, self._clock()):
+            self._overdue_since = None
+            return
+        now = self._clock()
+        self._overdue_since = now if self._overdue_since is None else self._overdue_since
+        is_at_it = is_computing(self.signs.busy_at, now) and now - self._overdue_since < self._limits.busy_s
+        if not is_at_it:  # else it may be in the batch that it was in when the request ended
             because = f"a slot is still busy {self._cancel_s:g} s after its request has ended"
             self._watched.break_engine(FailureReason.STALLED_DECODE, because, {})
 

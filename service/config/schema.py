@@ -132,6 +132,7 @@ class TimeoutsConfig(StrictModel):
     prefill_stall_s: Seconds | None = 120.0
     decode_stall_s: Seconds | None = 60.0
     cancel_s: Seconds | None = 60.0
+    busy_stall_s: float | None = Field(default=None, ge=0)
     request_s: Seconds | None = None
     refusal_s: Seconds | None = 300.0
 

@@ -42,6 +42,7 @@ class Dialect:
     counters: Reading[EngineCounters] | None = None
     capacity: Reading[int | None] | None = None
     canary_params: Mapping[str, object] = field(default_factory=lambda: {"max_tokens": 1})
+    tells_timings: bool = False  # how long it read, with each answer
 
 
 PLAIN = Dialect(name="openai")

@@ -92,4 +92,5 @@ LLAMA_SERVER: Final = Dialect(
     counters=Reading(paths=(SLOTS_PATH,), decode=decode_counters),
     capacity=Reading(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
+    tells_timings=True,
 )

@@ -5,8 +5,10 @@ What counts as progress, in order of strength:
 * the model's own: tokens, and prompt progress that has got further;
 * the engine's counters (/slots): any that rises vetoes a kill, whoever's request it is;
 * a compiler that works below the engine vetoes too: the first request of its shape waits until its kernels are made;
-* bytes that hold nothing of the model's (SSE comments), CPU ticks and a growing log are told and decide nothing:
-  a hung engine can spin, ping and complain, and a healthy one can sleep.
+* CPU ticks of an engine that computes on the CPU veto while a batch may be running, up to a limit of their own: it
+  tells nothing meanwhile, not even to a canary, and a batch may take minutes; but one that hangs may spin as well;
+* bytes that hold nothing of the model's (SSE comments) and a growing log are told and decide nothing: a hung engine can
+  ping and complain, and a healthy one can sleep.
 
 A limit counts from the last progress. So nothing weak ever saves or condemns for longer than the configured time.
 """
@@ -18,6 +20,8 @@ from typing import Final
 
 QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
 QUIET_MAX_S: Final = 5.0
+BUSY_FRESH_S: Final = 10.0  # several looks: one of them may come late
+BUSY_CORES: Final = 0.25  # that a tree spends while it computes, on a machine that others use; an idle one spends 0.05
 PACE_PROMPTS: Final = 5
 PACE_MIN_TOKENS: Final = 64  # shorter prompts tell more of overheads than of the rate
 TOKENS_A_CHAR: Final = 0.5  # until the engine has told: high for English, right for code and CJK
@@ -51,10 +55,14 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallLimits:
-    """How long the model may make no progress, in seconds, before and after the first token; None is for ever."""
+    """How long the model may make no progress, in seconds, before and after the first token; None is for ever.
+
+    ``busy_s`` is for how much longer CPU ticks alone may speak for an engine.
+    """
 
     prefill_s: float | None = 120.0
     decode_s: float | None = 60.0
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +80,7 @@ class EngineSigns:
 
     ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
     got anything, so that a request which gets nothing may be one of them; ``prefilling_at`` when another's prompt was
-    last seen to get on.
+    last seen to get on; ``batch_busy_at`` when its processes were last seen to compute while a batch may be running.
     """
 
     is_serving: bool
@@ -80,6 +88,7 @@ class EngineSigns:
     unexplained_at: float | None = None
     others_at: float | None = None
     prefilling_at: float | None = None
+    batch_busy_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +112,16 @@ def judge(limits: StallLimits, request: RequestSigns, engine: EngineSigns, now: 
         return Judgement(verdict=verdict, silent_s=silent_s, limit_s=limit_s)
     if limit_s is None or silent_s < limit_s:
         return Judgement(verdict=Verdict.SILENT, silent_s=silent_s, limit_s=limit_s)
+    if is_computing(engine.batch_busy_at, now) and silent_s < limit_s + limits.busy_s:
+        return Judgement(verdict=Verdict.SILENT, silent_s=silent_s, limit_s=limit_s)
     scope = _stall_scope(request, engine, now, limit_s)
     verdict = Verdict.SILENT if scope is None else Verdict.STALLED
     return Judgement(verdict=verdict, silent_s=silent_s, limit_s=limit_s, scope=scope)
+
+
+def is_computing(busy_at: float | None, now: float) -> bool:
+    """Whether an engine was seen to compute so lately that it may still do."""
+    return busy_at is not None and now - busy_at < BUSY_FRESH_S
 
 
 def quiet_s(limit_s: float | None) -> float:
@@ -150,6 +166,12 @@ class PrefillPace:
         if tokens < PACE_MIN_TOKENS or seconds <= 0:
             return PrefillPace(rates=self.rates, tokens_a_char=density)
         return PrefillPace(rates=(*self.rates, tokens / seconds)[-PACE_PROMPTS:], tokens_a_char=density)
+
+    def seen(self, *, tokens: int, seconds: float) -> "PrefillPace":
+        """Return the pace after one more batch of a prompt that is still being read."""
+        if tokens < PACE_MIN_TOKENS or seconds <= 0:
+            return self
+        return PrefillPace(rates=(*self.rates, tokens / seconds)[-PACE_PROMPTS:], tokens_a_char=self.tokens_a_char)
 
     def seconds_for(self, tokens: float) -> float:
         """Return how long so many tokens of a prompt should take; 0 where nothing was measured."""

@@ -113,7 +113,7 @@ def test_no_schema_takes_for_ever() -> None:
         Validation(retries=0, json_schema=again).fault_of(json.dumps({"child": {"name": "a," * 400}}))
 
 
-HARD = {
+HARD: dict[str, tuple[dict[str, object], str]] = {
     "unique items": ({"uniqueItems": True}, json.dumps([{"a": n} for n in range(8000)])),
     "a pattern": ({"pattern": "(.*),(.*),(.*),(.*),(.*);"}, json.dumps("a," * 400)),
     "enum": ({"items": {"enum": [f"x{n}" for n in range(3000)]}}, json.dumps(["y"] * 3000)),

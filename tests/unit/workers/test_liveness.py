@@ -29,7 +29,7 @@ from workers.policy.liveness import (
 )
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.spec import WorkerTimeouts
-from workers.vitals import KernelView, Probe, ProcessView, Song
+from workers.vitals import Calibration, KernelView, Probe, ProcessView, Song
 from workers.watch import Watch
 
 LIMITS = StallLimits(prefill_s=120, decode_s=60)
@@ -181,6 +181,7 @@ class FakeEngine:
 
     counters: EngineCounters | None = None
     sings: bool = False
+    calibration: Calibration | None = None
     probes: Probe = Probe.ANSWERED
     cpu_s: float = 0.0
     compiler_s: float = 0.0
@@ -198,6 +199,9 @@ class FakeEngine:
         if not self.sings:
             await pass_time(limit_s)
         return Song.HEARD if self.sings else Song.SILENT
+
+    async def calibrate(self) -> Calibration | None:
+        return self.calibration
 
     async def probe(self) -> Probe:
         return self.probes

@@ -1,0 +1,237 @@
+"""An engine that computes on the CPU and is in one long batch: it answers nothing, and is healthy."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.unit.workers.test_liveness import MINUTE, Watching
+from tests.virtual import pass_time, virtually
+from transport.counters import EngineCounters, SlotWork
+from transport.events import PromptProgress, TextDelta
+from workers.flight import Flight
+from workers.launch.devices import BUSY_STALL_S, computes_on_cpu, has_gpu, placed
+from workers.signs import Signs
+from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
+from workers.vitals import Calibration, KernelView, ProcessView
+
+BUSY_S = 900.0
+ON_CPU = WorkerTimeouts(busy_stall_s=BUSY_S)
+
+
+async def compute(watching: Watching, seconds: float, cores: float) -> None:
+    """Let the engine's tree spend CPU for a while, and show nothing else."""
+    for _ in range(int(seconds)):
+        watching.engine.cpu_s += cores
+        await pass_time(1)
+
+
+def speak(flight: Flight) -> None:
+    flight.answer.generation.touch()
+    flight.answer.generation.receive(TextDelta("word "))
+
+
+@pytest.mark.parametrize("cores", [0.3, 1.0, 16.0])
+def test_a_batch_many_times_the_limit_is_left_alone(cores: float) -> None:
+    """Seeds, A.1: no token, no progress, no counter and no song, at full CPU; and then it goes on."""
+
+    async def scenario() -> None:
+        watching = Watching(ON_CPU)
+        flight = watching.fly()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watching.watch.run)
+            await compute(watching, 3 * 120 + BUSY_S / 2, cores)
+            speak(flight)
+            await pass_time(30)
+            tasks.cancel_scope.cancel()
+        assert watching.engine.broken == []
+        assert flight.ending is None
+
+    virtually(scenario)
+
+
+def test_a_neighbour_that_decodes_waits_with_it() -> None:
+    """Seeds, A.2: its 60 s run out while another's batch is read, and neither is charged."""
+
+    async def scenario() -> None:
+        watching = Watching(ON_CPU)
+        talker = watching.fly()
+        speak(talker)
+        reader = watching.fly()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watching.watch.run)
+            await compute(watching, 400, 1.0)
+            tasks.cancel_scope.cancel()
+        assert watching.engine.broken == []
+        assert (talker.ending, reader.ending) == (None, None)
+
+    virtually(scenario)
+
+
+def test_a_slot_that_still_reads_for_a_request_that_is_gone_is_left_alone() -> None:
+    """Seeds, A.3: the batch of a cancelled request is computed to its end."""
+
+    async def scenario() -> None:
+        watching = Watching(WorkerTimeouts(cancel_s=30, busy_stall_s=BUSY_S))
+        watching.engine.counters = EngineCounters(work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watching.watch.run)
+            flight = watching.fly()
+            await compute(watching, 5, 1.0)
+            watching.land(flight)
+            await compute(watching, 300, 1.0)
+            assert watching.engine.broken == []
+            await compute(watching, BUSY_S, 1.0)  # and not for ever
+            tasks.cancel_scope.cancel()
+        assert len(watching.engine.broken) == 1
+
+    virtually(scenario)
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "cores", "has_token", "at_s"),
+    [
+        (ON_CPU, 1.0, False, 120 + BUSY_S),  # it spins
+        (ON_CPU, 0.0, False, 120),  # it sleeps
+        (ON_CPU, 0.05, False, 120),  # its server's threads turn over
+        (ON_CPU, 1.0, True, 60),  # nobody's prompt is being read: no batch is long in a decode
+        (WorkerTimeouts(busy_stall_s=0), 16.0, False, 120),  # on a GPU an engine that hangs spins
+    ],
+    ids=["spins", "sleeps", "idles", "spins while it decodes", "spins on a GPU"],
+)
+def test_a_hang_is_found_within_its_bound(timeouts: WorkerTimeouts, cores: float, has_token: bool, at_s: float) -> None:
+    """CPU ticks speak for an engine where a batch may be running, and for so long."""
+
+    async def scenario() -> None:
+        watching = Watching(timeouts)
+        flight = watching.fly()
+        if has_token:
+            speak(flight)
+        started = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watching.watch.run)
+            with anyio.fail_after(10 * MINUTE + 2 * BUSY_S):
+                while not watching.engine.broken:
+                    await compute(watching, 1, cores)
+            tasks.cancel_scope.cancel()
+        ((at, _, suspects),) = watching.engine.broken
+        assert at_s <= at - started <= at_s + 20
+        assert list(suspects) == [flight]
+
+    virtually(scenario)
+
+
+def test_the_pace_is_learned_from_the_first_batch_of_any_prompt() -> None:
+    """A prompt whose first batch took 100 s has 100 s for each that is left, though none was ever answered."""
+
+    async def scenario() -> None:
+        watching = Watching(WorkerTimeouts(busy_stall_s=0))
+        flight = watching.fly()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watching.watch.run)
+            await pass_time(100)
+            flight.answer.generation.touch()
+            flight.answer.generation.receive(PromptProgress(8192, 0, 2048, 100_000.0))
+            await pass_time(1)
+            assert watching.watch.signs.pace.tokens_per_s == pytest.approx(20.48)
+            assert watching.watch.judge(flight).limit_s == pytest.approx(120 + 300)
+            await pass_time(290)
+            tasks.cancel_scope.cancel()
+        assert watching.engine.broken == []
+        assert flight.ending is None
+
+    virtually(scenario)
+
+
+def test_the_pace_of_an_engine_that_nothing_is_known_of_is_measured_once() -> None:
+    """So that the first prompt has the time that it needs, however long its batches are."""
+
+    async def scenario() -> None:
+        watching = Watching(WorkerTimeouts(busy_stall_s=0))
+        watching.engine.calibration = Calibration(tokens=200, seconds=10.0)
+        await watching.watch.calibrate()
+        watching.engine.calibration = Calibration(tokens=200, seconds=1.0)
+        await watching.watch.calibrate()
+        assert watching.watch.signs.pace.tokens_per_s == 20.0
+        assert watching.watch.judge(watching.fly(8000)).limit_s == 120 + 200
+
+    virtually(scenario)
+
+
+def test_what_came_from_the_cache_tells_nothing_of_the_pace() -> None:
+    """Only what was computed, and since the last word of it."""
+    watching_pace: list[float | None] = []
+
+    async def scenario() -> None:
+        watching = Watching()
+        flight = watching.fly()
+        signs: Signs = watching.watch.signs
+        for told in (PromptProgress(9000, 4000, 4000, 1.0), PromptProgress(9000, 4000, 6000, 10_001.0)):
+            flight.answer.generation.touch()
+            flight.answer.generation.receive(told)
+            signs.learn_batches(flight)
+            signs.learn_batches(flight)
+            watching_pace.append(signs.pace.tokens_per_s)
+
+    virtually(scenario)
+    assert watching_pace == [None, pytest.approx(2000 / 10.001)]
+
+
+def test_cpu_is_measured_over_an_interval_that_tells() -> None:
+    """492 % on two cores were read in one short look; and a process that came brings its own time alone."""
+    seen: list[float | None] = []
+
+    def tree(*cpu_s: float) -> KernelView:
+        return KernelView(
+            processes=tuple(
+                ProcessView(pid=n, name="e", state="running", wchan=None, rss_bytes=1, cpu_s=spent, threads=2)
+                for n, spent in enumerate(cpu_s)
+            )
+        )
+
+    async def scenario() -> None:
+        watching = Watching()
+        flight = watching.fly()
+        signs = watching.watch.signs
+        for at, view in ((0.0, tree(100.0)), (0.01, tree(100.05)), (2.0, tree(102.0, 1.0)), (4.0, tree(103.0))):
+            signs._measure_cpu(view, at)
+            seen.append(signs.evidence(flight).cpu_percent)
+
+    virtually(scenario)
+    assert seen == [None, None, 150.0, 50.0]
+
+
+def spec(engine: EngineKind = EngineKind.EMBEDDED, **fields: object) -> WorkerSpec:
+    return WorkerSpec(engine=engine, model="/m", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "is_gpu_there", "expected"),
+    [
+        (spec(), {}, False, True),
+        (spec(), {}, True, False),
+        (spec(args={"n_gpu_layers": 0}), {}, True, True),
+        (spec(args={"-ngl": 99}), {}, True, False),
+        (spec(), {"CUDA_VISIBLE_DEVICES": ""}, True, True),
+        (spec(env={"CUDA_VISIBLE_DEVICES": "0"}), {"CUDA_VISIBLE_DEVICES": ""}, True, False),
+        (spec(EngineKind.VLLM, args={"device": "cpu"}), {}, True, True),
+    ],
+)
+def test_where_an_engine_computes(
+    given: WorkerSpec, environment: dict[str, str], is_gpu_there: bool, expected: bool
+) -> None:
+    """On a GPU an engine that hangs spins, so there its ticks say nothing."""
+    assert computes_on_cpu(given, environment, is_gpu_there=is_gpu_there) is expected
+
+
+def test_what_is_known_of_the_device_decides_the_default(tmp_path: Path) -> None:
+    """Whoever gives a number has it, and whoever says where it computes is believed."""
+    at: Callable[[WorkerSpec], float | None] = lambda given: placed(given, {}).timeouts.busy_stall_s  # noqa: E731
+    assert at(spec(on_cpu=True)) == BUSY_STALL_S
+    assert at(spec(on_cpu=False)) == 0
+    assert at(spec(on_cpu=False, timeouts=WorkerTimeouts(busy_stall_s=7))) == 7
+    assert not has_gpu(tmp_path)
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    assert has_gpu(tmp_path)

@@ -1,0 +1,40 @@
+"""Whether an engine computes on the CPU, as far as its specification and the machine tell, and what follows from it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from workers.spec import EngineKind, WorkerSpec
+
+BUSY_STALL_S: Final = 900.0  # a batch of 2,048 tokens at two a second
+_HIDDEN: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_LAYERS: Final = frozenset({"ngl", "gpu-layers", "n-gpu-layers"})
+
+
+def has_gpu(root: Path = Path("/dev")) -> bool:
+    """Whether the machine shows a device that an engine could compute on: NVIDIA's, AMD's or Intel's."""
+    return (root / "nvidiactl").exists() or (root / "kfd").exists() or any(root.glob("dri/renderD*"))
+
+
+def computes_on_cpu(spec: WorkerSpec, environment: Mapping[str, str], *, is_gpu_there: bool) -> bool:
+    """Whether an engine computes on the CPU: no device is there, or it is told to use none."""
+    if not spec.owns_engine:
+        return False
+    given = {name.lstrip("-").replace("_", "-"): value for name, value in spec.args.items()}
+    if spec.engine is EngineKind.VLLM and given.get("device") == "cpu":
+        return True
+    is_hidden = any(spec.env.get(name, environment.get(name)) in {"", "-1"} for name in _HIDDEN)
+    has_no_layers = any(str(given.get(name)) == "0" for name in _LAYERS)
+    return not is_gpu_there or is_hidden or has_no_layers
+
+
+def placed(spec: WorkerSpec, environment: Mapping[str, str]) -> WorkerSpec:
+    """Return a specification that says where its engine computes, and for how long its CPU ticks may speak for it."""
+    on_cpu = spec.on_cpu
+    if on_cpu is None:
+        on_cpu = computes_on_cpu(spec, environment, is_gpu_there=has_gpu())
+    timeouts = spec.timeouts
+    if timeouts.busy_stall_s is None:
+        timeouts = replace(timeouts, busy_stall_s=BUSY_STALL_S if on_cpu else 0.0)
+    return replace(spec, on_cpu=on_cpu, timeouts=timeouts)
