@@ -7,17 +7,20 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY transport transport
 COPY workers workers
 COPY service service
+# llama.cpp's server computes with it, and the slim image has none.
+RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir --constraint constraints.txt '.[embedded]' \
-    && useradd --create-home roundhouse \
-    && install --directory --owner roundhouse /state
+    && useradd --create-home --uid 10001 roundhouse \
+    && install --directory --mode 0700 --owner roundhouse /state
 COPY deploy/roundhouse.yaml /etc/roundhouse.yaml
 
-USER roundhouse
+USER 10001
 WORKDIR /state
 ENV ROUNDHOUSE_CONFIG=/etc/roundhouse.yaml ROUNDHOUSE_STATE_DIR=/state
 VOLUME /state
 EXPOSE 8080
-HEALTHCHECK --interval=10s --start-period=60s \
-  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8080/healthz', timeout=3)"]
+# Healthy is what can serve: every model has a ready worker. A model that loads for longer needs a longer start period.
+COPY deploy/healthcheck.py /usr/local/lib/roundhouse-healthcheck.py
+HEALTHCHECK --interval=10s --start-period=10m --timeout=5s CMD ["python", "/usr/local/lib/roundhouse-healthcheck.py"]
 ENTRYPOINT ["roundhouse"]
 CMD ["serve"]

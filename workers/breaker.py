@@ -54,6 +54,11 @@ class CircuitBreaker:
         """State whether it is open."""
         return f"<CircuitBreaker open={self._because!r}>"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine gets no turns."""
+        return self._because is not None
+
     def open(self, because: str) -> None:
         """Let the engine have no turns: it has refused one, and a canary."""
         if self._because is None:

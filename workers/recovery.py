@@ -17,6 +17,10 @@ CONFIRM_PROBES: Final = 3
 REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
 REFUSAL_PAUSE_MAX_S: Final = 30.0
 CANARY_S: Final = 5.0
+CANARIES: Final = (
+    3  # that an engine refuses before it gets no turns: some refuse half of everything, and serve the rest
+)
+CANARY_PAUSE_S: Final = 0.2
 
 
 class Broken(Protocol):
@@ -73,10 +77,16 @@ class Recovery:
         """Whether the engine answers a request that began after the refused one, or a canary; else it may be ill."""
         if self._answered[0] == incarnation and self._answered[1] >= flight.answer.started_at:
             return True
-        song = await self._vitals.sing(CANARY_S)
-        if song in {Song.REFUSED, Song.BROKEN_OFF} and incarnation == self._worker.incarnation:
+        for _ in range(CANARIES):
+            if self._breaker.is_open:
+                return False
+            song = await self._vitals.sing(CANARY_S)
+            if song in {Song.HEARD, Song.SILENT}:
+                return song is Song.HEARD
+            await anyio.sleep(CANARY_PAUSE_S)
+        if incarnation == self._worker.incarnation:
             self._breaker.open(detail)
-        return song is Song.HEARD
+        return False
 
     async def _confirm_alive(self, incarnation: int, flight: Flight, detail: str) -> None:
         """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.

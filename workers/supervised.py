@@ -377,21 +377,21 @@ class SupervisedWorker:
             self._watch.begin()
         if self.state is WorkerState.READY:
             self._slots.total = self._effective_slots()
-            running = self._supervisor.running
-            if self.spec.on_cpu and running is not None and running.capacity is not None:
+            if self.spec.on_cpu and self._told_capacity() is not None:
                 self._supervisor.start_soon(self._watch.calibrate)
         if self._on_change is not None:
             self._on_change(self)
 
     def _effective_slots(self) -> int:
         """Return how many requests may be in flight: what was configured, or less where the engine holds less."""
-        running = self._supervisor.running
-        told = running.capacity if running is not None else None
-        slots = self.spec.slots
+        told, slots = self._told_capacity(), self.spec.slots
         if told is not None and told < slots:
             logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, slots)
             slots = max(1, told)
         return slots if self._limit is None else min(slots, self._limit.slots)
+
+    def _told_capacity(self) -> int | None:
+        return self._supervisor.running.capacity if self._supervisor.running else None
 
     def _root_pid(self) -> int | None:
         return self._supervisor.running.root_pid if self._supervisor.running else None

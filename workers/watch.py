@@ -107,7 +107,7 @@ class Watch:
         self._is_paused = False
 
     async def calibrate(self) -> None:
-        """Learn how fast the engine reads, where nothing has told: the first prompt may be long, and its engine slow."""
+        """Learn how fast the engine reads, where nothing has told: its first prompt may be a long one."""
         if self.signs.pace.tokens_per_s is None:
             read = await self._vitals.calibrate()
             if read is not None:

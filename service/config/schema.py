@@ -223,7 +223,7 @@ class ModelConfig(StrictModel):
     replicas: int = Field(default=1, ge=1, le=256)
     host: str = "127.0.0.1"
     port: Port = 9100
-    socket_dir: Path | None = None
+    socket_dir: Path | Literal[False] | None = None
     url: HttpUrl | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     slots: int = Field(default=4, ge=1, le=4096)
@@ -237,6 +237,11 @@ class ModelConfig(StrictModel):
     weights: WeightsConfig | None = None
     adapters: dict[ModelName, str] = Field(default_factory=dict)
     max_adapters: int | None = Field(default=None, ge=1, le=4096)
+
+    @property
+    def is_portless(self) -> bool:
+        """Whether no port is listened on: somebody else's server, or one on a UNIX socket, as vLLM's is by default."""
+        return self.url is not None or (self.engine == "vllm" and self.socket_dir is not False)
 
     @model_validator(mode="after")
     def _is_attached_or_not(self) -> "ModelConfig":
@@ -254,9 +259,9 @@ class ModelConfig(StrictModel):
             raise ValueError(f"max_adapters: there are {len(self.adapters)} already")
         if self.weights is not None and self.engine != "vllm":
             raise ValueError("weights: only those of vllm can change")
-        if self.socket_dir is not None and self.engine != "vllm":
+        if self.socket_dir and self.engine != "vllm":
             raise ValueError("socket_dir: only vllm listens on a UNIX socket")
-        if self.engine == "vllm" and self.socket_dir is None and self.host not in LOOPBACK:
+        if self.engine == "vllm" and self.socket_dir is False and self.host not in LOOPBACK:
             raise ValueError(f"host {self.host} is reachable from outside, and vLLM's control endpoints know no key")
         return self
 
@@ -290,7 +295,7 @@ class Config(StrictModel):
     @model_validator(mode="after")
     def _ports_differ(self) -> "Config":
         owners: dict[tuple[str, int], str] = {(_address(self.server.host), self.server.port): "server"}
-        listening = {name: model for name, model in self.models.items() if not (model.url or model.socket_dir)}
+        listening = {name: model for name, model in self.models.items() if not model.is_portless}
         for name, model in listening.items():
             for index in range(model.replicas):
                 place = (_address(model.host), model.port + index)

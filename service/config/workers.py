@@ -121,9 +121,9 @@ def _spec(
 
 def _socket_folder(model: ModelConfig, base: Path, state_dir: Path) -> Path | None:
     """Return where vLLM listens: its control endpoints know no key, so a port is only what an operator asks for."""
-    if model.engine != "vllm" or (model.socket_dir is None and "socket_dir" in model.model_fields_set):
+    if model.engine != "vllm" or model.socket_dir is False:
         return None
-    if model.socket_dir is not None:
+    if model.socket_dir:
         return (base / model.socket_dir).resolve()
     folder = state_dir.resolve() / "sockets"
     if len(os.fsencode(folder)) + MAX_ID <= MAX_SOCKET_PATH:

@@ -36,6 +36,10 @@ class _Shared(SqliteConnection):
     def close(self) -> None:
         """Stay: whoever connects next has the same."""
 
+    def let_go(self) -> None:
+        """Lose everything."""
+        super().close()
+
 
 class MemoryDatabase:
     """A ``service.store.database.Database``."""
@@ -73,3 +77,7 @@ class MemoryDatabase:
     def prepare(self) -> None:
         """Make the tables."""
         migrate(self._only, migrations_of("sqlite"), self._only.execute_script)
+
+    def close(self) -> None:
+        """Lose everything: its time is over."""
+        self._only.let_go()

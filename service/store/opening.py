@@ -1,7 +1,7 @@
 """From ``store.url`` to a database that is ready."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +29,9 @@ def open_database(config: StoreConfig, state_dir: Path, models: Sequence[str]) -
     """
     with own_folder(state_dir):
         if config.url == "memory":
-            memory = MemoryDatabase()
-            memory.prepare()
-            yield memory
+            with closing(MemoryDatabase()) as memory:
+                memory.prepare()
+                yield memory
         elif config.url == "sqlite":
             file = SqliteDatabase(state_dir / FILE_NAME)
             file.prepare()

@@ -43,8 +43,12 @@ class SqliteConnection:
     def __init__(self, path: Path, pragmas: Sequence[str], begin: str) -> None:
         self._raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._begin = begin
-        for pragma in pragmas:
-            self._raw.execute(f"PRAGMA {pragma}")
+        try:
+            for pragma in pragmas:
+                self._raw.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error:  # no database at all, or a disk that is full
+            self._raw.close()
+            raise
 
     def __repr__(self) -> str:
         """State whether it is in a transaction."""

@@ -1,6 +1,7 @@
 """What every store promises: in memory, in SQLite's file, in a real PostgreSQL."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -39,7 +40,7 @@ Maker = Callable[[], Database]
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
+def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
     """Return what opens the same database each time, as each life of the service does."""
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").new_database()
@@ -52,10 +53,11 @@ def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
         return database
 
     if request.param != "memory":
-        return make
-    only = MemoryDatabase()
-    only.prepare()
-    return lambda: only
+        yield make
+        return
+    with closing(MemoryDatabase()) as only:
+        only.prepare()
+        yield lambda: only
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import find_ports
 from tests.engines.checkpoint import write_checkpoint
-from tests.engines.subjects import Subject, attached_subject, llama_subject, vllm_subject
+from tests.engines.subjects import KEY, Subject, attached_subject, llama_subject, vllm_subject
 from tests.faults.test_submit import QUICK
 from tests.waiting import LIMIT_S
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
@@ -42,6 +42,7 @@ def subject(request: pytest.FixtureRequest, tiny_model: Path, checkpoint: Path) 
         timeouts=TIGHT,
         restart=QUICK,
         repetition=RepetitionLimits(lines=None),  # its text is noise
+        env={"LLAMA_API_KEY": KEY},
     )
     match request.param:
         case "embedded":

@@ -13,6 +13,8 @@ from tests.waiting import LIMIT_S, is_alive, wait_until
 from workers import EngineKind, Worker, WorkerSpec
 from workers.launch import command_for
 
+KEY = "key-of-the-tests"  # of llama.cpp's servers, so that tests may ask them as well
+
 
 @dataclass
 class ForeignServer:
@@ -29,7 +31,9 @@ class ForeignServer:
 
     def answers(self) -> bool:
         try:
-            return httpx.get(f"{self.spec.endpoint.base_url}/v1/models", timeout=1, trust_env=False).is_success
+            headers = {"Authorization": f"Bearer {KEY}"}
+            url = f"{self.spec.endpoint.base_url}/v1/models"
+            return httpx.get(url, timeout=1, trust_env=False, headers=headers).is_success
         except httpx.TransportError:
             return False
 
@@ -107,7 +111,13 @@ def llama_subject(name: str, spec: WorkerSpec, binary: str | None) -> Subject:
 
 def attached_subject(name: str, spec: WorkerSpec, server: WorkerSpec) -> Subject:
     """Return a server that ``server`` specifies and the test runs, attached."""
-    told = replace(spec, engine=EngineKind.ATTACHED, url=f"http://127.0.0.1:{server.port}/v1", model=server.name)
+    told = replace(
+        spec,
+        engine=EngineKind.ATTACHED,
+        url=f"http://127.0.0.1:{server.port}/v1",
+        model=server.name,
+        headers={"Authorization": f"Bearer {KEY}"},
+    )
     return Subject(name, told, slow_prefill={"batch_size": 4, "ubatch_size": 4}, foreign=ForeignServer(server))
 
 

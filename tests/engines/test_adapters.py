@@ -49,7 +49,9 @@ def service(
             "restart": {"initial_s": 0.1, "max_s": 0.2},
             "max_adapters": 2,
         }
-    with serving(tmp_path_factory.mktemp("service"), free_ports(1), {"policy": model}, ready=False) as running:
+    server = {"roots": [str(tmp_path_factory.getbasetemp())]}
+    folder = tmp_path_factory.mktemp("service")
+    with serving(folder, free_ports(1), {"policy": model}, server, ready=False) as running:
         wait_ready(running)
         yield running
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.engines.conftest import SLOTS
-from tests.engines.subjects import Subject
+from tests.engines.subjects import KEY, Subject
 from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
 from tests.waiting import LIMIT_S, wait_until
 from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict, Worker
@@ -57,7 +57,8 @@ async def test_a_cancel_frees_the_slot_and_costs_nothing(subject: Subject) -> No
 async def _busy(subject: Subject) -> int:
     """Return how many requests an engine works on, by its own account."""
     server = subject.foreign.spec if subject.foreign else subject.spec
-    async with httpx.AsyncClient(base_url=server.endpoint.base_url, trust_env=False) as client:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=server.endpoint.base_url, trust_env=False, headers=headers) as client:
         if subject.name == "vllm":
             text = (await client.get("/metrics")).text
             lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
@@ -136,6 +137,39 @@ async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -
             assert told.state is RequestState.COMPLETED, told
             assert (told.first_token_s or 0) > 2 * 0.25
         assert (worker.incarnation, list(worker.incidents)) == (1, [])
+
+
+@pytest.mark.parametrize("beside", ["alone", "a neighbour", "a cancel"])
+async def test_one_batch_of_many_times_the_limit_is_left_alone(subject: Subject, beside: str) -> None:
+    """Nothing is told for its length, and nothing answered; only its threads compute, and that is evidence of work."""
+    if "batch_size" not in subject.slow_prefill or subject.foreign:
+        pytest.skip("vLLM cuts prompts into chunks, and of somebody else's server we see no process")
+    timeouts = replace(
+        subject.spec.timeouts, prefill_stall_s=1.0, decode_stall_s=1.0, cancel_s=1.0, busy_stall_s=10 * LIMIT_S
+    )
+    args = {**subject.spec.args, "batch_size": 32_768, "ubatch_size": 32_768}
+    changes = {"slots": 2, "context": 32_768, "timeouts": timeouts, "args": args}
+    async with subject.working(limit_s=15 * LIMIT_S, **changes) as worker:
+        talker = await submit(worker, "Go.", max_tokens=400, ignore_eos=True) if beside == "a neighbour" else None
+        if talker is not None:
+            await wait_for_tokens(worker, talker)
+        reader = await submit(worker, "word " * 4000, max_tokens=1)
+        if beside == "a cancel":
+            await wait_until(lambda: _has_begun(worker), "the prompt is being read")
+            await worker.cancel(reader)
+            assert (await result(worker, reader)).state is RequestState.CANCELLED
+            reader = await submit(worker, "Go.", max_tokens=1)
+        told = await result(worker, reader)
+        assert told.state is RequestState.COMPLETED, told
+        if beside == "alone":
+            assert (told.first_token_s or 0) > 3 * 1.0
+        if talker is not None:
+            assert (await result(worker, talker)).state is RequestState.COMPLETED
+        assert (worker.incarnation, list(worker.incidents)) == (1, [])
+
+
+def _has_begun(worker: Worker) -> bool:
+    return any(flight.answer.generation.begun_at is not None for flight in worker._flights)
 
 
 async def test_the_json_fallback_runs_tools_of_a_model_that_knows_none(subject: Subject) -> None:

@@ -75,7 +75,8 @@ def service(
 ) -> Iterator[Service]:
     python = request.getfixturevalue("vllm_python")
     models = {"policy": vllm_model(python, checkpoints[0], free_ports(2))}
-    with serving(tmp_path_factory.mktemp("service"), free_ports(1), models, ready=False) as running:
+    server = {"roots": [str(tmp_path_factory.getbasetemp())]}
+    with serving(tmp_path_factory.mktemp("service"), free_ports(1), models, server, ready=False) as running:
         wait_in_rotation(running)
         yield running
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -188,7 +189,8 @@ async def test_an_older_file_is_brought_up_to_date_and_a_copy_is_kept(tmp_path: 
         events, is_over = await store.read(reading.events(JobId("old"), 0, 99))
         assert ([event.kind for event in events], is_over) == (["job", "conversation", "end"], True)
     (copy,) = list(tmp_path.glob(f"{FILE_NAME}.before-*"))  # noqa: ASYNC240
-    assert sqlite3.connect(copy).execute("PRAGMA user_version").fetchone() == (version,)
+    with closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (version,)
 
 
 @pytest.mark.anyio
@@ -232,12 +234,12 @@ def damage_pages(path: Path) -> None:
 
 
 def change_checksum(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE migrations SET checksum = 'other' WHERE number = 2")
 
 
 def add_migration(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO migrations VALUES (99, 'later', 'x', 'now')")
 
 

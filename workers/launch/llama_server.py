@@ -31,6 +31,8 @@ OWNED: Final = {
     "c": "context",
     "ctx-size": "context",
 }
+BATCH_FLAGS: Final = frozenset({"b", "batch-size", "ub", "ubatch-size"})
+CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/batches.py)
 CACHE_FLAGS: Final = frozenset({"kv-unified", "no-kv-unified", "kvu", "no-kvu"})
 
 
@@ -55,6 +57,8 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "slots": True,
         "no-kv-unified": not any(name.lstrip("-").replace("_", "-") in CACHE_FLAGS for name in spec.args),
     }
+    if spec.on_cpu and not any(name.lstrip("-").replace("_", "-") in BATCH_FLAGS for name in spec.args):
+        flags |= {"batch-size": CPU_BATCH, "ubatch-size": CPU_BATCH}
     if spec.adapters:
         flags |= _adapter_flags(spec)
     program = spec.command or PROGRAMS[spec.engine]
