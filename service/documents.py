@@ -14,6 +14,7 @@ import yaml
 
 from service.errors import ConfigError
 
+MOST_NODES: Final = 1_000_000
 Place = tuple[str | int, ...]
 Substitute = Callable[[str], str]
 _BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -55,6 +56,8 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
         return _parse_yaml(text, source, substitute)
     except RecursionError as error:
         raise ConfigError(f"{source}: nested too deeply") from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ConfigError(f"{source}: {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}" if mark is not None else ""
@@ -92,10 +95,27 @@ def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[
         lines: dict[Place, int] = {}
         if node is None:
             return None, lines
+        _check_size(node, source)
         _visit(node, (), lines, source, lambda scalar: _substitute(loader, scalar, substitute))
         return loader.construct_document(node), lines
     finally:
         loader.dispose()
+
+
+def _check_size(root: yaml.Node, source: str) -> None:
+    """Refuse what aliases blow up: 512 bytes may stand for more values than there is memory for."""
+    left, waiting = MOST_NODES, [root]
+    while waiting:
+        node = waiting.pop()
+        left -= 1
+        if left < 0:
+            raise ConfigError(
+                f"{source}: stands for more than {MOST_NODES} values; are there aliases of aliases in it?"
+            )
+        if isinstance(node, yaml.MappingNode):
+            waiting += [each for pair in node.value for each in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
 
 
 def _visit(

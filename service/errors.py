@@ -38,6 +38,7 @@ ServiceError
 ├── NotReady              503  a model has no ready worker
 ├── StoreUnavailable      503  the database is in trouble, and is tried again until it is well
 ├── StoreError            500  the store cannot read or write
+│   └── StateUnusable     500  at a start alone: the state directory cannot be used, or is in use
 └── ConfigError           of the command line alone: the configuration cannot be used
 """
 
@@ -410,3 +411,7 @@ class StoreError(ServiceError):
 
     code = "store_error"
     title = "The store failed"
+
+
+class StateUnusable(StoreError):
+    """The state directory cannot be used, or another process uses it."""

@@ -33,6 +33,8 @@ AT_ONCE_A_HOST: Final = 4
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 3600.0
 DETAIL_CHARS: Final = 200
+NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+COMPATIBLE: Final = ipaddress.IPv6Network("::/96")  # IPv4 in IPv6's first form, which is no more
 logger = logging.getLogger(__name__)
 
 
@@ -142,7 +144,7 @@ class Webhooks:
         found = await anyio.getaddrinfo(url.host, port)
         addresses = [str(entry[4][0]) for entry in found]
         if not self._config.private:
-            addresses = [address for address in addresses if ipaddress.ip_address(address).is_global]
+            addresses = [address for address in addresses if is_public(address)]
         if not addresses:
             raise ValueError(f"{url.host} has only private addresses, and webhooks.private is false")
         return addresses[0]
@@ -156,6 +158,20 @@ class Webhooks:
         if secret is None:
             raise ValueError(f"the secret {delivery.secret!r} is configured no more")
         return {**headers, "webhook-signature": sign(secret, delivery.id, at, body)}
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the public network, whatever form it is hidden in."""
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        inside = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]
+        if found in NAT64 or found in COMPATIBLE:
+            inside.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+        if found.is_site_local or any(each is not None and not each.is_global for each in inside):
+            return False
+        if found in COMPATIBLE:
+            return False
+    return found.is_global and not found.is_multicast
 
 
 def pause_after(attempts: int) -> float:

@@ -9,9 +9,10 @@ from rich.console import Console
 from service import __version__
 from service.cli import local, remote
 from service.cli.exits import Exit
+from service.cli.plain import plain
 from service.cli.remote import Refused, Unreachable
-from service.errors import ConfigError, ServiceError
-from workers.errors import StartFailed, WorkerError
+from service.errors import ConfigError, ServiceError, StateUnusable
+from workers.errors import InvalidSpec, StartFailed, WorkerError
 
 errors = Console(stderr=True)
 
@@ -27,11 +28,20 @@ local.add_commands(app)
 remote.add_commands(app)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
     *,
     debug: bool = typer.Option(False, "--debug", envvar="ROUNDHOUSE_DEBUG", help="Log more, and show tracebacks."),
+    _version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_print_version, help="Print the version."
+    ),
 ) -> None:
     """Set what all commands share."""
     # A service tells its log what it does; the other commands tell a person, and log only what is amiss.
@@ -62,7 +72,7 @@ def run_app() -> None:
         code = _exit_code(cause)
         if code is None or logging.getLogger().level == logging.DEBUG:
             raise
-        errors.print(f"roundhouse: {cause}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"roundhouse: {plain(cause)}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(code)
 
 
@@ -78,13 +88,13 @@ def _exit_code(error: BaseException) -> int | None:
     match error:
         case BaseExceptionGroup():
             return next((code for each in error.exceptions if (code := _exit_code(each)) is not None), None)
-        case ConfigError():
+        case ConfigError() | StateUnusable() | InvalidSpec():
             return Exit.USAGE
         case StartFailed():
             return Exit.ENGINE
         case Refused() | Unreachable():
             return Exit.SERVICE
-        case ServiceError() | WorkerError():
+        case ServiceError() | WorkerError() | OSError():  # a full disk, say
             return Exit.FAILED
         case _:
             return None

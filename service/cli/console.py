@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from service.api.status import status_document
+from service.cli.plain import plain
 from service.cli.status_table import table
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_TURNS
 from service.jobs import JobView
@@ -76,19 +77,22 @@ def display(console: Console) -> Iterator[Display]:
 
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:
     """Print one conversation, turn by turn."""
-    console.print(f"\n[bold]{escape(name)}, conversation {escape(str(transcript['id']))}[/]: {transcript['state']}")
+    reason = f" ({transcript['reason']})" if transcript.get("reason") else ""
+    place = f"{plain(name)}, conversation {transcript['id']}"
+    console.print(f"\n[bold]{escape(place)}[/]: {escape(str(transcript['state']) + reason)}")
     turns = transcript["turns"]
     for turn in turns if isinstance(turns, Sequence) else ():
-        console.print(
-            f"\n[cyan]\\[round {turn['round']}] {escape(turn['agent'])}[/] ({turn['state']}, {turn['worker']})"
-        )
-        console.print(turn["text"], markup=False, highlight=False, soft_wrap=True)
+        told = ", ".join(str(turn[key]) for key in ("state", "reason", "worker") if turn.get(key))
+        console.print(f"\n[cyan]\\[round {turn['round']}] {escape(turn['agent'])}[/] ({escape(told)})")
+        if turn.get("detail"):
+            console.print(f"  {plain(turn['detail'])}", markup=False, highlight=False, soft_wrap=True, style="red")
+        console.print(plain(turn["text"]), markup=False, highlight=False, soft_wrap=True)
 
 
 def _line(view: JobView) -> str:
     done = sum(view.tally.turns.get(state, 0) for state in ENDED_TURNS)
     talks = sum(view.tally.conversations.get(state, 0) for state in ENDED_CONVERSATIONS)
     return (
-        f"{view.stored.name}: {done}/{view.stored.total_turns} turns, {talks}/{view.stored.total_conversations} "
+        f"{plain(view.stored.name)}: {done}/{view.stored.total_turns} turns, {talks}/{view.stored.total_conversations} "
         f"conversations, {view.in_flight} in flight, {view.ready} ready"
     )

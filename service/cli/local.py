@@ -16,6 +16,7 @@ from rich.console import Console
 
 from service.cli.console import display, print_transcript
 from service.cli.exits import Exit
+from service.cli.plain import plain
 from service.config.load import build_config, load_config, read_text
 from service.config.masking import masked
 from service.config.schema import Config
@@ -76,7 +77,7 @@ def run_command(
     views = _run(settings, specs, files, output)
     for view in views:
         folder = folder_for(output, view.stored.name)
-        typer.echo(f"{view.stored.name}: {view.stored.state}; transcripts in {folder / 'transcripts'}")
+        typer.echo(f"{plain(view.stored.name)}: {view.stored.state}; transcripts in {folder / 'transcripts'}")
     if has_failures(views):
         raise typer.Exit(Exit.FAILED)
 

@@ -12,10 +12,12 @@ import typer
 from httpx_sse import ServerSentEvent, connect_sse
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Column, Table
 
 from service.cli.console import can_draw, print_transcript
 from service.cli.exits import Exit
+from service.cli.plain import plain
 from service.cli.status_table import plain_lines, table
 from service.config.load import read_text
 from service.documents import parse_document
@@ -23,6 +25,7 @@ from service.errors import ConfigError
 
 LIMIT_S: Final = 30.0  # for one answer; streams wait for as long as the service keeps them alive
 RECONNECT_S: Final = 1.0
+PATIENCE_S: Final = 60.0  # with a service that was there: a start with much to read back takes a while
 FOLLOW_INTERVAL_S: Final = 0.5
 DONE: Final = "completed"
 PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
@@ -82,8 +85,8 @@ def submit(
         if not wait:
             print_document(posted, posted["id"], as_json=as_json)
             return
-        typer.echo(posted["id"], err=True)
-        end = follow(service, posted["id"], as_json=as_json)
+        typer.echo(posted["id"])  # alone on the standard output, for whoever goes on with it
+        end = follow(service, posted["id"], as_json=as_json, is_aside=True)
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 
@@ -112,7 +115,7 @@ def status(
         talks, turns = job["progress"]["conversations"], job["progress"]["turns"]
         listing.add_row(
             job["id"],
-            job["name"],
+            escape(plain(job["name"])),
             job["state"],
             f"{talks['completed']}/{talks['total']}",
             f"{turns['completed']}/{turns['total']}",
@@ -174,16 +177,16 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """Print the last output lines of a worker's engine."""
-    after = 0
+    after, ask_again = 0, ask
     with connect(url, api_key) as service:
         while True:
             params = {"tail": tail, "after": after}
-            for line in ask(service, "GET", f"/v1/workers/{worker_id}/logs", params=params)["lines"]:
+            for line in ask_again(service, "GET", f"/v1/workers/{worker_id}/logs", params=params)["lines"]:
                 after = line["number"]
-                typer.echo(json.dumps(line) if as_json else line["text"])
+                typer.echo(json.dumps(line) if as_json else plain(line["text"]))
             if not follow_on:
                 return
-            tail = 10_000
+            tail, ask_again = 10_000, patient_ask
             time.sleep(FOLLOW_INTERVAL_S)
 
 
@@ -196,10 +199,11 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Show live what runs, what waits, and for what; plain lines where the output is no terminal."""
-    console = Console()
+    console, ask_again = Console(), ask
     with connect(url, api_key) as service, _screen(console, is_live=not (once or as_json)) as live:
         while True:
-            now = ask(service, "GET", "/v1/status")
+            now = ask_again(service, "GET", "/v1/status")
+            ask_again = patient_ask
             if live is not None:
                 live.update(table(now))
             elif as_json:
@@ -249,8 +253,32 @@ def ask(service: httpx.Client, method: str, path: str, **request: Any) -> Any:  
     return _checked(answer)
 
 
-def follow(service: httpx.Client, job_id: str, *, as_json: bool) -> str:
+def patient_ask(service: httpx.Client, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - as above
+    """Return the JSON of an answer of a service that was there, and may be restarting: for a while, and saying so.
+
+    Raises:
+        Unreachable: it does not come back.
+        Refused: it answered with an error.
+    """
+    gives_up_at = time.monotonic() + PATIENCE_S
+    is_told = False
+    while True:
+        try:
+            return ask(service, method, path, **request)
+        except (Unreachable, Refused) as error:
+            is_passing = isinstance(error, Unreachable) or error.status == httpx.codes.SERVICE_UNAVAILABLE
+            if not is_passing or time.monotonic() > gives_up_at:
+                raise
+        if not is_told:
+            typer.echo(f"the service at {service.base_url} is away; waiting for it", err=True)
+            is_told = True
+        time.sleep(RECONNECT_S)
+
+
+def follow(service: httpx.Client, job_id: str, *, as_json: bool, is_aside: bool = False) -> str:
     """Print a job's events to its end, over reconnections; return the state that it ended in.
+
+    ``is_aside`` prints them on the standard error.
 
     Raises:
         Unreachable: the service does not answer.
@@ -263,12 +291,16 @@ def follow(service: httpx.Client, job_id: str, *, as_json: bool) -> str:
             for event in _events(service, job_id, last):
                 last = event.id or last
                 data = json.loads(event.data)
-                typer.echo(json.dumps({"event": event.event, **data}) if as_json else _event_line(event.event, data))
+                line = json.dumps({"event": event.event, **data}) if as_json else plain(_event_line(event.event, data))
+                typer.echo(line, err=is_aside)
                 if event.event == "end":
                     return str(data["state"])
         except httpx.HTTPError:
             pass  # the connection broke; the next look says whether the service is still there
-        state = ask(service, "GET", f"/v1/jobs/{job_id}")["state"]
+        try:
+            state = patient_ask(service, "GET", f"/v1/jobs/{job_id}")["state"]
+        except Unreachable as error:
+            raise Unreachable(f"{error}; to go on: roundhouse watch {job_id}") from error
         if state not in ("queued", "running"):
             return str(state)
         time.sleep(RECONNECT_S)

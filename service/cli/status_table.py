@@ -9,6 +9,8 @@ from rich.rule import Rule
 from rich.table import Column, Table
 from rich.text import Text
 
+from service.cli.plain import plain
+
 STATE_STYLES: Final[Mapping[str, str]] = {
     "ready": "green",
     "starting": "yellow",
@@ -54,7 +56,7 @@ def table(status: Document, title: str = "") -> RenderableType:
         slots = f"{worker['slots']['in_use']}/{worker['slots']['total']}"
         workers.add_row(
             escape(worker["id"]), f"[{style}]{worker['state']}[/]", slots, f"{worker['tokens_per_s']:.0f}",
-            worker["verdict"] or "-", escape(worker["because"]),
+            worker["verdict"] or "-", escape(plain(worker["because"])),
         )  # fmt: skip
     head = [title] if title else []
     notes = [Text(note, style="red") for note in _notes(status)]
@@ -76,9 +78,11 @@ def _cell(heads: Sequence[Document], place: int) -> str:
 
 
 def _turn(head: Document) -> str:
-    return f"[{head['name']}/{head['conversation']}] r{head['round']} {head['agent']} ({head['model']})"
+    return f"[{plain(head['name'])}/{head['conversation']}] r{head['round']} {head['agent']} ({head['model']})"
 
 
 def _worker_line(worker: Document) -> str:
     slots = f"{worker['slots']['in_use']}/{worker['slots']['total']} slots"
-    return f"{worker['id']}: {worker['state']}, {slots}, {worker['tokens_per_s']:.0f} tokens/s: {worker['because']}"
+    return (
+        f"{worker['id']}: {worker['state']}, {slots}, {worker['tokens_per_s']:.0f} tokens/s: {plain(worker['because'])}"
+    )

@@ -2,9 +2,11 @@
 
 import os
 import re
+import select
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, BinaryIO, Final
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -14,6 +16,7 @@ from service.documents import Place, line_of, parse_document
 from service.errors import ConfigError
 from service.faults import faults_of
 
+PIPE_WAIT_MS: Final = 5000
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
 
@@ -42,9 +45,28 @@ def read_text(path: Path) -> str:
         ConfigError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        # A pipe that nobody writes to would be waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return _read_soon(file, path).decode("utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_soon(file: BinaryIO, path: Path) -> bytes:
+    """Return a file's content; of a pipe what comes, for as long as more of it does."""
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file.read()
+    content = bytearray()
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    while poll.poll(PIPE_WAIT_MS):
+        piece = os.read(file.fileno(), 65536)
+        if not piece and content:
+            return bytes(content)
+        content += piece
+        if not piece:
+            break
+    raise ConfigError(f"{path}: is no file, and nothing comes out of it")
 
 
 def build_config(document: object, overrides: Mapping[str, object], source: str, lines: Mapping[Place, int]) -> Config:

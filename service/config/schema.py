@@ -17,6 +17,7 @@ LAST_PORT = 65535
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 Seconds = Annotated[float, Field(gt=0)]
 Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
+Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
 Scalar = str | int | float | bool | None
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -216,10 +217,10 @@ class ModelConfig(StrictModel):
     """One model, and the workers that serve it."""
 
     engine: Literal["llama-server", "embedded", "vllm", "attached"]
-    model: str | None = None
-    command: list[str] = Field(default_factory=list)
+    model: Text | None = None
+    command: list[Text] = Field(default_factory=list)
     args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
-    env: dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
+    env: dict[str, Annotated[Text, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
     replicas: int = Field(default=1, ge=1, le=256)
     host: str = "127.0.0.1"
     port: Port = 9100

@@ -33,14 +33,22 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     Raises:
         ConfigError: a model file or a program is not there, or a flag is given twice.
     """
+    try:
+        specs = _specs_of(config, base, state_dir)
+    except InvalidSpec as error:  # an address that is none, say
+        raise ConfigError(f"models: {error}") from error
+    for spec in specs:
+        _check_launch(spec)
+    return specs
+
+
+def _specs_of(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
     specs: list[WorkerSpec] = []
     for name, model in config.models.items():
         file = _model_file(name, model, base, state_dir)
         python = python_tools(name, model.tools.python, base)
         sockets = _socket_folder(model, base, state_dir)
         specs += [_spec(name, model, file, index, python, base, sockets) for index in range(model.replicas)]
-    for spec in specs:
-        _check_launch(spec)
     return specs
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
 
-from service.errors import StoreError
+from service.errors import StateUnusable, StoreError
 from service.store.database import Cursor
 from service.store.exclusive import ExclusiveMembership
 from service.store.migrations import migrate, migrations_of
@@ -175,13 +175,13 @@ def own_folder(folder: Path) -> Iterator[None]:
         folder.chmod(0o700)  # every prompt is in it, and so far it may have been made for all to read
         descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be used as state directory: {error.strerror}") from error
+        raise StateUnusable(f"{folder}: cannot be used as state directory: {error.strerror}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StoreError(
+            raise StateUnusable(
                 f"{folder}: another Roundhouse (process {owner}) uses this state directory; "
                 "stop it, or give this one another with --state-dir"
             ) from error

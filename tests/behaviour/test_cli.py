@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -264,10 +265,11 @@ class TestRemote:
         emoji = debate(conversations=2, metadata={"face": "\U0001f600", "day": "2024-01-01"})
         job = write_job(tmp_path, emoji, "job.json")
         done = self.ask(service, "submit", job, "--wait")
+        assert re.fullmatch(r"job-\w+\n", done.stdout)  # for whoever goes on with it
         assert done.returncode == 0, done.stderr
-        job_id = done.stderr.strip()
-        assert done.stdout.rstrip().endswith("job: completed")
-        assert "q0 round 0 m: completed on m-0" in done.stdout
+        job_id = done.stdout.strip()
+        assert done.stderr.rstrip().endswith("job: completed")
+        assert "q0 round 0 m: completed on m-0" in done.stderr
         shown = json.loads(self.ask(service, "status", job_id, "--json").stdout)
         assert (shown["id"], shown["state"], shown["metadata"]["face"]) == (job_id, "completed", "\U0001f600")
         assert job_id in self.ask(service, "status").stdout
