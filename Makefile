@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-engines soak lint bench clean
+.PHONY: demo test test-engines soak lint types bench clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -23,12 +23,14 @@ soak: $(READY)
 test-engines: $(READY)
 	engines="$$($(BIN)/python tests/engines/install.py)" && $(BIN)/python -m pytest tests/engines $$engines
 
-lint: $(READY)
+lint: $(READY) types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/house_rules.py
+
+types: $(READY)
+	$(BIN)/mypy
 
 # Each prints what it measures beside its rival or its bound; the makespans over HTTP take half an hour.
 bench: $(READY)
@@ -37,6 +39,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.orders
 	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.batches
 	$(BIN)/python -m bench.replicas
 	$(BIN)/python -m bench.posting
 	$(BIN)/python -m bench.queued
@@ -45,7 +48,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.makespan --policies critical_path
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-newest
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'

@@ -36,11 +36,18 @@ class GroupedQueue(ReadyQueue):
         if turn.key in self._turns:
             raise RuntimeError(f"{turn.key} is ready already")
         self._turns[turn.key] = turn
+        if turn.is_front:  # ahead of all groups: others wait for it
+            self._front.append(turn)
+            return
         self._group(turn.signature).push(turn)
         heapq.heappush(self._ages.setdefault(turn.signature, []), (turn.ready_order, turn.key))
 
     def pop(self) -> ReadyTurn:
         """Take the turn that goes next among those of the oldest signature; IndexError where there is none."""
+        front = next(self._take_first(), None)
+        if front is not None:
+            del self._turns[front.key]
+            return front
         oldest = self.oldest()
         if oldest is None:
             raise IndexError("no turn is ready")
@@ -56,14 +63,14 @@ class GroupedQueue(ReadyQueue):
     def discard(self, key: TurnKey) -> ReadyTurn | None:
         """Take a turn out, if it is there."""
         turn = self._turns.pop(key, None)
-        if turn is not None:
+        if turn is not None and not turn.is_front:
             self._groups[turn.signature].discard(key)
             self._close(turn.signature)
         return turn
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return the turns that would go next, signature by signature, the oldest first."""
-        told: list[ReadyTurn] = []
+        """Return the turns that would go next: those ahead of all, then signature by signature, the oldest first."""
+        told = [turn for turn in self._front if self._is_waiting(turn)][:count]
         for signature in sorted(self._groups, key=self._age):
             if len(told) >= count:
                 break

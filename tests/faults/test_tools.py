@@ -238,6 +238,28 @@ async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.Mo
         assert await tools.run(use("add", a=2, b=2)) == {"result": 4.0}
 
 
+@pytest.mark.parametrize("round_number", range(3))
+async def test_an_mcp_server_that_died_idle_costs_no_call_of_several(
+    monkeypatch: pytest.MonkeyPatch, round_number: int
+) -> None:
+    """Of three calls in one message two failed, each time; whoever comes second waits for the first one's ping."""
+    monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
+    async with connected(stdio()) as tools:
+        pid = await tools.run(use("own_pid"))
+        assert isinstance(pid, dict)
+        os.kill(pid["result"], signal.SIGKILL)
+        await wait_until(lambda: not is_alive(pid["result"]), "the server is gone")
+        results: list[object] = []
+
+        async def call(number: int) -> None:
+            results.append(await tools.run(use("add", a=number, b=round_number)))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(call, number)
+        assert sorted(map(str, results)) == [f"{{'result': {float(number + round_number)}}}" for number in range(3)]
+
+
 async def test_an_mcp_server_that_is_not_there_keeps_nothing_from_starting() -> None:
     """A wrong command is told at the call, by name."""
     async with connected(McpServer(name="wrong", command=("/nowhere/server",))) as tools:

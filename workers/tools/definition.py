@@ -60,6 +60,23 @@ class ToolDefinition:
             unverified=Unverified(policy),
         )
 
+    def of_text(self, text: str) -> dict[str, Any] | None:
+        """Return the arguments that a bare text stands for, where the tool has one parameter, and that takes text.
+
+        Source: seed 004, section 3 (``<tool_request name="get_role">Bodyguard</tool_request>``).
+        """
+        properties = self.parameters.get("properties")
+        if not isinstance(properties, dict) or len(properties) != 1:
+            return None
+        ((name, schema),) = properties.items()
+        if not isinstance(schema, dict) or schema.get("type") != "string":
+            return None
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        return {name: value if isinstance(value, str) else text.strip()}
+
     async def faults_of(self, arguments: dict[str, Any]) -> str | None:
         """Return what the schema finds wrong with ``arguments``, None where nothing is."""
         try:

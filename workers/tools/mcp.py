@@ -59,6 +59,7 @@ class McpTools:
         self._trouble = "not connected yet"
         self._broken = anyio.Event()
         self._settled = anyio.Event()  # the present try to connect has come to something
+        self._asking = anyio.Lock()
         self._connections = 0
         self._calls = 0
         self._heard_at = 0.0
@@ -96,12 +97,14 @@ class McpTools:
         """Stay connected until cancelled."""
         pause_s = RECONNECT_FIRST_S
         while True:
-            self._trouble = f"no connection within {CONNECT_LIMIT_S:g} s"
             before = self._connections
             try:
                 await self._stay_connected()
+                has_ended = self._connections > before
+                trouble = "the connection ended" if has_ended else f"no connection within {CONNECT_LIMIT_S:g} s"
             except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
-                self._trouble = _say(error)
+                trouble = _say(error)
+            self._trouble = trouble
             if self._connections > before:
                 pause_s = RECONNECT_FIRST_S
             else:
@@ -117,14 +120,22 @@ class McpTools:
 
         A server that has died with nothing to do is found out before it is asked, so that no call is lost with it.
         """
-        await self._settled.wait()
-        is_idle = not self._calls and anyio.current_time() - self._heard_at > PING_AFTER_S
-        if self._client is not None and is_idle and not await _is_alive(self._client):
-            self._break()
-            await self._settled.wait()
-        if self._client is None:
-            raise ToolRunFailed(f"the MCP server {self._server.name} is not connected: {self._trouble}")
-        return self._client
+        while True:
+            settled = self._settled
+            await settled.wait()
+            client = self._client
+            if client is not None:
+                async with self._asking:  # one asks whether it is still there, and whoever comes meanwhile waits for it
+                    is_idle = not self._calls and anyio.current_time() - self._heard_at > PING_AFTER_S
+                    if client is self._client and is_idle:
+                        if await _is_alive(client):
+                            self._heard_at = anyio.current_time()
+                        else:
+                            self._break()
+                if client is self._client:
+                    return client
+            elif settled is self._settled:  # and not that of a connection that another call found broken meanwhile
+                raise ToolRunFailed(f"the MCP server {self._server.name} is not connected: {self._trouble}")
 
     def _break(self) -> None:
         if self._client is not None:
@@ -145,7 +156,6 @@ class McpTools:
                     logger.info("MCP server %s: %d tools", self._server.name, len(listed))
                     self._settled.set()
                     await self._broken.wait()
-                    self._trouble = "the connection ended"
             finally:
                 self._break()
 

@@ -161,6 +161,8 @@ class MessageTools:
             raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"the model called {call.name!r}, which it was not given")
         arguments = read_arguments(call.arguments)
         if arguments is None:
+            arguments = tool.of_text(call.arguments)
+        if arguments is None:
             raise ToolTrouble(
                 FailureReason.TOOL_ARGUMENTS, f"{call.name}: no JSON object: {call.arguments[:DETAIL_CHARS]}"
             )

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from service.conversations.job import GroupBy, Mode, TurnKey
 from service.scheduling.core import SchedulingCore
-from service.scheduling.events import Action, JobAdmitted, JobCancelled, StartTurn, TurnCompleted, WorkerReady
+from service.scheduling.events import (
+    Action,
+    JobAdmitted,
+    JobCancelled,
+    StartTurn,
+    TurnCompleted,
+    TurnRejected,
+    WorkerReady,
+)
 from service.scheduling.grouping import STREAK
 from service.scheduling.policies import POLICIES
 from tests.unit.service.jobs import agent, job
@@ -45,6 +53,24 @@ def test_two_workers_may_run_different_ones() -> None:
     hot = job(agent("hot", params={"temperature": 1}), name="hot")
     told = starts(scheduler.handle(JobAdmitted(job=cold))) + starts(scheduler.handle(JobAdmitted(job=hot)))
     assert [(worker, key.agent_id) for worker, key in told] == [("w0", "cold"), ("w1", "hot")]
+
+
+def test_a_re_prompt_goes_ahead_of_every_group() -> None:
+    """Seed 000: others wait for it, whichever signature its worker runs."""
+    scheduler = core(slots=1)
+    cold = job(agent("cold", params={"temperature": 0}), conversations=3, name="cold")
+    hot = job(agent("hot", params={"temperature": 1}), name="hot")
+    ((_, first),) = starts(scheduler.handle(JobAdmitted(job=hot), JobAdmitted(job=cold)))
+    assert first.agent_id == "hot"
+    assert starts(scheduler.handle(TurnRejected(key=first))) == [("w0", first)]
+    ((_, second),) = starts(scheduler.handle(TurnCompleted(key=first)))
+    scheduler.handle(WorkerReady(worker="w1", model="m", slots=1))
+    late = job(agent("hot", params={"temperature": 1}), name="late")
+    scheduler.handle(JobAdmitted(job=late))
+    assert [key.job_id for key, _ in scheduler.view.ready_heads(9)][-1] == "late"
+    again = starts(scheduler.handle(TurnRejected(key=second)))
+    assert again[0][1] == second
+    assert second.agent_id == "cold"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

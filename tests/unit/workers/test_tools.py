@@ -82,6 +82,23 @@ class TestDefinitions:
         endless = ToolDefinition.parse({"function": {"name": "t", "parameters": nested}})
         assert "cannot be applied" in (await endless.faults_of({}) or "")
 
+    @pytest.mark.parametrize(
+        ("properties", "text", "arguments"),
+        [
+            ({"who": {"type": "string"}}, "Bodyguard", {"who": "Bodyguard"}),
+            ({"who": {"type": "string"}}, ' "Bodyguard" ', {"who": "Bodyguard"}),
+            ({"who": {"type": "string"}}, " 42 ", {"who": "42"}),
+            ({"who": {"type": "integer"}}, "42", None),
+            ({"who": {"type": "string"}, "why": {"type": "string"}}, "Bodyguard", None),
+            ({}, "Bodyguard", None),
+        ],
+    )
+    def test_a_bare_text_is_the_only_argument(
+        self, properties: dict[str, object], text: str, arguments: dict[str, object] | None
+    ) -> None:
+        """Seed 004's own call; where there are more parameters nobody knows which is meant."""
+        assert tool("get_role", **properties).of_text(text) == arguments
+
     def test_a_schema_cannot_make_us_fetch_anything(self) -> None:
         """Definitions come with jobs; a reference that leads out of one is refused, and no request of ours."""
         document = {"function": {"name": "x", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}}
