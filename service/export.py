@@ -43,7 +43,6 @@ class Export:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._done: dict[str, Exported] = {}
-        self._is_begun = False
         self.job_state: object = None  # as the manifest has it
 
     def __repr__(self) -> str:
@@ -65,21 +64,17 @@ class Export:
         """
         try:
             with self._locked():
-                self._begin(str(job["id"]))
+                (self._folder / "transcripts").mkdir(parents=True, exist_ok=True)
                 self._write(job, transcripts)
         except OSError as error:
             raise StoreError(f"{self._folder}: cannot write transcripts: {error}") from error
 
-    def _begin(self, job_id: str) -> None:
-        """Clear away what another job of that name has left here."""
-        if self._is_begun:
-            return
-        (self._folder / "transcripts").mkdir(parents=True, exist_ok=True)
+    @property
+    def owner(self) -> str | None:
+        """The id of the job whose transcripts are here; None where there are none, or nobody can tell whose."""
         manifest = self._folder / "manifest.json"
-        if not (manifest.is_file() and _job_of(manifest) == job_id):
-            for stale in (manifest, self._folder / "index.jsonl", *(self._folder / "transcripts").glob("*.json")):
-                stale.unlink(missing_ok=True)
-        self._is_begun = True
+        owner = _job_of(manifest) if manifest.is_file() else None
+        return owner if isinstance(owner, str) else None
 
     def _write(self, job: Mapping[str, object], transcripts: Sequence[Mapping[str, object]]) -> None:
         for transcript in transcripts:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from service.faults import path_of
 from service.jobs import Jobs, JobView, canonical_json, hash_of
 from service.node import Node, open_node
 from service.rules import rules_of
+from service.store import reading
 from workers.spec import WorkerSpec
 
 STORE_FOLDER: Final = ".roundhouse"
@@ -74,6 +76,8 @@ async def run_jobs(
     kept = config.store.model_copy(update={"url": "sqlite", "keep_keys_s": FOR_EVER_S})
     own = config.model_copy(update={"store": kept})
     async with open_node(own, specs, output / STORE_FOLDER) as node:
+        for file, folder in zip(files, folders, strict=True):
+            await _check_owner(node, file, folder)
         await node.fleet.wait_ready(first_try_only=True)
         posted = {await _post(node, file): Export(folder) for file, folder in zip(files, folders, strict=True)}
         views = await _until_ended(node, posted, show)
@@ -81,10 +85,29 @@ async def run_jobs(
     return views
 
 
+async def _check_owner(node: Node, file: JobFile, folder: Path) -> None:
+    """Return if no transcripts of another job stand in a job's folder.
+
+    Raises:
+        ConfigError: they do; nobody but its owner may throw them away.
+    """
+    owner = await anyio.to_thread.run_sync(lambda: Export(folder).owner)
+    text = canonical_json(file.document)
+    known = await node.store.read(reading.job_by_key(_key(file), hash_of(text), datetime.now(UTC)))
+    if owner is not None and (known is None or known.id != owner):
+        raise ConfigError(
+            f"{file.source}: {folder} holds the transcripts of another job named {file.job.name!r}, or of this one "
+            "before it was changed; give --output another folder, or remove that one"
+        )
+
+
+def _key(file: JobFile) -> str:
+    return f"run:{file.job.name}:{hash_of(canonical_json(file.document))}"
+
+
 async def _post(node: Node, file: JobFile) -> JobId:
     # The same job on the same output is the same job: finished, it is only exported again; unfinished, it goes on.
-    key = f"run:{file.job.name}:{hash_of(canonical_json(file.document))}"
-    stored, is_new = await node.jobs.post(file.document, key)
+    stored, is_new = await node.jobs.post(file.document, _key(file))
     if not is_new:
         await node.intake.take(stored.id)
     return stored.id

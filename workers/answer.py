@@ -28,8 +28,9 @@ class Answer:
         self._words = ""  # of the newest message that was read and had any besides its calls
         self._is_read = False
         self._is_begun = False
-        self._loops: tuple[Repetition, Repetition] | None = None
+        self._loops: tuple[Repetition, Repetition, Repetition] | None = None  # of text, reasoning and arguments
         self._marks = (0, 0)
+        self._fragments_read = 0
         self.generation = Generation(clock)
         self.prompt_chars = 0
         self.phase = Phase.US
@@ -51,7 +52,8 @@ class Answer:
         self._is_begun, self._is_read = True, False
         self.generation = Generation(self._clock)
         self.prompt_chars = prompt_chars
-        self._loops, self._marks = (Repetition(limits), Repetition(limits)), (0, 0)
+        self._loops, self._marks = (Repetition(limits), Repetition(limits), Repetition(limits)), (0, 0)
+        self._fragments_read = 0
         self.phase = Phase.ENGINE
         return self.generation
 
@@ -61,7 +63,11 @@ class Answer:
             return None
         text, reasoning, *marks = self.generation.since(*self._marks)
         self._marks = (marks[0], marks[1])
-        for loop, words in zip(self._loops, (text, reasoning), strict=True):
+        fragments = self.generation.tool_call_fragments
+        # Within a text of JSON a line feed is two letters.
+        arguments = "".join(piece.arguments for piece in fragments[self._fragments_read :]).replace("\\n", "\n")
+        self._fragments_read = len(fragments)
+        for loop, words in zip(self._loops, (text, reasoning, arguments), strict=True):
             found = loop.feed(words) or (loop.end() if is_over else None)
             if found is not None:
                 return found

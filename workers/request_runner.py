@@ -13,7 +13,7 @@ from workers.launch import takes_tools
 from workers.outcome import Completed, EngineFailed, Outcome
 from workers.recovery import Recovery
 from workers.request import Request
-from workers.spec import WorkerSpec
+from workers.spec import ANSWER_BOUNDS, WorkerSpec
 from workers.supervisor import Supervisor
 from workers.watch import Watch
 from workers.weights.held import HeldWeights
@@ -65,7 +65,7 @@ class RequestRunner:
     async def perform(self, request: Request, answer: Answer, flight: Flight) -> Outcome:
         """Run one request to its ending; ``answer`` holds what came."""
         worker, incarnation = self._spec.id, self._supervisor.now.incarnation
-        asked = replace(request, params={**self._spec.params, **request.params})
+        asked = replace(request, params=self._params_of(request))
         logger.debug("worker %s: request %d of %s begins", worker, flight.id, flight.job_name)
         with self._flights.admit(flight):
             try:
@@ -85,6 +85,10 @@ class RequestRunner:
         assert flight.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
         self._log_ending(flight)
         return flight.ending
+
+    def _params_of(self, request: Request) -> dict[str, object]:
+        is_bounded = not ANSWER_BOUNDS.isdisjoint(request.params)
+        return {**(self._spec.params if is_bounded else self._spec.bounded_params), **request.params}
 
     def _log_ending(self, flight: Flight) -> None:
         told, worker = flight.ending, self._spec.id

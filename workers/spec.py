@@ -23,6 +23,7 @@ Flag = FlagValue | Sequence[FlagValue]
 Tools = Sequence[ToolDefinition | Mapping[str, object]]
 
 
+ANSWER_BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict"})
 MAX_PORT: Final = 65535
 MAX_SOCKET_PATH: Final = 107
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -72,6 +73,7 @@ class WorkerSpec:
     folder for vLLM, a GGUF file for llama.cpp. ``max_adapters`` is how many there may be at once, those that
     are loaded later among them; None is as many as are given here.
     ``on_cpu`` says whether the engine computes on the CPU; None is found out from the machine and its devices.
+    ``max_answer`` bounds an answer in tokens where no parameter does; None is three quarters of the context.
     ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
     the former. ``state_dir`` is where incidents and started processes are noted; None notes them nowhere.
@@ -88,6 +90,7 @@ class WorkerSpec:
     headers: Mapping[str, str] = field(default_factory=dict)
     slots: int = 4
     context: int = 4096
+    max_answer: int | None = None
     command: Sequence[str] = ()
     args: Mapping[str, Flag] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +132,13 @@ class WorkerSpec:
     def owns_engine(self) -> bool:
         """Whether the engine is a process of ours, to be started, killed and started again."""
         return self.engine is not EngineKind.ATTACHED
+
+    @property
+    def bounded_params(self) -> Mapping[str, object]:
+        """The defaults of generation parameters, with a bound on the answer; of somebody else's server we know none."""
+        if not ANSWER_BOUNDS.isdisjoint(self.params) or (self.max_answer is None and not self.owns_engine):
+            return self.params
+        return {**self.params, "max_tokens": self.max_answer or max(1, self.context * 3 // 4)}
 
     @property
     def adapter_room(self) -> int:

@@ -229,6 +229,7 @@ class ModelConfig(StrictModel):
     headers: dict[str, str] = Field(default_factory=dict)
     slots: int = Field(default=4, ge=1, le=4096)
     context: int = Field(default=4096, ge=16)
+    max_answer: int | None = Field(default=None, ge=1)
     params: dict[str, object] = Field(default_factory=dict)
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
     restart: RestartConfig = Field(default_factory=RestartConfig)

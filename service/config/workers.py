@@ -111,6 +111,7 @@ def _spec(
         headers=model.headers,
         slots=model.slots,
         context=model.context,
+        max_answer=model.max_answer,
         command=tuple(model.command),
         args={key: _flag(value) for key, value in model.args.items()},
         env=model.env,

@@ -111,7 +111,7 @@ def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[in
 
 
 def test_run_runs_what_it_was_asked_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """An interrupted job of the same output is left alone; a changed job of the same name replaces its transcripts."""
+    """An interrupted job of the same output is left alone; a changed job of the same name deletes no transcripts."""
     record = tmp_path / "record.jsonl"
     write_config(tmp_path, {"m": scripted_model(free_ports(1), record=str(record), interval=0.02)})
     arguments = ["--config", str(tmp_path / "roundhouse.yaml"), "--output", str(tmp_path / "out")]
@@ -127,8 +127,11 @@ def test_run_runs_what_it_was_asked_for(tmp_path: Path, free_ports: Callable[[in
     assert len(recorded(record)) == count + 3
     changed = write_job(tmp_path, debate(conversations=2, name="two"), "two.yaml")
     (tmp_path / "out/two/transcripts/old.json").write_text("{}")
-    assert run_command("run", changed, *arguments).returncode == 0
-    assert sorted(path.name for path in (tmp_path / "out/two/transcripts").iterdir()) == ["q0.json", "q1.json"]
+    refused = run_command("run", changed, *arguments)
+    only_lines(refused, 2, "holds the transcripts of another job named 'two'", "give --output another folder")
+    assert sorted(path.name for path in (tmp_path / "out/two/transcripts").iterdir()) == ["old.json", "q0.json"]
+    assert run_command("run", changed, *arguments[:-1], str(tmp_path / "other")).returncode == 0
+    assert sorted(path.name for path in (tmp_path / "other/two/transcripts").iterdir()) == ["q0.json", "q1.json"]
 
 
 def test_a_failed_job_exits_with_1(tmp_path: Path, free_ports: Callable[[int], int]) -> None:

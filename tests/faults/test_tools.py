@@ -202,6 +202,16 @@ def use(name: str, **arguments: object) -> ToolUse:
     return ToolUse(call_id="c", name=name, arguments=arguments, job_name="a job")
 
 
+async def test_a_model_that_repeats_itself_in_the_arguments_of_a_call_is_stopped(
+    tmp_path: Path, scripted_spec: SpecFactory
+) -> None:
+    """Seed 002, section 14: wherever it does so."""
+    arguments = json.dumps({"text": "the same line again\n" * 20})
+    model = Scripted(tmp_path, scripted_spec, [{"tool_calls": [{"name": "add", "arguments": arguments}]}, ANSWER])
+    async with working(model.spec) as worker:
+        assert (await ask(worker)).reason == "repeated_line_loop"
+
+
 async def test_an_mcp_server_is_started_asked_and_ended() -> None:
     """stdio: the program, what it starts, and what that leaves are gone with us."""
     async with connected(stdio()) as tools:

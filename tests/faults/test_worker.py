@@ -1,5 +1,6 @@
 """The worker against a real process that behaves as badly as it is told to."""
 
+import json
 import os
 import signal
 import socket
@@ -342,6 +343,34 @@ async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec:
             worker.drain_nowait("the test wants it")
             with pytest.raises(NoSlot):
                 worker.lease_nowait()
+
+
+@pytest.mark.parametrize(
+    ("fields", "params", "expected"),
+    [
+        ({}, {}, 96),
+        ({"max_answer": 7}, {}, 7),
+        ({"max_answer": 7}, {"max_tokens": 9}, 9),
+        ({"params": {"max_tokens": 5}}, {}, 5),
+        ({"params": {"n_predict": 5}}, {}, None),
+        ({}, {"max_completion_tokens": 9}, None),
+    ],
+)
+async def test_an_answer_has_a_bound(
+    scripted_spec: SpecFactory,
+    tmp_path: Path,
+    fields: dict[str, object],
+    params: dict[str, object],
+    expected: int | None,
+) -> None:
+    """From the context, and generous; whoever bounds it otherwise is believed."""
+    record = tmp_path / "record"
+    async with running(replace(scripted_spec(record=str(record)), context=128, **fields)) as worker:  # type: ignore[arg-type]
+        request = Request(job_name="test", system="", conversation=user_conversation("Go."), params=params)
+        with worker.lease_nowait():
+            await worker.perform(request, Answer(monotonic))
+    (asked,) = [json.loads(line)["request"] for line in record.read_text().splitlines()]
+    assert asked.get("max_tokens") == expected
 
 
 async def test_slots_are_lent_up_to_their_number(scripted_spec: SpecFactory) -> None:

@@ -58,12 +58,14 @@ def test_a_kill_at_any_moment_leaves_lists_that_agree(tmp_path: Path) -> None:
         assert len(list((folder / ".lists").glob("v*"))) == 1
 
 
-def test_another_job_of_that_name_takes_the_folder_over(tmp_path: Path) -> None:
-    """What an earlier job of the name left is cleared away."""
-    Export(tmp_path).write({"id": "old", "state": "s"}, [{"id": "c", "state": "x", "reason": None, "turns": []}])
-    Export(tmp_path).write({"id": "new", "state": "s"}, [])
-    manifest, index = read(tmp_path)
-    assert (manifest["id"], index, list((tmp_path / "transcripts").iterdir())) == ("new", [], [])
+def test_whose_transcripts_these_are_is_known(tmp_path: Path) -> None:
+    """So that nobody else's are written over: a folder of files that nobody can tell of has no owner."""
+    assert Export(tmp_path).owner is None
+    Export(tmp_path).write({"id": "old", "state": "s"}, [])
+    assert Export(tmp_path).owner == "old"
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "manifest.json").write_text("{}")
+    assert Export(tmp_path).owner is None
 
 
 def test_writers_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
