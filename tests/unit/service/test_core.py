@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from service.conversations.job import JobId
@@ -5,6 +7,7 @@ from service.conversations.states import ConversationState, JobState, TurnState,
 from service.scheduling.core import SchedulingCore
 from service.scheduling.events import (
     Action,
+    ContinueCancel,
     ConversationEnded,
     ConversationStarted,
     CutOffTurn,
@@ -223,6 +226,39 @@ def test_free_slots_are_those_that_nobody_waits_for() -> None:
     assert scheduler.view.free("m") == 1
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=5, name="k")))
     assert scheduler.view.free("m") == -4
+
+
+def test_a_huge_job_is_cancelled_a_piece_at_a_time() -> None:
+    """What is in flight first; nothing of it is started meanwhile, and each turn ends once."""
+    scheduler = core(slots=2)
+    big = job(agent("a"), agent("b"), rounds=100, conversations=50)  # 10,000 turns
+    first = starts(scheduler.handle(JobAdmitted(job=big)))
+    actions = scheduler.handle(JobCancelled(job_id=J))
+    assert [action.key for action in actions if isinstance(action, CutOffTurn)] == first
+    scheduler.handle(*(TurnCutOff(key=turn) for turn in first))  # type: ignore[arg-type]
+    ended, pieces = [], 1
+    while any(isinstance(action, ContinueCancel) for action in actions):
+        assert sum(len(each.unspoken) for each in actions if isinstance(each, ConversationEnded)) <= 1200
+        ended += [each for each in actions if isinstance(each, ConversationEnded)]
+        actions = scheduler.handle(JobCancelled(job_id=J))
+        assert starts(actions) == []
+        pieces += 1
+    ended += [each for each in actions if isinstance(each, ConversationEnded)]
+    assert pieces >= 9
+    assert len({each.conversation_id for each in ended}) == len(ended) >= 49
+    assert JobEnded(job_id=J) in actions
+    assert set(scheduler.view.of_all().values()) == {0}
+
+
+def test_turns_that_never_were_are_made_when_they_are_asked_for() -> None:
+    """There may be a quarter of a million of them in one conversation."""
+    scheduler = core(slots=1)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), agent("b"), rounds=100_000)))
+    spent = time.thread_time()
+    actions = scheduler.handle(JobCancelled(job_id=J), TurnCutOff(key=key("a")))
+    assert time.thread_time() - spent < 0.05
+    (ended,) = [action for action in actions if isinstance(action, ConversationEnded)]
+    assert (len(ended.unspoken), next(iter(ended.unspoken))) == (199_999, key("b"))
 
 
 def test_a_job_with_ended_conversations_goes_on_with_the_others() -> None:
