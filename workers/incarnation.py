@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,7 @@ class Starter:
     devices: frozenset[str]  # on which nothing else may start meanwhile
     client: EngineClient
     log: LogRing
+    calibrate: Callable[[], Awaitable[None]]  # asked before an engine that tells what it holds is ready
 
 
 class Incarnation:
@@ -177,6 +178,8 @@ class Incarnation:
             pause_s = min(pause_s * 1.5, PROBE_LAST_S)
         with contextlib.suppress(EngineError):  # it need not say
             self.capacity = await self._client.read_capacity()
+        if self.capacity is not None and self._spec.on_cpu:
+            await self._starter.calibrate()
         on_ready()
 
 

@@ -13,7 +13,7 @@ from workers.request import RequestId
 from workers.vitals import KernelView, Vitals
 
 LOOK_S: Final = 2.0  # between two looks at an engine that is silent
-LEAST_INTERVAL_S: Final = 1.0  # between two looks at /proc, whose clock ticks a hundred times a second
+LEAST_INTERVAL_S: Final = 0.9  # between two looks at /proc, whose clock ticks a hundred times a second
 GAP_S: Final = 3 * LOOK_S  # without a look: what has risen since is no news, since nobody knows when it did
 _NEVER: Final = float("-inf")
 
@@ -98,12 +98,8 @@ class Signs:
         """Ask the engine and the kernel once, each bounded by itself; return what the engine told."""
         if self._tried_at is None or self._clock() - self._tried_at > GAP_S:
             self.counters = None
-        view = await self._vitals.kernel_view()
+        await self.look_at_kernel()
         now = self._clock()
-        self._measure_cpu(view, now)
-        if self._kernel_at is not None and view.compiles_since(self.kernel):
-            self._rose_at = self._unexplained_at = now  # it makes what it needs for these requests, before any step
-        self.kernel, self._kernel_at = view, now
         log_bytes = self._vitals.log_bytes()
         if log_bytes != self._log_bytes:
             self._log_bytes, self._log_grew_at = log_bytes, now
@@ -112,6 +108,15 @@ class Signs:
         if counters is not None:
             self._compare(counters)
         return counters
+
+    async def look_at_kernel(self) -> None:
+        """Ask the kernel alone, which always answers."""
+        view = await self._vitals.kernel_view()
+        now = self._clock()
+        self._measure_cpu(view, now)
+        if self._kernel_at is not None and view.compiles_since(self.kernel):
+            self._rose_at = self._unexplained_at = now  # it makes what it needs for these requests, before any step
+        self.kernel, self._kernel_at = view, now
 
     def _measure_cpu(self, view: KernelView, now: float) -> None:
         """Take how much the tree computes; an interval of a few ticks would tell of the ticks alone."""

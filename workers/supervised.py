@@ -73,6 +73,7 @@ class SupervisedWorker:
             on_gone=self._keep_incident,
             on_move=self._moved,
             has_suspects=self._has_suspects,
+            calibrate=lambda: self._watch.calibrate(),  # noqa: PLW0108 - there is no watch yet
         )
         self.adapters = HeldAdapters(spec.adapters)
         self._vitals = EngineVitals(
@@ -377,21 +378,17 @@ class SupervisedWorker:
             self._watch.begin()
         if self.state is WorkerState.READY:
             self._slots.total = self._effective_slots()
-            if self.spec.on_cpu and self._told_capacity() is not None:
-                self._supervisor.start_soon(self._watch.calibrate)
         if self._on_change is not None:
             self._on_change(self)
 
     def _effective_slots(self) -> int:
         """Return how many requests may be in flight: what was configured, or less where the engine holds less."""
-        told, slots = self._told_capacity(), self.spec.slots
+        running, slots = self._supervisor.running, self.spec.slots
+        told = running.capacity if running is not None else None
         if told is not None and told < slots:
             logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, slots)
             slots = max(1, told)
         return slots if self._limit is None else min(slots, self._limit.slots)
-
-    def _told_capacity(self) -> int | None:
-        return self._supervisor.running.capacity if self._supervisor.running else None
 
     def _root_pid(self) -> int | None:
         return self._supervisor.running.root_pid if self._supervisor.running else None

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -38,7 +38,7 @@ class Supervisor:
     shared with whatever else starts on the machine.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each thing that it tells its worker, or asks of it
         self,
         spec: WorkerSpec,
         environment: Mapping[str, str],
@@ -48,6 +48,7 @@ class Supervisor:
         on_gone: Callable[[Incarnation, str], None],
         on_move: Callable[[], None],
         has_suspects: Callable[[], bool],
+        calibrate: Callable[[], Awaitable[None]],
     ) -> None:
         self.log = LogRing()
         self.ledger: Ledger | None = None
@@ -63,6 +64,7 @@ class Supervisor:
             devices=starting_devices(spec, environment),
             client=client,
             log=self.log,
+            calibrate=calibrate,
         )
         self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
         self._has_suspects = has_suspects
@@ -205,11 +207,6 @@ class Supervisor:
                 is_deferred=self._has_suspects(),
             )
         )
-
-    def start_soon(self, what: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run something beside the engine, for as long as the worker is supervised."""
-        if self.tasks is not None:
-            self.tasks.start_soon(what)
 
     def note_answer(self, incarnation: int) -> None:
         """Take the fact that an engine has answered a request: earlier failures lengthen no pause any more."""

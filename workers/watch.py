@@ -225,6 +225,7 @@ class Watch:
                 if told.scope is Scope.ENGINE
             ]
             is_heard = bool(suspects) and await self._sing() in {Song.HEARD, Song.BROKEN_OFF}
+            await self.signs.look_at_kernel()  # has it computed while it did not sing?
         finally:
             self._is_confirming = False
         stalled = {
