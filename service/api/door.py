@@ -12,8 +12,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from service.api.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
 from service.api.problems import problem
-from service.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, ServiceError, TooManyConnections
+from service.errors import ServiceError
 
 MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs walk over all of it
 FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and webhooks

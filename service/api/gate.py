@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.api.errors import ForeignOrigin, MediaTypeUnknown
 from service.api.problems import problem
-from service.errors import ForeignOrigin, MediaTypeUnknown, NotAuthorised, PathNotFound, ServiceError
+from service.errors import NotAuthorised, PathNotFound, ServiceError
 
 OPEN_PATHS: Final = frozenset({"/healthz"})
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us

@@ -251,7 +251,7 @@ def test_a_host_has_one_name(written: str, asked: str) -> None:
 def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Ports) -> None:
     """Of each job the newest are kept; whoever asks for earlier ones learns which he has missed."""
     model = {"m": scripted_model(free_ports(1), tokens=2, interval=0.05)}
-    store = {"keep_events": 100, "keep_jobs_s": 60}  # with it, what is old is released now and then
+    store = {"keep_events": 100, "keep_jobs_s": 10}  # with it, what is old is released now and then
     agents = [{"id": "a", "model": "m"}]
     with serving(tmp_path, free_ports(1), model, store=store) as service:
         job = service.post_job({"agents": agents, "rounds": 100, "conversations": [{"prompt": "Go on."}] * 4})

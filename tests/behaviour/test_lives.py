@@ -252,7 +252,7 @@ def test_two_services_never_share_a_state(tmp_path: Path, free_ports: Callable[[
         with pytest.raises(AssertionError):
             other.start()
         assert other.process is not None
-        assert other.process.returncode == 1
+        assert other.process.returncode == 2
         assert f"another Roundhouse (process {service.process.pid if service.process else 0}) uses" in service.log()
         other.http.close()
 
