@@ -48,7 +48,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.makespan --policies critical_path
 
 clean:
-	rm -rf $(VENV) .venv-newest
+	rm -rf $(VENV) .venv-3.13
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'
