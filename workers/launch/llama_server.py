@@ -57,7 +57,8 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "slots": True,
         "no-kv-unified": not any(name.lstrip("-").replace("_", "-") in CACHE_FLAGS for name in spec.args),
     }
-    if spec.on_cpu and not any(name.lstrip("-").replace("_", "-") in BATCH_FLAGS for name in spec.args):
+    is_batch_told = any(name.lstrip("-").replace("_", "-") in BATCH_FLAGS for name in spec.args)
+    if spec.on_cpu and not is_batch_told and not spec.adapters:  # with adapters, answers were seen to differ
         flags |= {"batch-size": CPU_BATCH, "ubatch-size": CPU_BATCH}
     if spec.adapters:
         flags |= _adapter_flags(spec)
