@@ -1,4 +1,4 @@
-"""The circuit breaker of one engine: one that refuses a turn and a canary gets no turns until it answers a canary."""
+"""The circuit breaker of one engine: one that refuses a turn and then canaries gets no turns until it answers one."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ class CircuitBreaker:
         return self._because is not None
 
     def open(self, because: str) -> None:
-        """Let the engine have no turns: it has refused one, and a canary."""
+        """Let the engine have no turns: it has refused one, and canaries after it."""
         if self._because is None:
             self._because = because
             self._worker.drain_nowait(f"it refuses requests, a canary of ours too: {because}", Hold.REFUSING)
@@ -90,6 +90,7 @@ class CircuitBreaker:
                 reason = FailureReason.ENGINE_REJECTED
                 because = f"{reason}: for {refuses_s:.0f} s it has refused everything: {self._because}"
                 self._worker.break_engine(reason, because, {})
+                refused_at = self._clock()  # the next engine may be up before the next look at this one
 
     def _is_of_no_use(self) -> bool:
         """Whether nothing is lost with the engine: no request on it gets anything."""

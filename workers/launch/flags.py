@@ -6,6 +6,11 @@ from workers.errors import InvalidSpec
 from workers.spec import Flag, FlagValue
 
 
+def flag_name(name: str) -> str:
+    """Return a flag's one name, however the operator writes it: no leading hyphens, hyphens for underscores."""
+    return name.lstrip("-").replace("_", "-")
+
+
 def render_flags(flags: Mapping[str, Flag]) -> list[str]:
     """Return argv: a value follows its flag, True is a bare flag, False and None are none, a sequence repeats.
 
@@ -26,7 +31,7 @@ def refuse_owned(flags: Mapping[str, Flag], owned: Mapping[str, str]) -> None:
         InvalidSpec: a flag is in both.
     """
     for name in flags:
-        key = owned.get(name.lstrip("-").replace("_", "-"))
+        key = owned.get(flag_name(name))
         if key is not None:
             raise InvalidSpec(f"args.{name}: is decided by the key '{key}' of the model; set that instead")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from workers.errors import InvalidSpec
+from workers.launch.flags import flag_name
 from workers.spec import EngineKind, WorkerSpec
 
 VARIABLES: Final[Mapping[EngineKind, str]] = {
@@ -24,7 +25,7 @@ def operators_key(spec: WorkerSpec) -> str | None:
     Raises:
         InvalidSpec: it cannot be read.
     """
-    given = {name.lstrip("-").replace("_", "-"): value for name, value in spec.args.items()}
+    given = {flag_name(name): value for name, value in spec.args.items()}
     told = given.get("api-key")
     if isinstance(told, list | tuple):
         told = told[0] if told else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from workers.errors import InvalidSpec
-from workers.launch.flags import refuse_owned, render_flags
+from workers.launch.flags import flag_name, refuse_owned, render_flags
 from workers.process import Command
 from workers.spec import EngineKind, Flag, WorkerSpec
 
@@ -55,9 +55,9 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "ctx-size": spec.slots * spec.context,
         "metrics": True,
         "slots": True,
-        "no-kv-unified": not any(name.lstrip("-").replace("_", "-") in CACHE_FLAGS for name in spec.args),
+        "no-kv-unified": not any(flag_name(name) in CACHE_FLAGS for name in spec.args),
     }
-    is_batch_told = any(name.lstrip("-").replace("_", "-") in BATCH_FLAGS for name in spec.args)
+    is_batch_told = any(flag_name(name) in BATCH_FLAGS for name in spec.args)
     if spec.on_cpu and not is_batch_told and not spec.adapters:  # with adapters, answers were seen to differ
         flags |= {"batch-size": CPU_BATCH, "ubatch-size": CPU_BATCH}
     if spec.adapters:
@@ -87,7 +87,7 @@ def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:
         if "," in file or ":" in file:
             raise InvalidSpec(f"adapters.{name}: llama-server takes no path with a comma or a colon: {file}")
     listed = ",".join(f"{file}:0" for file in spec.adapters.values())
-    given = {name.lstrip("-").replace("_", "-") for name in spec.args}
+    given = {flag_name(name) for name in spec.args}
     return {"lora-scaled": listed, "cache-ram": None if "cache-ram" in given else 0}
 
 
