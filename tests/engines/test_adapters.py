@@ -18,7 +18,9 @@ from tests.waiting import wait_for
 START_S = 150.0
 ADAPTERS = "/v1/models/policy/adapters"
 GREEDY: Document = {"temperature": 0, "ignore_eos": True}
-Write = Callable[[Path, int], Path]
+# Seeds whose greedy tokens lead by 0.4 at least: a prompt that is cut by the end of a batch is rounded otherwise, by up
+# to 0.02, and one that led by 0.002 answered otherwise.
+CLEAR_SEEDS = (4, 9, 11)
 
 
 @pytest.fixture(scope="module", params=["llama-server", "vllm"])
@@ -90,7 +92,12 @@ def test_adapters_come_and_go_while_engines_talk(
     service: Service, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Nothing in flight is lost; an engine that is started again has them; what is gone is asked of nobody."""
-    write: Write = write_peft_adapter if is_vllm(request) else write_gguf_adapter
+
+    def write(path: Path, number: int) -> Path:
+        if is_vllm(request):
+            return write_peft_adapter(path, number)
+        return write_gguf_adapter(path, CLEAR_SEEDS[number - 1])
+
     base = say(service, "policy")
     busy = post(service, "policy", 12, 200)
     first = load(service, "poet-1", write(tmp_path / "poet-1", 1))

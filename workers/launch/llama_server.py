@@ -58,7 +58,7 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "no-kv-unified": not any(flag_name(name) in CACHE_FLAGS for name in spec.args),
     }
     is_batch_told = any(flag_name(name) in BATCH_FLAGS for name in spec.args)
-    if spec.on_cpu and not is_batch_told and not spec.adapters:  # with adapters, answers were seen to differ
+    if spec.on_cpu and not is_batch_told:
         flags |= {"batch-size": CPU_BATCH, "ubatch-size": CPU_BATCH}
     if spec.adapters:
         flags |= _adapter_flags(spec)
