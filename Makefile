@@ -4,14 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-engines soak lint types bench clean
+.PHONY: demo test test-system test-engines soak lint types bench clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
 	$(BIN)/roundhouse demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/system
+
+# What takes long because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk.
+test-system: $(READY)
+	$(BIN)/python -m pytest -n 2 tests/system
 
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)

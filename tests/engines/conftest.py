@@ -30,6 +30,12 @@ def vllm_python(request: pytest.FixtureRequest) -> str:
     return python
 
 
+@pytest.fixture(autouse=True)
+def leave_the_long(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("long") and request.config.getoption("--llama-server") is None:
+        pytest.skip("make test-engines has the time")
+
+
 @pytest.fixture(params=["embedded", "llama-server", "vllm", "attached"])
 def subject(request: pytest.FixtureRequest, tiny_model: Path, checkpoint: Path) -> Subject:
     """Return each real engine; the programs' paths are options of the run."""

@@ -86,6 +86,7 @@ async def test_a_death_in_mid_answer_keeps_the_text(subject: Subject) -> None:
         assert (await result(worker, await submit(worker, max_tokens=3))).incarnation == 2
 
 
+@pytest.mark.long
 async def test_a_frozen_engine_is_found(subject: Subject) -> None:
     """SIGSTOP is a hang in which nothing answers, and the process lives; only one of ours is killed for it."""
     async with subject.working() as worker:
@@ -122,6 +123,7 @@ async def test_a_prompt_beyond_the_context_is_no_failure_of_the_engine(subject: 
         assert (told.state, told.reason, worker.incarnation) == (RequestState.FAILED, "context_overflow", 1)
 
 
+@pytest.mark.long
 async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -> None:
     """Small batches take many times the limit, and the engine shows each step: in its stream, or in its counters.
 
@@ -139,6 +141,7 @@ async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -
         assert (worker.incarnation, list(worker.incidents)) == (1, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beside", ["alone", "a neighbour", "a cancel"])
 async def test_one_batch_of_many_times_the_limit_is_left_alone(subject: Subject, beside: str) -> None:
     """Nothing is told for its length, and nothing answered; only its threads compute, and that is evidence of work."""
@@ -249,6 +252,7 @@ async def test_adapters_are_models_of_their_own(subject: Subject, tmp_path: Path
         assert {name: await say(worker, name) for name in reversed(names)} == alone
 
 
+@pytest.mark.long
 async def test_saturation_kills_nothing(subject: Subject, request: pytest.FixtureRequest) -> None:
     """Every slot busy for long, under limits of two seconds: no incident, and every request answered."""
     seconds = 600.0 if request.config.getoption("--soak") else 5.0

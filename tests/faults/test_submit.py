@@ -106,7 +106,7 @@ async def test_slots_are_what_was_configured_or_less_where_the_engine_holds_less
 ) -> None:
     """Seed 000, "max_num_seqs_upper_bound": the smaller of both; never more in flight than that."""
     flags = {} if told is None else {"props_slots": told}
-    async with working(scripted_spec(slots=3, prefill=600, **flags)) as worker:
+    async with working(scripted_spec(slots=3, mute_on="Go.", **flags)) as worker:
         for _ in range(effective):
             await submit(worker)
         assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE

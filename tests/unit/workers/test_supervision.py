@@ -1,3 +1,4 @@
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -250,6 +251,7 @@ def all_events(now: Supervision) -> Iterator[Event]:
     yield StopRequested(because="stop", at_once=True)
 
 
+@functools.cache
 def reachable(depth: int) -> set[Supervision]:
     """All that can come of so many events, time standing still; numbers that only grow are left out of the count."""
     seen: dict[Supervision, Supervision] = {}
