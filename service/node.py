@@ -25,7 +25,7 @@ from service.sharing import Outlet, join_cluster, watch_store
 from service.store.alone import Alone, Neighbours
 from service.store.opening import is_shared, open_database
 from service.store.store import Store, open_store
-from service.tools import open_tools
+from service.tools import Equipment, open_tools
 from service.watch import JobWatch
 from workers.fleet import Fleet
 from workers.spec import WorkerSpec
@@ -48,6 +48,7 @@ class Node:
     neighbours: Neighbours
     metrics: Metrics
     adapters: Adapters
+    tools: Equipment
 
     async def unclaimed(self) -> dict[str, str]:
         """Return what the conversations wait for that no node runs, by the model that they need next."""
@@ -107,9 +108,9 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     """
     watch, models = JobWatch(), tuple(config.models)
     with open_database(config.store, state_dir, models) as database, open_store(database) as store:
-        async with open_tools(config, specs) as equipped, anyio.create_task_group() as tasks:
+        async with open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics()
-            specs = [replace(spec, state_dir=state_dir) for spec in equipped]
+            specs = [replace(spec, state_dir=state_dir) for spec in tools.specs]
             fleet = Fleet(specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True)
             metrics.watch(fleet)
             outlet = Outlet(store, models, config.store.lease_s, watch)
@@ -134,6 +135,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                     neighbours=outlet.neighbours,
                     metrics=metrics,
                     adapters=adapters,
+                    tools=tools,
                 )
             tasks.cancel_scope.cancel()
 

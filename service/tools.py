@@ -2,10 +2,12 @@
 
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +17,7 @@ from service.config.schema import Config, ToolsConfig
 from service.errors import ConfigError
 from workers.spec import WorkerSpec
 from workers.tools.http import http_tools
-from workers.tools.mcp import McpServer, McpTools
+from workers.tools.mcp import McpServer, McpState, McpTools
 from workers.tools.runner import PythonTools, ToolRunner, ToolRunners
 
 
@@ -34,18 +36,29 @@ def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonToo
     return PythonTools({tool: _load(f"models.{model}.tools.python.{tool}", place) for tool, place in places.items()})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """The specifications with all that runs their tools, and the MCP servers of each model."""
+
+    specs: list[WorkerSpec]
+    servers: Mapping[str, Sequence[McpTools]]
+
+    def states(self) -> list[tuple[str, McpState]]:
+        """List the servers with their models, as they stand now."""
+        return [(model, server.state) for model, servers in self.servers.items() for server in servers]
+
+
 @asynccontextmanager
-async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterator[list[WorkerSpec]]:
-    """Connect to every tool server for a block; return the specifications with all that runs their tools.
+async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterator[Equipment]:
+    """Connect to every tool server for a block.
 
     A server that is not there is tried again, and keeps nothing from starting.
     """
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         runners: dict[str, ToolRunner] = {}
-        connections: list[McpTools] = []
+        servers: dict[str, list[McpTools]] = {}
         for name, model in config.models.items():
-            mcp = _mcp(model.tools)
-            connections += mcp
+            mcp = servers[name] = _mcp(model.tools)
             http = model.tools.http
             known: list[ToolRunner] = [spec.tool_runner for spec in specs if spec.name == name and spec.tool_runner][:1]
             if http is not None:
@@ -53,10 +66,25 @@ async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterat
             known += mcp
             if known:
                 runners[name] = ToolRunners(known)
-        for connection in connections:
+        for connection in chain.from_iterable(servers.values()):
             tasks.start_soon(connection.run_connection)
-        yield [replace(spec, tool_runner=runners.get(spec.name)) for spec in specs]
+        equipped = [replace(spec, tool_runner=runners.get(spec.name)) for spec in specs]
+        yield Equipment(specs=equipped, servers=servers)
         tasks.cancel_scope.cancel()
+
+
+def check_programs(config: Config) -> None:
+    """Return if the program of every MCP server is there.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for model, settings in config.models.items():
+        for name, server in settings.tools.mcp.items():
+            if server.command and shutil.which(server.command[0], path=server.env.get("PATH")) is None:
+                raise ConfigError(
+                    f"models.{model}.tools.mcp.{name}.command: there is no program {server.command[0]!r}; give its path"
+                )
 
 
 def _mcp(tools: ToolsConfig) -> list[McpTools]:

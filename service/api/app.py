@@ -43,7 +43,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
     app.include_router(adapters_router(node, limits, roots))
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
-    app.include_router(health_router(node.fleet, node.store))
+    app.include_router(health_router(node.fleet, node.store, node.tools))
     app.add_middleware(Gate, keys=server.api_keys, hosts=server.hosts, origins=server.origins)
     if server.origins:  # around the gate: a browser asks first, and has no key then
         app.add_middleware(

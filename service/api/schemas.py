@@ -303,10 +303,20 @@ class HealthOut(Answer):
     status: Literal["ok"]
 
 
+class ToolServerOut(Answer):
+    """An MCP server of a model; ``trouble`` is why it is not connected, ``tools`` how many it listed last."""
+
+    model: str
+    name: str
+    tools: int | None
+    trouble: str | None
+
+
 class ReadyOut(Answer):
-    """Every model has a ready worker."""
+    """Every model has a ready worker; ``without`` are the MCP servers that are not connected: their tools fail."""
 
     status: Literal["ready"]
+    without: list[ToolServerOut]
 
 
 class Problem(Answer):
@@ -383,4 +393,5 @@ class StatusOut(Answer):
     heads: HeadsOut
     unclaimed: dict[str, str]
     store: StoreOut
+    tool_servers: list[ToolServerOut]
     workers: list[WorkerOut]

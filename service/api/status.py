@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from service.api import schemas
 from service.api.problems import refused
-from service.api.workers import worker_document
+from service.api.workers import tool_servers, worker_document
 from service.node import Node
 from service.status import status_of
 
@@ -36,5 +36,6 @@ def status_document(node: Node, unclaimed: Mapping[str, str] = MappingProxyType(
         heads=schemas.HeadsOut(pending=told["pending"], ready=told["ready"]),
         unclaimed=dict(unclaimed),
         store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
+        tool_servers=tool_servers(node.tools),
         workers=[worker_document(worker) for worker in node.fleet],
     )

@@ -11,6 +11,7 @@ from service.api.problems import refused
 from service.conversations.transcript import rfc3339
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
 from service.store.store import Store
+from service.tools import Equipment
 from workers.fleet import Fleet
 from workers.incident import Incident, incident_document
 from workers.logring import LogLine
@@ -80,7 +81,7 @@ def workers_router(fleet: Fleet) -> APIRouter:
     return router
 
 
-def health_router(fleet: Fleet, store: Store) -> APIRouter:
+def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:
     """Return the routes that orchestrators probe."""
     router = APIRouter(tags=["health"])
 
@@ -97,9 +98,18 @@ def health_router(fleet: Fleet, store: Store) -> APIRouter:
             raise NotReady(missing)
         if store.trouble is not None:
             raise StoreUnavailable(store.trouble)
-        return schemas.ReadyOut(status="ready")
+        without = [server for server in tool_servers(tools) if server.trouble is not None]
+        return schemas.ReadyOut(status="ready", without=without)
 
     return router
+
+
+def tool_servers(tools: Equipment) -> list[schemas.ToolServerOut]:
+    """Return the MCP servers as they are shown."""
+    return [
+        schemas.ToolServerOut(model=model, name=state.name, tools=state.tools, trouble=state.trouble)
+        for model, state in tools.states()
+    ]
 
 
 def worker_document(worker: SupervisedWorker) -> schemas.WorkerOut:

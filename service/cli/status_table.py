@@ -19,6 +19,7 @@ STATE_STYLES: Final[Mapping[str, str]] = {
     "backoff": "red",
     "failed": "bold red",
 }
+SPEAKING: Final = 8  # turns in flight that are shown
 Document = Mapping[str, Any]  # of GET /v1/status
 
 
@@ -36,6 +37,7 @@ def plain_lines(status: Document) -> list[str]:
     """Return the whole table as lines for a pipe or a file."""
     lines = [summary(status)]
     lines += [f"  worker {_worker_line(worker)}" for worker in status["workers"]]
+    lines += [f"  {worker} hears {turn}: {told}" for worker, turn, told in _speaking(status)]
     for pool, heads in status["heads"].items():
         lines += [f"  {pool}: {_turn(head)} waits for {head['waits_for']}" for head in heads]
     return [*lines, *(f"  {note}" for note in _notes(status))]
@@ -58,16 +60,43 @@ def table(status: Document, title: str = "") -> RenderableType:
             escape(worker["id"]), f"[{style}]{worker['state']}[/]", slots, f"{worker['tokens_per_s']:.0f}",
             worker["verdict"] or "-", escape(plain(worker["because"])),
         )  # fmt: skip
-    head = [title] if title else []
+    speaking = Table("worker", "speaking (job/conversation/agent/round)", "so far", box=None, header_style="bold")
+    for row in _speaking(status):
+        speaking.add_row(*map(escape, row))
+    head: list[RenderableType] = [title] if title else []
     notes = [Text(note, style="red") for note in _notes(status)]
-    return Group(*head, Rule(), Text(summary(status), style="bold"), *notes, Rule(), pools, Rule(), workers, Rule())
+    head += [Rule(), Text(summary(status), style="bold"), *notes]
+    return Group(*head, Rule(), speaking, Rule(), pools, Rule(), workers, Rule())
+
+
+def _speaking(status: Document) -> list[tuple[str, str, str]]:
+    """Return who speaks: the worker, the turn, and how far it is; the last come first, as many as a screen can take."""
+    requests = [(worker["id"], request) for worker in status["workers"] for request in worker["requests"]]
+    requests.sort(key=lambda each: each[1]["held_s"])
+    return [
+        (worker, plain(request["job_name"]), f"{_progress(request['evidence'])}, {request['held_s']:.0f} s")
+        for worker, request in requests[:SPEAKING]
+    ]
+
+
+def _progress(evidence: Document) -> str:
+    if evidence["output_tokens"]:
+        return f"{evidence['output_tokens']} tokens"
+    if evidence["prompt_tokens"]:
+        return f"reads, {evidence['prompt_tokens_done'] or 0} of {evidence['prompt_tokens']} tokens"
+    return "reads"
 
 
 def _notes(status: Document) -> list[str]:
-    """Return what waits for more than this node has, and what ails the store."""
+    """Return what waits for more than this node has, and what ails tool servers and the store."""
+    notes = [f"claimed by no node, {waits_for}" for waits_for in status["unclaimed"].values()]
+    notes += [
+        f"the MCP server {server['name']} of {server['model']}: {plain(server['trouble'])}"
+        for server in status["tool_servers"]
+        if server["trouble"] is not None
+    ]
     trouble = status["store"]["trouble"]
-    waiting = [f"claimed by no node, {waits_for}" for waits_for in status["unclaimed"].values()]
-    return waiting + ([f"the store: {trouble}"] if trouble is not None else [])
+    return notes + ([f"the store: {trouble}"] if trouble is not None else [])
 
 
 def _cell(heads: Sequence[Document], place: int) -> str:

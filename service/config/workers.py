@@ -10,7 +10,7 @@ from typing import Final
 
 from service.config.schema import Config, ModelConfig, WeightsConfig
 from service.errors import ConfigError
-from service.tools import python_tools
+from service.tools import check_programs, python_tools
 from workers.errors import InvalidSpec
 from workers.launch import command_for
 from workers.launch.vllm import socket_of
@@ -31,7 +31,7 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     """Return one specification a replica; relative paths are taken from ``base``, the configuration's folder.
 
     Raises:
-        ConfigError: a model file or a program is not there, or a flag is given twice.
+        ConfigError: a model file or a program (an MCP server's too) is not there, or a flag is given twice.
     """
     try:
         specs = _specs_of(config, base, state_dir)
@@ -39,6 +39,7 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
         raise ConfigError(f"models: {error}") from error
     for spec in specs:
         _check_launch(spec)
+    check_programs(config)
     return specs
 
 

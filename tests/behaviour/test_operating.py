@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.service import Document, Service, scripted_model, serving
+from tests.behaviour.service import Document, Service, run_command, scripted_model, serving
 from tests.waiting import wait_for
 
 MCP_SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
@@ -141,3 +141,22 @@ def test_a_tool_that_nobody_runs_fails_its_turn_with_its_reason(
         assert service.wait_ended(job)["state"] == "failed"
         (talk,) = service.get(f"/v1/jobs/{job}/result")["conversations"]
     assert talk["reason"] == "tool_arguments"
+
+
+def test_an_mcp_server_that_is_not_up_is_told(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Nothing waits for it; readyz, the status and the live table name it, and what it died of."""
+    servers = {"well": [sys.executable, str(MCP_SERVER), "stdio"], "ill": ["/bin/sh", "-c", "echo I need a key >&2"]}
+    mcp = {name: {"command": command} for name, command in servers.items()}
+    model = {**scripted_model(free_ports(1)), "tools": {"mcp": mcp}}
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        wait_for(
+            lambda: [each["tools"] for each in service.get("/v1/status")["tool_servers"]] == [None, 6], "one is up"
+        )
+        (ill, well) = service.get("/v1/status")["tool_servers"]
+        assert (well["model"], well["name"], well["trouble"]) == ("m", "well", None)
+        wait_for(lambda: "a key" in str(service.get("/readyz")["without"][0]["trouble"]), "its end is known")
+        (missing,) = service.get("/readyz")["without"]
+        assert (missing["name"], missing["tools"]) == (ill["name"], None)
+        told = run_command("top", "--once", "--url", service.url).stdout
+        assert "the MCP server ill of m: Connection closed; it said last: I need a key" in told
+        assert "MCP server ill says: I need a key" in service.log()

@@ -236,6 +236,15 @@ async def test_an_mcp_server_that_dies_fails_its_call_and_is_started_again() -> 
         assert await tools.run(use("add", a=1, b=1)) == {"result": 2.0}
 
 
+async def test_an_mcp_server_that_is_idle_and_well_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows no ping, as servers of 2026-07-28 do not, and has answered all the same."""
+    monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
+    async with connected(stdio()) as tools:
+        pids = [await tools.run(use("own_pid")) for _ in range(3)]
+        assert pids == [pids[0]] * 3
+        assert (tools.state.name, tools.state.tools, tools.state.trouble) == ("tests", 6, None)
+
+
 async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found out before it is asked, and the call waits for the next one."""
     monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)

@@ -20,6 +20,7 @@ from workers import guardian
 from workers.errors import ToolRunFailed, UnknownTool
 from workers.ledger import run_id
 from workers.tools.runner import ToolUse
+from workers.tools.stderr import StderrLog
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -44,6 +45,18 @@ class McpServer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpState:
+    """How one server stands: ``tools`` counts what it listed last, None where it was never reached.
+
+    ``trouble`` is why it is not connected, None while it is.
+    """
+
+    name: str
+    tools: int | None
+    trouble: str | None
+
+
 class McpTools:
     """The tools of one server; ``run_connection`` must be running, and connects again whenever the connection ends.
 
@@ -54,6 +67,7 @@ class McpTools:
     def __init__(self, server: McpServer, environment: Mapping[str, str]) -> None:
         self._server = server
         self._environment = environment
+        self._stderr = StderrLog(server.name)
         self._client: Client | None = None
         self._names: frozenset[str] | None = None
         self._trouble = "not connected yet"
@@ -68,6 +82,15 @@ class McpTools:
         """State the connection."""
         state = "connected" if self._client else self._trouble
         return f"<McpTools {self._server.name}: {state}, {len(self._names or ())} tools>"
+
+    @property
+    def state(self) -> McpState:
+        """How the server stands; one that died with nothing to do is found out at the next call."""
+        return McpState(
+            name=self._server.name,
+            tools=None if self._names is None else len(self._names),
+            trouble=None if self._client else self._trouble,
+        )
 
     def knows(self, name: str) -> bool | None:
         """Whether the server listed that tool; one that was never reached may have any."""
@@ -104,7 +127,7 @@ class McpTools:
                 trouble = "the connection ended" if has_ended else f"no connection within {CONNECT_LIMIT_S:g} s"
             except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
                 trouble = _say(error)
-            self._trouble = trouble
+            self._trouble = f"{trouble}; it said last: {words}" if (words := self._stderr.last_words) else trouble
             if self._connections > before:
                 pause_s = RECONNECT_FIRST_S
             else:
@@ -170,8 +193,9 @@ class McpTools:
         # Under a guardian, as engines are: a server must not outlive us, nor leave what it has started.
         tether = ["-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid()), *self._server.command]
         env = {**self._environment, **self._server.env, guardian.MARK_TO_BE: run_id()}
+        stderr = await stack.enter_async_context(self._stderr.open())
         return Client(
-            stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), sys.stderr), cache=None
+            stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), stderr), cache=None
         )
 
 
@@ -181,7 +205,7 @@ async def _is_alive(client: "Client") -> bool:
 
     with anyio.move_on_after(PING_LIMIT_S):
         try:
-            await client.send_ping()
+            await client.session.send_ping()  # the client's own says that it is deprecated, where this is refused
         except MCPError as error:
             return error.error.code == METHOD_NOT_FOUND  # an answer like any other
         except Exception:  # noqa: BLE001 - a transport may fail in any way
