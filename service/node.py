@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from service.rules import rules_of
 from service.scheduling.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.sharing import Outlet, join_cluster, watch_store
+from service.status import pools_of
 from service.store.alone import Alone, Neighbours
 from service.store.opening import is_shared, open_database
 from service.store.store import Store, open_store
@@ -111,7 +112,13 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
         async with open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics()
             specs = [replace(spec, state_dir=state_dir) for spec in tools.specs]
-            fleet = Fleet(specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True)
+
+            def count_pools() -> dict[str, int]:
+                return asdict(pools_of(scheduler, fleet))
+
+            fleet = Fleet(
+                specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True, count_pools=count_pools
+            )
             metrics.watch(fleet)
             outlet = Outlet(store, models, config.store.lease_s, watch)
             order = config.scheduling

@@ -70,20 +70,11 @@ class Status:
 
 def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
     """Return the present moment."""
-    pools = scheduler.view.of_all()
     life = scheduler.life
     return Status(
         jobs=len(scheduler.view.jobs()),
         conversations=ConversationCounts(total=life.conversations, finished=life.finished, persisted=life.persisted),
-        pools=Pools(
-            pending=pools[TurnState.PENDING],
-            ready=pools[TurnState.READY],
-            in_flight=pools[TurnState.IN_FLIGHT],
-            # What a draining worker still runs has its slots, and they are nobody else's any more.
-            capacity=sum(
-                worker.slots if worker.state is WorkerState.READY else worker.slots_in_use for worker in fleet
-            ),
-        ),
+        pools=pools_of(scheduler, fleet),
         prefix_tokens=PrefixTokens(reusable=life.reusable_tokens, reused=life.reused_tokens),
         pending=tuple(
             _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")
@@ -93,6 +84,18 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
             _head(scheduler, key, _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect))
             for key, is_suspect in scheduler.view.ready_heads(heads)
         ),
+    )
+
+
+def pools_of(scheduler: Scheduler, fleet: Fleet) -> Pools:
+    """Count the turns of each pool."""
+    pools = scheduler.view.of_all()
+    return Pools(
+        pending=pools[TurnState.PENDING],
+        ready=pools[TurnState.READY],
+        in_flight=pools[TurnState.IN_FLIGHT],
+        # What a draining worker still runs has its slots, and they are nobody else's any more.
+        capacity=sum(worker.slots if worker.state is WorkerState.READY else worker.slots_in_use for worker in fleet),
     )
 
 

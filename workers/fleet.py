@@ -32,9 +32,13 @@ class Fleet:
         observe: Observe = lambda *_: None,
         *,
         tries_suspects: bool = False,
+        count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
         self._workers = {
-            spec.id: SupervisedWorker(spec, environment, self._tell, tries_suspects=tries_suspects) for spec in specs
+            spec.id: SupervisedWorker(
+                spec, environment, self._tell, tries_suspects=tries_suspects, count_pools=count_pools
+            )
+            for spec in specs
         }
         self._state_dir = state_dir
         self.weights: dict[str, ModelWeights] = {}

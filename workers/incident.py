@@ -50,7 +50,10 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One broken incarnation: what was decided and on which evidence, how it ended, and what it said last."""
+    """One broken incarnation: what was decided and on which evidence, how it ended, and what it said last.
+
+    Also one that failed at what it was told and lives on: then ``exit`` is None.
+    """
 
     worker: str
     incarnation: int
@@ -64,6 +67,7 @@ class Incident:
     kernel: KernelView
     in_flight: tuple[RequestView, ...]
     finding: str | None = None  # what trying the turns that were on it has shown
+    pools: Mapping[str, int] | None = None  # how many turns waited and ran in all, where somebody counts them
 
 
 _encode = msgspec.json.Encoder().encode

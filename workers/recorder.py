@@ -1,6 +1,7 @@
 """Makes an incident of a worker's broken incarnation: what was seen when it was found broken, and how it ended."""
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from workers.incarnation import Incarnation
 from workers.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
+from workers.process import EngineExit
 from workers.spec import WorkerId, WorkerSpec
 from workers.supervisor import Supervisor
 from workers.vitals import KernelView
@@ -20,19 +22,27 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scene:
     incarnation: int
-    reason: FailureReason
+    reason: str
     verdict: Verdict | None
     kernel: KernelView
     in_flight: tuple[RequestView, ...]
+    pools: Mapping[str, int] | None
 
 
 class IncidentRecorder:
     """Views the scene before an engine is killed and its requests are ended, and keeps it with the end."""
 
-    def __init__(self, spec: WorkerSpec, supervisor: Supervisor, watch: Watch) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        supervisor: Supervisor,
+        watch: Watch,
+        count_pools: Callable[[], Mapping[str, int] | None],
+    ) -> None:
         self._id = spec.id
         self._supervisor = supervisor
         self._watch = watch
+        self._count_pools = count_pools
         self._scene: _Scene | None = None
         folder = spec.state_dir / "incidents" if spec.state_dir else None
         self.incidents = Incidents(folder / _file_name(spec.id) if folder else None)
@@ -48,16 +58,20 @@ class IncidentRecorder:
 
     def view(self, reason: FailureReason, *, is_stalled: bool = False) -> None:
         """Take in what is there now."""
+        self._scene = self._look(reason, is_stalled=is_stalled)
+
+    def _look(self, reason: str, *, is_stalled: bool) -> _Scene:
         views = self._watch.views()
         running = self._supervisor.running
         if running is not None and not running.is_gone:
             self._watch.signs.see_kernel()
-        self._scene = _Scene(
+        return _Scene(
             incarnation=self._supervisor.now.incarnation,
             reason=reason,
             verdict=Verdict.STALLED if is_stalled else Verdict.DEAD if views else None,
             kernel=self._watch.signs.kernel,
             in_flight=views,
+            pools=self._count_pools(),
         )
 
     def keep(self, incarnation: Incarnation, because: str) -> None:
@@ -66,20 +80,27 @@ class IncidentRecorder:
             self.view(FailureReason.ENGINE_DIED)
         scene = self._scene
         assert scene is not None  # noqa: S101 - just viewed
-        log = self._supervisor.log
-        stdout_tail, stderr_tail = map(_fitting, log.tails(TAIL_LINES, incarnation=incarnation.number))
+        self._add(scene, because, incarnation.exit)
+
+    def note_failure(self, reason: str, because: str) -> None:
+        """Keep an incident of the present incarnation, which lives on."""
+        self._add(self._look(reason, is_stalled=False), because, None)
+
+    def _add(self, scene: _Scene, because: str, ended: EngineExit | None) -> None:
+        stdout_tail, stderr_tail = map(_fitting, self._supervisor.log.tails(TAIL_LINES, incarnation=scene.incarnation))
         incident = Incident(
             worker=self._id,
-            incarnation=incarnation.number,
+            incarnation=scene.incarnation,
             at=datetime.now(UTC),
             reason=scene.reason,
             because=because,
             verdict=scene.verdict,
-            exit=incarnation.exit,
+            exit=ended,
             stdout_tail=stdout_tail,
             stderr_tail=stderr_tail,
             kernel=scene.kernel,
             in_flight=scene.in_flight,
+            pools=scene.pools,
         )
         try:
             self.incidents.add(incident)

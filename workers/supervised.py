@@ -48,6 +48,7 @@ class SupervisedWorker:
     ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
     gone. ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that
     whoever runs requests finds out which of them an engine died of, and tells what none explains (``count_failure``).
+    ``count_pools`` says how many turns wait and run in all: incidents keep it.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SupervisedWorker:
         on_change: Callable[["SupervisedWorker"], None] | None = None,
         *,
         tries_suspects: bool = False,
+        count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
         environment = os.environ if environment is None else environment
         self.spec = spec = placed(spec, environment)
@@ -80,7 +82,7 @@ class SupervisedWorker:
             self._client, partial(self._asked, None), self._root_pid, lambda: self.log.bytes_taken
         )
         self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
-        self._recorder = IncidentRecorder(spec, self._supervisor, self._watch)
+        self._recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools)
         self._breaker = CircuitBreaker(self, self._vitals, self._flights, time.monotonic)
         recovery = Recovery(self, self._vitals, self._flights, self._breaker)
         self._limit: SlotLimit | None = None
@@ -291,6 +293,10 @@ class SupervisedWorker:
     def note_finding(self, incarnation: int, finding: str) -> None:
         """Add to the incident of an incarnation what was found out after it."""
         self._recorder.note_finding(incarnation, finding)
+
+    def note_failure(self, reason: str, because: str) -> None:
+        """Keep an incident of an engine that failed at what it was told, and goes on."""
+        self._recorder.note_failure(reason, because)
 
     def limit_slots(self, limit: SlotLimit | None) -> None:
         """Lend no more slots than that until further notice; None is as many as the engine holds."""

@@ -226,8 +226,17 @@ class KernelOut(Answer):
     processes: list[ProcessOut]
 
 
+class PoolsOut(Answer):
+    """How many turns are in each pool, and how many slots there are."""
+
+    pending: int
+    ready: int
+    in_flight: int
+    capacity: int
+
+
 class IncidentOut(Answer):
-    """One broken incarnation; the tails are the last lines of its two streams."""
+    """One broken incarnation; the tails are the last lines of its two streams, ``pools`` all turns at that moment."""
 
     worker: str
     incarnation: int
@@ -241,6 +250,7 @@ class IncidentOut(Answer):
     kernel: KernelOut
     in_flight: list[RequestOut]
     finding: str | None
+    pools: PoolsOut | None
 
 
 class IncidentsOut(Answer):
@@ -340,15 +350,6 @@ class HeadOut(Answer):
     round: int
     model: str
     waits_for: str
-
-
-class PoolsOut(Answer):
-    """How many turns are in each pool, and how many slots there are."""
-
-    pending: int
-    ready: int
-    in_flight: int
-    capacity: int
 
 
 class ConversationCountsOut(Answer):

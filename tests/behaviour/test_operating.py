@@ -89,6 +89,7 @@ def test_an_incident_tells_what_happened(service: Service) -> None:
     assert (incident["worker"], incident["incarnation"], incident["reason"]) == ("m-0", 1, "engine_died")
     assert (incident["verdict"], incident["exit"]["signal"]) == ("dead", signal.SIGKILL)
     assert incident["in_flight"][0]["id"] == request["id"]
+    assert incident["pools"] == {"pending": 0, "ready": 0, "in_flight": 1, "capacity": incident["pools"]["capacity"]}
     assert any("listening" in line for line in incident["stdout_tail"] + incident["stderr_tail"])
     service.kill()
     service.start()

@@ -30,6 +30,7 @@ from workers.weights.update import Share, Tensor, UpdateRequest, UpdateState, We
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "vllm_engine.py"
 PHASE_S = 1.0
+POOLS = {"pending": 5, "ready": 3, "in_flight": 2, "capacity": 2}
 LIMITS = WeightsPolicy(
     **{f"{phase}_s": PHASE_S for phase in ("pause", "start", "receive", "finish", "resume", "keep", "wait", "init")}  # type: ignore[arg-type]
 )
@@ -102,7 +103,8 @@ async def two(
         weights=replace(limits, backend=backend),
         **changes,  # type: ignore[arg-type]
     )
-    fleet = Fleet([spec, replace(spec, id=WorkerId("m-1"), port=port + 1)], os.environ, tmp_path / "state")
+    specs = [spec, replace(spec, id=WorkerId("m-1"), port=port + 1)]
+    fleet = Fleet(specs, os.environ, tmp_path / "state", count_pools=lambda: POOLS)
     with anyio.fail_after(3 * LIMIT_S):
         async with fleet.running():
             await fleet.wait_ready()
@@ -177,6 +179,24 @@ async def test_a_worker_that_is_killed_in_a_broadcast(tmp_path: Path, phase: str
         assert workers.good.incarnation == 1
         with pytest.raises(GroupMissing):  # a group is whole, or has to be made again
             await workers.weights.update(tensors("w"))
+
+
+async def test_a_broadcast_that_runs_out_of_time_leaves_an_incident(tmp_path: Path) -> None:
+    """Its engine lives on with the old weights; what waited meanwhile is told with it."""
+    async with two(tmp_path) as workers:
+        await workers.join()
+        workers.misbehave("receive", "stall", both=True)
+        update = await workers.weights.update(tensors("w"))
+        await is_over(workers.weights)
+        assert update.state is UpdateState.FAILED
+        workers.fault.unlink()
+        await workers.back("launched")
+        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
+        incidents = [incident for worker in workers.fleet for incident in worker.incidents]
+        assert incidents, "whoever was given up after it has none"
+        for incident in incidents:
+            assert (incident.reason, incident.exit, incident.pools) == ("weights_timeout", None, POOLS)
+            assert incident.because == "weights 1: receive: not within 1 s"
 
 
 @pytest.mark.parametrize("backend", list(Backend))

@@ -25,6 +25,7 @@ from workers.weights.update import Share, UpdateState, WeightUpdate
 DROP_LIMIT_S: Final = 10.0
 ABORT_POLL_S: Final = 0.05
 GRACE_S: Final = 5.0  # for the others to receive, when one of a group has failed
+TIMED_OUT: Final = "weights_timeout"  # why an engine that goes on has an incident
 _ABSENT: Final = 404
 logger = logging.getLogger(__name__)
 Act = Callable[[SupervisedWorker, Share], Awaitable[None]]
@@ -114,6 +115,8 @@ class UpdateRun:
                 tasks.start_soon(self._take_back, share, worker)
 
     async def _take_back(self, share: Share, worker: SupervisedWorker) -> None:
+        if share.late_in is not None:
+            worker.note_failure(TIMED_OUT, f"weights {self.update.version}: {share.late_in}: {share.error}")
         control = EngineControl(worker.endpoint)
         try:
             with anyio.fail_after(DROP_LIMIT_S):
@@ -161,6 +164,7 @@ class UpdateRun:
             self._check_same(worker, share)  # and the scope may have been left because it is not
         except TimeoutError:
             others = ", ".join(each.worker for each in self.update.failed) if phase is Phase.RECEIVE else ""
+            share.late_in = None if others else phase
             self.update.fail(share, f"given up after {others} had failed" if others else f"not within {limit_s:g} s")
             if not is_intact and not (phase is Phase.PAUSE and self.update.request.mode is UpdateMode.WAIT):
                 self._kill(share, worker, share.error or "")
