@@ -82,7 +82,7 @@ class SupervisedWorker:
             self._client, partial(self._asked, None), self._root_pid, lambda: self.log.bytes_taken
         )
         self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
-        self._recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools)
+        self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools)
         self._breaker = CircuitBreaker(self, self._vitals, self._flights, time.monotonic)
         recovery = Recovery(self, self._vitals, self._flights, self._breaker)
         self._limit: SlotLimit | None = None
@@ -190,7 +190,7 @@ class SupervisedWorker:
     @property
     def incidents(self) -> Incidents:
         """What is kept of incarnations that broke."""
-        return self._recorder.incidents
+        return self.recorder.incidents
 
     @property
     def log(self) -> LogRing:
@@ -290,14 +290,6 @@ class SupervisedWorker:
         """Take the fact that a request was convicted of deaths: they lengthen no pause any more."""
         self._supervisor.post(supervision.FailureExplained())
 
-    def note_finding(self, incarnation: int, finding: str) -> None:
-        """Add to the incident of an incarnation what was found out after it."""
-        self._recorder.note_finding(incarnation, finding)
-
-    def note_failure(self, reason: str, because: str) -> None:
-        """Keep an incident of an engine that failed at what it was told, and goes on."""
-        self._recorder.note_failure(reason, because)
-
     def limit_slots(self, limit: SlotLimit | None) -> None:
         """Lend no more slots than that until further notice; None is as many as the engine holds."""
         self._limit = limit
@@ -344,7 +336,7 @@ class SupervisedWorker:
 
     def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
         """Nuke and repave; ``suspects`` are charged with it, each for its own reason, and nobody else is."""
-        self._recorder.view(reason, is_stalled=True)
+        self.recorder.view(reason, is_stalled=True)
         word = "killed" if self.owns_engine else "let go"
         logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, because)
         for flight in self._flights:
@@ -355,8 +347,8 @@ class SupervisedWorker:
         self._supervisor.break_nowait(self.incarnation, reason, because, is_deferred=is_deferred)
 
     def _end_requests(self, action: supervision.EndRequests) -> None:
-        if not self._recorder.has_viewed:
-            self._recorder.view(action.reason)
+        if not self.recorder.has_viewed:
+            self.recorder.view(action.reason)
         for flight in self._flights:
             if action.reason is FailureReason.SHUTDOWN:
                 flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
@@ -376,7 +368,7 @@ class SupervisedWorker:
         return self._tries_suspects and self.owns_engine and any(map(_may_be_cause, self._flights))
 
     def _keep_incident(self, incarnation: Incarnation, because: str) -> None:
-        self._recorder.keep(incarnation, because)
+        self.recorder.keep(incarnation, because)
 
     def _moved(self) -> None:
         if self.is_starting:

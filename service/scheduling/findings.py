@@ -51,7 +51,7 @@ class WorkerFindings:
         if isinstance(finding, DeathExplained):
             place = f"{finding.key.job_id}/{finding.key.conversation_id}"
             told = f"brought down by the turn of {finding.key.agent_id} in round {finding.key.round} of {place}"
-            worker.note_finding(finding.incarnation, told)
+            worker.recorder.note_finding(finding.incarnation, told)
             worker.forgive_failures()
             return
         worker.count_failure()
@@ -62,7 +62,7 @@ class WorkerFindings:
             told = f"died under load: the {finding.company} turns that were on it have ended since, each alone"
             worker.limit_slots(SlotLimit(slots=slots, because=f"engine {finding.incarnation} {told}"))
             told += f"; {slots} slots for a while"
-        worker.note_finding(finding.incarnation, told)
+        worker.recorder.note_finding(finding.incarnation, told)
 
     def note_answer(self, run: TurnRun) -> None:
         """Take an answer: a worker that was lowered may bear more again. The slot of the turn was given back."""

@@ -115,8 +115,8 @@ class UpdateRun:
                 tasks.start_soon(self._take_back, share, worker)
 
     async def _take_back(self, share: Share, worker: SupervisedWorker) -> None:
-        if share.late_in is not None:
-            worker.note_failure(TIMED_OUT, f"weights {self.update.version}: {share.late_in}: {share.error}")
+        if share.is_late:
+            worker.recorder.note_failure(TIMED_OUT, f"weights {self.update.version}: {share.error}")
         control = EngineControl(worker.endpoint)
         try:
             with anyio.fail_after(DROP_LIMIT_S):
@@ -164,7 +164,7 @@ class UpdateRun:
             self._check_same(worker, share)  # and the scope may have been left because it is not
         except TimeoutError:
             others = ", ".join(each.worker for each in self.update.failed) if phase is Phase.RECEIVE else ""
-            share.late_in = None if others else phase
+            share.is_late = not others
             self.update.fail(share, f"given up after {others} had failed" if others else f"not within {limit_s:g} s")
             if not is_intact and not (phase is Phase.PAUSE and self.update.request.mode is UpdateMode.WAIT):
                 self._kill(share, worker, share.error or "")

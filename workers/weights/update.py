@@ -60,7 +60,7 @@ class Share:
         self.received = 0  # tensors
         self.total = 0
         self.error: str | None = None
-        self.late_in: Phase | None = None  # which phase has outrun its limit by this worker's own doing
+        self.is_late = False  # whether it has outrun a limit, and by its own doing
         self.paused_at: float | None = None
         self.paused_s = 0.0
 
@@ -90,7 +90,7 @@ class WeightUpdate:
         self.state = UpdateState.RUNNING
         self.phase = Phase.PAUSE
         self.error: str | None = None
-        self.late_in: Phase | None = None  # which phase has outrun its limit by this worker's own doing
+        self.is_late = False  # whether it has outrun a limit, and by its own doing
         self.phase_s: dict[Phase, float] = {}
 
     def __repr__(self) -> str:
