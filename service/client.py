@@ -25,6 +25,7 @@ AWAY_S: Final = 1.0
 _ABANDONED: Final[list[Any]] = []
 NO_CONTENT: Final = 204
 IN_FLIGHT: Final = 5  # broadcasts under way at once
+ATTEMPTS: Final = 2
 BUCKET_BYTES: Final = 64 * 1024 * 1024  # of tensors that are broadcast together: hundreds of small ones are one
 ALIGNMENT: Final = 64  # of each tensor within its bucket, in bytes
 
@@ -165,11 +166,14 @@ class WeightsClient:
         mode: str = "keep",
         clear_cache: bool = True,
         in_flight: int = IN_FLIGHT,
+        attempts: int = ATTEMPTS,
     ) -> dict[str, Any] | None:
         """Broadcast a model's tensors, by the names that its checkpoint has, and return the update when it is over.
 
         All of the model's tensors are wanted in one go, since engines fuse them; at most ``in_flight`` broadcasts are
         under way at once. None is returned, and nothing sent, where no byte differs from this client's last update.
+        An update that has failed left every engine as it was, so it is made again, ``attempts`` times in all, with
+        whoever serves by then; a checkpoint is not, since an engine that it broke is not to be broken twice.
 
         Raises:
             WeightsError: it was refused, or has failed; the text names who.
@@ -178,24 +182,44 @@ class WeightsClient:
         digests = {each.name: each.digest() for each in sent}
         if digests == self._digests and self._is_everywhere():
             return None
-        self._ensure_group()
         body = {
             "tensors": [each.document for each in sent],
             "bucket_bytes": BUCKET_BYTES,
-            "group": self._group_number,
             "version": version,
             "mode": mode,
             "clear_cache": clear_cache,
         }
-        update = self._post(body)
+        ended = self._send(body, sent, in_flight, attempts)
+        self._digests, self._made = digests, ended["version"]
+        return ended
+
+    def _send(self, body: dict[str, object], sent: "list[_Sent]", in_flight: int, attempts: int) -> dict[str, Any]:
+        """Return an update when it is over; one that failed is made again while there are attempts left."""
+        for left in reversed(range(attempts)):
+            try:
+                return self._send_once(body, sent, in_flight)
+            except WeightsError as failed:
+                if not left or failed.code != "weights_failed":
+                    raise
+            self._leave()
+            self._wait_serving()
+        raise ValueError(f"an update takes at least one attempt, and was given {attempts}")
+
+    def _send_once(self, body: dict[str, object], sent: "list[_Sent]", in_flight: int) -> dict[str, Any]:
+        self._ensure_group()
+        update = self._post(body | {"group": self._group_number})
         try:
             self._broadcast(sent, in_flight)
         except RuntimeError as error:  # torch's word for a connection that broke, and for a time that is over
             self._leave()
             raise WeightsError(*self._blame(update, error)) from error
-        ended = self._wait(update)
-        self._digests, self._made = digests, ended["version"]
-        return ended
+        return self._wait(update)
+
+    def _wait_serving(self) -> None:
+        """Return when an engine serves, or when none has for as long as a group may take to come together."""
+        until = time.monotonic() + self._place[2]
+        while not any(worker["in_rotation"] for worker in self.look()["workers"]) and time.monotonic() < until:
+            time.sleep(AWAY_S)
 
     def _post(self, body: dict[str, object]) -> dict[str, Any]:
         """Post an update; where an engine has come or gone just now, the group is made again once."""

@@ -323,6 +323,15 @@ class ShuttingDown(ServiceError):
     retry_after_s = 5
 
 
+class Crowded(ServiceError):
+    """Too much waits already to be looked at."""
+
+    status = 503
+    code = "crowded"
+    title = "Too much waits to be looked at"
+    retry_after_s = 5
+
+
 class StoreUnavailable(ServiceError):
     """The database is in trouble; what was asked for is not known to be stored."""
 

@@ -107,8 +107,9 @@ class Jobs:
         self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, *, queue: bool
     ) -> tuple[StoredJob, bool]:
         rules = self._rules()
-        await check_schemas(document)
-        if len(text) <= SMALL_BYTES:
+        is_small = len(text) <= SMALL_BYTES
+        await check_schemas(document, rules.limits, is_small=is_small)
+        if is_small:
             job = parse_job(document, new_job_id(), rules)
         else:
             job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)

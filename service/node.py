@@ -29,6 +29,7 @@ from service.store.store import Store, open_store
 from service.tools import Equipment, open_tools
 from service.watch import JobWatch
 from workers.fleet import Fleet
+from workers.offload import offloading
 from workers.spec import WorkerSpec
 
 STOPPING: Final = "the service is stopping"
@@ -109,7 +110,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     """
     watch, models = JobWatch(), tuple(config.models)
     with open_database(config.store, state_dir, models) as database, open_store(database) as store:
-        async with open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
+        async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics()
             specs = [replace(spec, state_dir=state_dir) for spec in tools.specs]
 

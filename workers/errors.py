@@ -6,6 +6,7 @@
     ├── NoSlot            every slot is in use, or the worker is not ready
     ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
     ├── StopTimedOut      the engine's tree did not die
+    ├── OffloadCrowded    too much waits already to be looked at in other processes
     ├── InvalidTensors    a file of tensors is none, or not whole
     ├── AdapterError      an adapter cannot be loaded or unloaded; nothing has changed
     │   ├── InvalidAdapter    it is none, or not one for this model
@@ -34,6 +35,10 @@ How a request ends is no error but a value: see ``workers.outcome``.
 
 class WorkerError(Exception):
     """Something about a worker failed."""
+
+
+class OffloadCrowded(WorkerError):
+    """Too much waits already to be looked at in other processes."""
 
 
 class SpawnFailed(WorkerError):

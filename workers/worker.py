@@ -17,6 +17,7 @@ from workers.answer import Answer
 from workers.errors import NoSlot
 from workers.flight import Flight
 from workers.ledger import keeping_ledger
+from workers.offload import offloading
 from workers.outcome import Cancelled, CancelReason, FailureReason, RequestFailed
 from workers.process import LEAVE_LIMIT_S
 from workers.request import Request, RequestId, parse_tools, user_conversation
@@ -217,7 +218,11 @@ class Worker(SupervisedWorker):
     async def _run_alone(self, started: asyncio.Event) -> None:
         """Be what a fleet is to its workers: the owner of all tasks, the ledger and the patrol."""
         try:
-            async with keeping_ledger(self.spec.state_dir) as ledger, anyio.create_task_group() as tasks:
+            async with (
+                offloading(),
+                keeping_ledger(self.spec.state_dir) as ledger,
+                anyio.create_task_group() as tasks,
+            ):
                 tasks.start_soon(patrol)
                 await tasks.start(self.run, ledger)
                 started.set()

@@ -1,5 +1,6 @@
 """Many jobs in one request, one a line (NDJSON): each is taken or refused by itself."""
 
+import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable
 from typing import IO, Final, Protocol
@@ -15,6 +16,8 @@ from service.api.body import HUNG_UP, decode_soon
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ServiceError
 from service.store.records import StoredJob
+
+logger = logging.getLogger(__name__)
 
 
 class Post(Protocol):
@@ -73,6 +76,10 @@ async def _post_group(
             stored, is_new = await post(document, None if key is None else f"{key}:{number}", size=len(line))
         except ServiceError as error:
             told[number] = _line(number, error)
+            return
+        except Exception:
+            logger.exception("line %d of a batch: a defect of Roundhouse", number)
+            told[number] = _line(number, ServiceError("the service failed at this line; its log says more"))
             return
         status = 202 if is_new else 200
         job = {"id": stored.id, "name": stored.name, "state": stored.state}

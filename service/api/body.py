@@ -10,12 +10,14 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from service.conversations.limits import Limits
-from service.errors import BodyMalformed, BodyTooLarge
-from workers.offload import offload
+from service.errors import BodyMalformed, BodyTooLarge, Crowded
+from workers.errors import OffloadCrowded
+from workers.offload import Lane, offload
 
 SMALL_BYTES: Final = 16 * 1024  # of a body that is looked at sooner than a thread would take it up
 COUNT_LIMIT_S: Final = 10.0
-_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
+_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 HUNG_UP: Final = "the client hung up in the middle of it"
 
 
@@ -62,7 +64,12 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
     if len(body) <= SMALL_BYTES:
         return decode_document(body, limits)
     if body.count(b",") + body.count(b"[") + body.count(b"{") > limits.nodes:  # there may be fewer, with commas in text
-        count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S)
+        try:
+            count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S, lane=Lane.DOCUMENTS)
+        except TimeoutError as error:
+            raise BodyMalformed(f"its values cannot be counted within {COUNT_LIMIT_S:g} s") from error
+        except OffloadCrowded as error:
+            raise Crowded(str(error)) from error
         if count > limits.nodes:
             raise BodyMalformed(f"the body holds {count} values, more than limits.nodes = {limits.nodes}")
     return await anyio.to_thread.run_sync(decode_document, body, limits)

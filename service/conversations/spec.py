@@ -1,10 +1,11 @@
 """A job as callers write it, and the whole list of what is wrong with it (contract, section 5)."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from pydantic import Field, HttpUrl, ValidationError, model_validator
@@ -12,14 +13,23 @@ from pydantic import Field, HttpUrl, ValidationError, model_validator
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt, Webhook
 from service.conversations.limits import Limits, metadata_faults, size_faults, too_many
 from service.conversations.validation import Validation, folded
-from service.errors import Fault, InvalidJob
+from service.errors import Crowded, Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
 from service.hosts import canonical_host
-from workers.errors import InvalidTool
+from workers.errors import InvalidTool, OffloadCrowded
 from workers.request import parse_tools
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, pattern_trouble, schema_trouble, trusting
 
+COMPILED: Final = 2  # a character of what is compiled costs so much as one of a schema
+ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
+OURS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
+    "n": (1, ONE_ANSWER),
+    "n_cmpl": (1, ONE_ANSWER),  # llama.cpp's own name for it
+    "id_slot": (-1, "which slot of an engine takes a turn is the engine's to say"),
+}
+NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
+CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
@@ -85,7 +95,7 @@ class JobSpec(StrictModel):
     """A job: agents, and the conversations that they are to hold."""
 
     # No database takes a NUL, and no terminal should be told what only looks like a name.
-    name: str = Field(default="job", min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
+    name: str = Field(default="job", min_length=1, max_length=200, pattern=f"^{NO_CONTROLS}*$")
     mode: Mode = Mode.ROUNDS
     prompt_at: PromptAt = PromptAt.START
     rounds: int = Field(default=1, ge=1, strict=True)
@@ -114,7 +124,7 @@ class JobRules:
 
 def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
     """Return a stored job as it was accepted, whatever the configuration says by now but of ``adapters``."""
-    document = msgspec.json.decode(text)
+    document = _as_accepted_now(msgspec.json.decode(text))
     models = {agent["model"] for agent in document["agents"]}
     webhook = document.get("webhook") or {}
     most = 2**62
@@ -125,12 +135,24 @@ def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
         return parse_job(document, job_id, rules)
 
 
-async def check_schemas(document: object) -> None:
+def _as_accepted_now(document: dict[str, Any]) -> dict[str, Any]:
+    """Take out of a stored job what older versions accepted and this one refuses."""
+    for agent in document["agents"]:
+        agent["params"] = {key: value for key, value in (agent.get("params") or {}).items() if key not in OURS}
+    if isinstance(document.get("name"), str):
+        document["name"] = CONTROLS.sub(" ", document["name"])
+    return document
+
+
+async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> None:
     """Find out what is wrong with the schemas and patterns of a job, so that ``parse_job`` knows it at once.
 
     Raises:
-        InvalidJob: that takes too long.
+        InvalidJob: there is too much of something, or it takes too long.
+        Crowded: too many wait for that already.
     """
+    if isinstance(document, dict):
+        _refuse(size_faults(document, limits))
     schemas: list[dict[str, object]] = []
     patterns: list[str] = []
     agents = document.get("agents") if isinstance(document, dict) else None
@@ -146,7 +168,9 @@ async def check_schemas(document: object) -> None:
         parameters = (each.get("parameters") for each in functions if isinstance(each, dict))
         schemas += [given for given in parameters if isinstance(given, dict)]
     try:
-        await find_troubles(schemas, patterns)
+        await find_troubles(schemas, patterns, is_small=is_small)
+    except OffloadCrowded as error:
+        raise Crowded(str(error)) from error
     except TimeoutError as error:
         message = f"its schemas take longer than {CHECK_LIMIT_S:g} s to check"
         raise InvalidJob([Fault(path="agents", message=message)]) from error
@@ -224,8 +248,14 @@ def _validation(spec: ValidationSpec | None) -> Validation | None:
         choices=tuple(spec.choices or ()),
         pattern=spec.pattern,
         json_schema=spec.json_schema,
-        schema_chars=len(json.dumps(spec.json_schema)) if spec.json_schema is not None else 0,
+        chars=_chars(spec),
     )
+
+
+def _chars(spec: ValidationSpec) -> int:
+    if spec.json_schema is not None:
+        return len(json.dumps(spec.json_schema))
+    return COMPILED * (len(spec.pattern or "") + sum(map(len, spec.choices or ())))
 
 
 def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
@@ -260,11 +290,9 @@ def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
 
 def _param_faults(spec: JobSpec) -> Iterator[Fault]:
     for index, agent in enumerate(spec.agents):
-        place = f"agents[{index}].params"
-        if agent.params.get("n", 1) not in (1, None):
-            yield Fault(path=f"{place}.n", message="a turn is one answer; each further one would take a slot unseen")
-        if agent.params.get("id_slot", -1) not in (-1, None):
-            yield Fault(path=f"{place}.id_slot", message="which slot of an engine takes a turn is the engine's to say")
+        for key, (harmless, message) in OURS.items():
+            if agent.params.get(key, harmless) not in (harmless, None):
+                yield Fault(path=f"agents[{index}].params.{key}", message=message)
 
 
 def _tool_faults(spec: JobSpec) -> Iterator[Fault]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from service.conversations.markup import without_markup
+from workers.offload import ELSEWHERE_S
 from workers.tools.reading import read_json
-from workers.tools.schemas import SCHEMA_LIMIT_S, cut, is_found, schema_fault, within
+from workers.tools.schemas import cut, is_found, schema_fault, within
 
 _FENCED = re.compile(r"\A```[a-z]*[^\S\n]*\n(?P<body>.*)\n```\Z", re.DOTALL)
 
@@ -25,9 +26,9 @@ class Validation:
     choices: tuple[str, ...] = ()
     pattern: str | None = None
     json_schema: dict[str, object] | None = None
-    schema_chars: int = 0  # how long the schema is
+    chars: int = 0  # how long that is, as far as it costs: what is compiled costs more than what is walked
 
-    def fault_of(self, answer: str, limit_s: float = SCHEMA_LIMIT_S) -> str | None:
+    def fault_of(self, answer: str, limit_s: float = ELSEWHERE_S) -> str | None:
         """Return what is wrong with an answer, in words that its model can mend it by; None where nothing is.
 
         Raises:

@@ -365,6 +365,25 @@ def test_a_worker_that_is_killed_while_it_receives(
     agrees(turns, spoken[checkpoints[4]])
 
 
+def test_a_broadcast_that_failed_is_made_again(
+    service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
+) -> None:
+    """A worker dies while it receives: the next attempt reaches the other, and the new one is brought to it."""
+    wait_in_rotation(service)
+    version = weights_of(service)["version"]
+    victim = service.get("/v1/workers/policy-1")
+    with trainer(service, vllm_python) as tell:
+        assert tell(checkpoint=str(checkpoints[3]), version=version + 1, breaks=True)["state"] == "begun"
+        os.kill(victim["pid"], signal.SIGKILL)
+        wait_for(lambda: weights_of(service)["update"]["state"] == "failed", "the update ends", 30)
+        told = tell()
+    assert (told["state"], told["version"]) == ("completed", version + 1), told
+    wait_in_rotation(service)
+    turns = say(service, PROMPTS * 4, HEAD)
+    assert {turn["worker"] for turn in turns} == {"policy-0", "policy-1"}
+    agrees(turns, spoken[checkpoints[3]])
+
+
 def test_a_killed_server_leaves_nothing_and_is_ready_again(service: Service, request: pytest.FixtureRequest) -> None:
     """EngineCore and workers never outlive their API server: within a second, twenty times over in a soak."""
     times = 20 if request.config.getoption("--soak") else 2

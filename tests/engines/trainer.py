@@ -1,12 +1,14 @@
 """A trainer, for the tests: broadcasts checkpoints with ``service.client``, as told on its standard input.
 
 A line is JSON: {"checkpoint": FOLDER, "version": N}, with "bucket_bytes" or without; the answer is a line as well. With
-``"mute": true`` it sends nothing, says so, and waits to be killed.
+``"mute": true`` it sends nothing, says so, and waits to be killed. With ``"breaks": true`` its first broadcast says
+that it has begun, sends nothing, and breaks with the next line.
 """
 
 import json
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -19,12 +21,14 @@ def main() -> None:
     weights = WeightsClient(sys.argv[1], sys.argv[2], timeout_s=120)
     weights.init(timeout_s=60)
     print(json.dumps({"state": "here"}), flush=True)
-    for line in sys.stdin:
+    while line := sys.stdin.readline():
         told = json.loads(line)
         client.BUCKET_BYTES = told.get("bucket_bytes", BUCKET_BYTES)  # type: ignore[misc]
         tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))
         if told.get("mute"):
             weights._broadcast = _send_nothing  # type: ignore[method-assign, assignment]
+        if told.get("breaks"):
+            weights._broadcast = partial(_break, weights)  # type: ignore[method-assign]
         try:
             answer = weights.update(tensors, version=told["version"]) or {"state": "skipped"}
         except WeightsError as error:
@@ -35,6 +39,13 @@ def main() -> None:
 def _send_nothing(sent: list[object], _in_flight: int) -> None:
     print(json.dumps({"state": "mute", "tensors": len(sent)}), flush=True)
     threading.Event().wait(600)
+
+
+def _break(weights: WeightsClient, _sent: list[object], _in_flight: int) -> None:
+    del weights._broadcast  # the next one is real
+    print(json.dumps({"state": "begun"}), flush=True)
+    sys.stdin.readline()
+    raise RuntimeError("a member of the group has gone")
 
 
 if __name__ == "__main__":

@@ -3,16 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from workers.errors import InvalidTool
-from workers.offload import offload
+from workers.offload import judge
 from workers.tools.ledger import Unverified
 from workers.tools.schemas import schema_fault, schema_trouble
-
-QUICK_CHARS: Final = 4096  # of a schema that is applied at once
-QUICK_S: Final = 0.01  # of the event loop
-LIMIT_S: Final = 5.0  # of another process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +76,7 @@ class ToolDefinition:
     async def faults_of(self, arguments: dict[str, Any]) -> str | None:
         """Return what the schema finds wrong with ``arguments``, None where nothing is."""
         try:
-            if self.schema_chars <= QUICK_CHARS:
-                return schema_fault(self.parameters, arguments, QUICK_S)
-        except TimeoutError:
-            pass  # it may be done in the time that there is elsewhere
-        try:
-            return await offload(schema_fault, self.parameters, arguments, limit_s=LIMIT_S)
+            return await judge(schema_fault, self.parameters, arguments, size=self.schema_chars)
         except TimeoutError:
             return "it cannot be told in time whether they fit the schema"
 

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
+import anyio.to_thread
 import jsonschema
 import regex
 from jsonschema.protocols import Validator
@@ -23,12 +24,14 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from workers.offload import offload
+from workers.offload import ELSEWHERE_S, Lane, offload
 
 PATTERN_LIMIT_S: Final = 0.05  # of one match
-SCHEMA_LIMIT_S: Final = 0.2  # of one answer or one call, all together, in seconds of the processor
 CHECK_LIMIT_S: Final = 30.0  # of all schemas of one job together: the library's own check is slow
+PATTERN_CHARS: Final = 16_384  # compiling takes a second for some 130,000
 KNOWN: Final = 10_000  # schemas and patterns of which it is known whether they are any
+VALUES: Final = frozenset({"const", "enum", "default", "examples"})  # which hold instances
+NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 MESSAGE_CHARS: Final = 1000
 Keyword = Callable[[Any, Any, Any, Any], Iterator[jsonschema.ValidationError] | None]
 _deadline: ContextVar[float] = ContextVar("deadline")  # of this thread's own time
@@ -55,12 +58,16 @@ def pattern_trouble(pattern: str) -> str | None:
 def _known(kind: str, text: str, find_out: Callable[[], str | None]) -> str | None:
     if _trusts.get():
         return None
-    digest = hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()
+    digest = _digest(kind, text)
     if digest not in _troubles:
-        _troubles[digest] = find_out()
-        while len(_troubles) > KNOWN:
-            del _troubles[next(iter(_troubles))]
+        _keep(digest, find_out())
     return _troubles[digest]
+
+
+def _keep(digest: bytes, trouble: str | None) -> None:
+    _troubles[digest] = None if trouble is None else cut(trouble)
+    while len(_troubles) > KNOWN:
+        del _troubles[next(iter(_troubles))]
 
 
 @contextmanager
@@ -73,21 +80,29 @@ def trusting() -> Iterator[None]:
         _trusts.reset(token)
 
 
-async def find_troubles(schemas: Collection[dict[str, object]], patterns: Collection[str]) -> None:
+async def find_troubles(schemas: Collection[dict[str, object]], patterns: Collection[str], *, is_small: bool) -> None:
     """Find out, in another process, what is wrong with each: from then on it is known at once.
 
     Raises:
         TimeoutError: that takes too long.
+        OffloadCrowded: too many wait for that already.
     """
-    texts = [("schema", json.dumps(schema, sort_keys=True)) for schema in schemas]
-    texts += [("pattern", pattern) for pattern in patterns]
-    asked = {
-        hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest(): (kind, text) for kind, text in texts
-    }
+    asked = _asked(schemas, patterns) if is_small else await anyio.to_thread.run_sync(_asked, schemas, patterns)
     new = {digest: what for digest, what in asked.items() if digest not in _troubles}
     if new:
-        found = await offload(_all_troubles, list(new.values()), limit_s=CHECK_LIMIT_S)
-        _troubles.update(zip(new, found, strict=True))
+        found = await offload(_all_troubles, list(new.values()), limit_s=CHECK_LIMIT_S, lane=Lane.DOCUMENTS)
+        for digest, trouble in zip(new, found, strict=True):
+            _keep(digest, trouble)
+
+
+def _asked(schemas: Collection[dict[str, object]], patterns: Collection[str]) -> dict[bytes, tuple[str, str]]:
+    texts = [("schema", json.dumps(schema, sort_keys=True)) for schema in schemas]
+    texts += [("pattern", pattern) for pattern in patterns]
+    return {_digest(kind, text): (kind, text) for kind, text in texts}
+
+
+def _digest(kind: str, text: str) -> bytes:
+    return hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()
 
 
 def _all_troubles(asked: list[tuple[str, str]]) -> list[str | None]:
@@ -97,23 +112,25 @@ def _all_troubles(asked: list[tuple[str, str]]) -> list[str | None]:
 def _schema_trouble(schema: dict[str, object]) -> str | None:
     try:
         validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
+        if _mentions(schema, "unevaluatedProperties"):
+            return "unevaluatedProperties cannot be applied here; use additionalProperties"
+        lost = next((target for target in _references(schema) if not _is_there(schema, target)), None)
     except jsonschema.SchemaError as error:
-        return cut(error.message)
-    except (RecursionError, regex.error) as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - the library trips over much that is no schema, each time otherwise
         return f"cannot be checked: {type(error).__name__}: {error}"
-    if _mentions(schema, "unevaluatedProperties"):
-        return "unevaluatedProperties cannot be applied here; use additionalProperties"
-    lost = next((target for target in _references(schema) if not _is_there(schema, target)), None)
     return None if lost is None else f"refers to {lost!r}, which is not in it"
 
 
 def _pattern_trouble(pattern: str) -> str | None:
+    if len(pattern) > PATTERN_CHARS:
+        return f"{len(pattern)} characters are more than {PATTERN_CHARS}"
     try:
         regex.compile(pattern)
-    except regex.error as error:
-        return str(error)
     except RecursionError:
         return "is nested too deeply"
+    except Exception as error:  # noqa: BLE001 - numbers too large and flags that contradict each other among others
+        return str(error)
     return None
 
 
@@ -134,7 +151,7 @@ def is_found(pattern: str, text: str) -> bool:
     return regex.search(pattern, text, timeout=left_s) is not None
 
 
-def schema_fault(schema: dict[str, object], instance: Any, limit_s: float = SCHEMA_LIMIT_S) -> str | None:  # noqa: ANN401 - any JSON
+def schema_fault(schema: dict[str, object], instance: Any, limit_s: float = ELSEWHERE_S) -> str | None:  # noqa: ANN401 - any JSON
     """Return what a schema finds wrong with ``instance``, None where nothing is.
 
     Raises:
@@ -181,16 +198,23 @@ def _without_dialects(schema: object) -> object:
     }
 
 
-def _references(schema: object) -> Iterator[str]:
+def _schemas_in(schema: object) -> Iterator[dict[str, object]]:
+    """Yield a schema and what may be schemas below it: not values that only look like some, and no names."""
     if isinstance(schema, list):
         for each in schema:
-            yield from _references(each)
+            yield from _schemas_in(each)
     elif isinstance(schema, dict):
+        yield schema
         for key, value in schema.items():
-            if key == "$ref" and isinstance(value, str):
-                yield value
-            else:
-                yield from _references(value)
+            if key in NAMED and isinstance(value, dict):
+                yield from _schemas_in(list(value.values()))
+            elif key not in VALUES:
+                yield from _schemas_in(value)
+
+
+def _references(schema: object) -> Iterator[str]:
+    targets = (each.get("$ref") for each in _schemas_in(schema))
+    return (target for target in targets if isinstance(target, str))
 
 
 def _is_there(schema: object, target: str) -> bool:
@@ -214,9 +238,7 @@ def _is_bare_loop(schema: object) -> bool:
 
 
 def _mentions(schema: object, keyword: str) -> bool:
-    if isinstance(schema, list):
-        return any(_mentions(each, keyword) for each in schema)
-    return isinstance(schema, dict) and (keyword in schema or any(_mentions(each, keyword) for each in schema.values()))
+    return any(keyword in each for each in _schemas_in(schema))
 
 
 def _pattern_of(

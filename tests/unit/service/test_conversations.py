@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 from service.conversations.job import Agent, Job, JobId
 from service.conversations.limits import Limits
 from service.conversations.rendering import render_conversation
-from service.conversations.spec import JobRules, find_cycle, parse_job
+from service.conversations.spec import JobRules, find_cycle, parse_job, parse_stored
 from service.conversations.visibility import Spoken, Utterance, visible_before
 from service.errors import InvalidJob
 from tests.unit.service.jobs import DEBATE, agent, job
@@ -227,3 +229,13 @@ def test_a_flood_of_faults_is_cut() -> None:
     assert len(caught.value.faults) == 100
     with pytest.raises(InvalidJob, match="600000 agents"):
         parse_job(document(agents=[{"id": "a", "model": "m"}] * 600_000), JobId("j"), rules())
+
+
+def test_what_an_older_version_accepted_is_read() -> None:
+    """A job that waits over an upgrade must not keep the service from starting, whatever is refused by now."""
+    agents = [{"id": "a", "model": "m", "params": {"n": 2, "id_slot": 3, "temperature": 0.5}}]
+    stored = document(name="night\trun\n2", agents=agents)
+    with pytest.raises(InvalidJob, match=r"name|params\.n"):
+        parse_job(stored, JobId("j"), rules())
+    made = parse_stored(json.dumps(stored), JobId("j"), {})
+    assert (made.name, made.agents[0].params) == ("night run 2", {"temperature": 0.5})

@@ -1,0 +1,136 @@
+"""What may take long runs in other processes, which are ours alone and never left."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from workers.errors import OffloadCrowded
+from workers.offload import CROWD, Lane, offload, offloading
+
+
+def spin(seconds: float) -> float:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    return seconds
+
+
+def wait(path: str) -> str:
+    Path(path).with_suffix(".begun").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return path
+
+
+def die(path: str) -> str:
+    """Kill the process that runs it, as the kernel does where memory is short; but not once the path is there."""
+    if not Path(path).exists():
+        Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def die_always(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse(text: str) -> None:
+    raise ValueError(text)
+
+
+async def test_a_result_and_an_error_come_back() -> None:
+    """From the same process, one after the other."""
+    async with offloading():
+        pids = {await offload(os.getpid, limit_s=LIMIT_S) for _ in range(3)}
+        assert len(pids - {os.getpid()}) == 1
+        with pytest.raises(ValueError, match="no such thing"):
+            await offload(refuse, "no such thing", limit_s=LIMIT_S)
+        assert await offload(os.getpid, limit_s=LIMIT_S) in pids
+        with pytest.raises(TimeoutError):
+            await offload(spin, 60.0, limit_s=0.05)
+    assert not any(map(is_alive, pids))
+
+
+async def test_without_a_pool_each_call_has_a_process_of_its_own() -> None:
+    """Nothing is left of it."""
+    pid = await offload(os.getpid, limit_s=LIMIT_S)
+    assert not is_alive(pid)
+
+
+async def test_a_process_that_dies_costs_one_more_try(tmp_path: Path) -> None:
+    """Whoever dies each time is not asked for ever."""
+    async with offloading():
+        assert await offload(die, str(tmp_path / "died"), limit_s=LIMIT_S) == "alive"
+        with pytest.raises(TimeoutError, match="died"):
+            await offload(die_always, "", limit_s=LIMIT_S)
+
+
+async def test_answers_wait_for_no_document(tmp_path: Path) -> None:
+    """And of documents no more wait than somebody will have the patience for."""
+    async with offloading(), anyio.create_task_group() as tasks:
+        go = str(tmp_path / "go")
+        waiting: list[str] = []
+
+        async def look_at_document() -> None:
+            waiting.append(await offload(wait, go, limit_s=LIMIT_S, lane=Lane.DOCUMENTS))
+
+        for _ in range(CROWD + 2):
+            tasks.start_soon(look_at_document)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(OffloadCrowded):
+            await offload(wait, go, limit_s=LIMIT_S, lane=Lane.DOCUMENTS)
+        assert await offload(spin, 0.0, limit_s=LIMIT_S) == 0.0
+        assert waiting == []
+        (tmp_path / "go").touch()
+    assert len(waiting) == CROWD + 2
+
+
+SCRIPT = textwrap.dedent("""
+    import asyncio, os, time
+    from workers.offload import offload, offloading
+
+    print("the program runs", flush=True)
+
+    async def main():
+        async with offloading():
+            print(await offload(os.getpid, limit_s=60), flush=True)
+            await offload(time.sleep, 600, limit_s=600)
+
+    asyncio.run(main())
+""")
+
+
+def test_who_is_killed_leaves_none_and_is_run_once(tmp_path: Path) -> None:
+    """A program without a guard, as people write them; a Ctrl-C reaches it alone, and a SIGKILL ends its processes."""
+    (tmp_path / "program.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    program = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py")], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "the program runs\n"
+        helper = int(program.stdout.readline())
+        assert os.getpgid(helper) != os.getpgid(program.pid)
+        program.kill()
+        assert program.stdout.read() == ""
+    wait_for(lambda: not is_alive(helper), "its process is gone", 1.0)
+
+
+async def test_a_call_that_is_cancelled_is_ended(tmp_path: Path) -> None:
+    """Its process with it: nobody waits for what nobody wants."""
+    async with offloading():
+        pid = await offload(os.getpid, limit_s=LIMIT_S)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: offload(wait, str(tmp_path / "never"), limit_s=60.0))
+            await wait_until((tmp_path / "never.begun").exists, "it runs")
+            tasks.cancel_scope.cancel()
+        assert not is_alive(pid)
