@@ -1,16 +1,27 @@
-"""Exits with 0 where the service in this container can serve; for the image's HEALTHCHECK. Standard library alone."""
+"""Exits with 0 where the service in this container can serve; for the image's HEALTHCHECK."""
 
 import os
+import re
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def main() -> None:
     """Ask readyz, with the first key where there is one, and say what it says."""
-    key = os.environ.get("ROUNDHOUSE_API_KEYS", "").partition(",")[0].strip()
-    port = os.environ.get("ROUNDHOUSE_PORT", "8080")
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/readyz")
+    server = configured_server()
+    keys = os.environ.get("ROUNDHOUSE_API_KEYS", "").split(",") + list(server.get("api_keys") or [])
+    key = next((str(key).strip() for key in keys if str(key).strip()), None)
+    port = os.environ.get("ROUNDHOUSE_PORT") or server.get("port", 8080)
+    host = os.environ.get("ROUNDHOUSE_HOST") or server.get("host", "127.0.0.1")
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - where it listens, not where we do
+    request = urllib.request.Request(f"http://{host}:{port}/readyz")
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     try:
@@ -20,6 +31,17 @@ def main() -> None:
         sys.exit(error.read().decode())
     except OSError as error:
         sys.exit(str(error))
+
+
+def configured_server() -> dict[str, Any]:
+    """Return the configuration's ``server``, with the variables that the service puts in."""
+    try:
+        text = Path(os.environ["ROUNDHOUSE_CONFIG"]).read_text(encoding="utf-8")
+        document = yaml.safe_load(VARIABLE.sub(lambda name: os.environ.get(name[1], name[2] or ""), text))
+    except (KeyError, OSError, ValueError, yaml.YAMLError):
+        return {}
+    server = document.get("server") if isinstance(document, dict) else None
+    return server if isinstance(server, dict) else {}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ def outside_of(roots: Sequence[Path], path: Path) -> str | None:
 
     What lies elsewhere is refused in the same words whether it is there or not: a caller is not to find that out.
     """
-    resolved = path.resolve()
-    if any(resolved.is_relative_to(root) for root in roots):
-        return None
+    try:
+        resolved = path.resolve()
+        if any(resolved.is_relative_to(root) for root in roots):
+            return None
+    except (OSError, ValueError, RuntimeError):  # a NUL in it, or links that lead in a circle
+        pass
     return f"{path} lies in none of server.roots: {', '.join(map(str, roots))}"

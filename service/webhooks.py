@@ -33,7 +33,8 @@ AT_ONCE_A_HOST: Final = 4
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 3600.0
 DETAIL_CHARS: Final = 200
-NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# Translated by whoever is on the way: RFC 6052, RFC 8215 and RFC 2765.
+TRANSLATED: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
 COMPATIBLE: Final = ipaddress.IPv6Network("::/96")  # IPv4 in IPv6's first form, which is no more
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def is_public(address: str) -> bool:
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
         inside = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]
-        if found in NAT64 or found in COMPATIBLE:
+        if found in COMPATIBLE or any(found in network for network in TRANSLATED):
             inside.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
         if found.is_site_local or any(each is not None and not each.is_global for each in inside):
             return False

@@ -33,8 +33,8 @@ class Gate:
     def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Collection[str], origins: Collection[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
-        self._hosts = {host.lower() for host in hosts}
-        self._origins = {origin.lower().rstrip("/") for origin in origins}
+        self._hosts = frozenset(hosts)  # and origins: as the configuration writes them, in small letters
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or answer 401, 403 or 415; of a path that no name of ours can have, 404."""
@@ -73,7 +73,7 @@ class Gate:
         if not self._keys and not self._is_ours(host):
             return f"Host {host[:100]!r} is not a name of this machine's own; server.hosts lists further ones"
         for origin in origins:
-            told = origin.lower().rstrip("/")
+            told = origin.lower()
             if told in self._origins or (not self._keys and told.partition("://")[2] == host.lower()):
                 continue
             return f"Origin {origin[:100]!r} is another page's; server.origins lists those that may ask"

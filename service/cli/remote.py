@@ -72,7 +72,7 @@ def submit(
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Post a job."""
+    """Post a job. With --wait and --json: a line as it was posted, and one as it ended."""
     document, _ = parse_document(read_text(job), str(job))
     headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
     with connect(url, api_key) as service:
@@ -85,8 +85,11 @@ def submit(
         if not wait:
             print_document(posted, posted["id"], as_json=as_json)
             return
-        typer.echo(posted["id"])  # alone on the standard output, for whoever goes on with it
+        # Alone on the standard output, for whoever goes on with it.
+        print_document(posted, posted["id"], as_json=as_json)
         end = follow(service, posted["id"], as_json=as_json, is_aside=True)
+        if as_json:
+            typer.echo(json.dumps(patient_ask(service, "GET", f"/v1/jobs/{posted['id']}")))
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 
@@ -297,6 +300,9 @@ def follow(service: httpx.Client, job_id: str, *, as_json: bool, is_aside: bool 
                     return str(data["state"])
         except httpx.HTTPError:
             pass  # the connection broke; the next look says whether the service is still there
+        except Refused as refused:
+            if refused.status != httpx.codes.SERVICE_UNAVAILABLE:
+                raise
         try:
             state = patient_ask(service, "GET", f"/v1/jobs/{job_id}")["state"]
         except Unreachable as error:

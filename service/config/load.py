@@ -53,20 +53,24 @@ def read_text(path: Path) -> str:
 
 
 def _read_soon(file: BinaryIO, path: Path) -> bytes:
-    """Return a file's content; of a pipe what comes, for as long as more of it does."""
+    """Return a file's content; of a pipe what its writer has to say, who may take his time, but has to be there."""
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file.read()
     content = bytearray()
     poll = select.poll()
     poll.register(file, select.POLLIN)
-    while poll.poll(PIPE_WAIT_MS):
-        piece = os.read(file.fileno(), 65536)
-        if not piece and content:
-            return bytes(content)
-        content += piece
+    while True:
+        poll.poll(PIPE_WAIT_MS)
+        try:
+            piece = os.read(file.fileno(), 65536)
+        except BlockingIOError:
+            continue
         if not piece:
             break
-    raise ConfigError(f"{path}: is no file, and nothing comes out of it")
+        content += piece
+    if not content:
+        raise ConfigError(f"{path}: is no file, and nobody writes to it")
+    return bytes(content)
 
 
 def build_config(document: object, overrides: Mapping[str, object], source: str, lines: Mapping[Place, int]) -> Config:

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.conversations.job import GroupBy
 from service.conversations.limits import Limits
 from service.faults import StrictModel
-from service.hosts import canonical_host
+from service.hosts import canonical_host, canonical_origin
 from service.scheduling.policies import POLICIES
 from service.signing import signing_key
 
@@ -39,14 +38,6 @@ def _usable_key(key: str) -> str:
     return key
 
 
-def _origin(origin: str) -> str:
-    parts = urlsplit(origin)
-    whole = f"{parts.scheme}://{parts.netloc}"
-    if parts.scheme not in {"http", "https"} or not parts.netloc or origin.rstrip("/") != whole:
-        raise ValueError(f"{origin!r} is not an origin, as http://localhost:3000 is")
-    return origin.rstrip("/")
-
-
 class ServerConfig(StrictModel):
     """The HTTP front end and where state is kept."""
 
@@ -57,7 +48,7 @@ class ServerConfig(StrictModel):
         default_factory=list
     )
     hosts: list[Annotated[str, AfterValidator(canonical_host)]] = Field(default_factory=list)
-    origins: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
+    origins: list[Annotated[str, AfterValidator(canonical_origin)]] = Field(default_factory=list)
     roots: list[Path] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
 

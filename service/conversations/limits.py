@@ -23,7 +23,7 @@ class Limits(StrictModel):
     tools: int = Field(default=128, gt=0, description="tools of an agent, exit tools included")
     batch: int = Field(default=100_000, gt=0, description="jobs of one posted batch, a line each")
     turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
-    nodes: int = Field(default=500_000, gt=0, description="values and keys of a posted body, however deep")
+    nodes: int = Field(default=500_000, gt=0, description="values of a posted body, however deep")
     metadata: int = Field(default=64 * 1024, gt=0, description="size of a job's metadata as JSON, or a conversation's")
     choices: int = Field(default=1_000, gt=0, description="choices of a validation; together 64 characters for each")
 

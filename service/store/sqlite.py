@@ -163,6 +163,18 @@ class SqliteDatabase:
         logger.info("%s: kept a copy as %s before its form is changed", self._path, copy.name)
 
 
+def _make_private(folder: Path) -> None:
+    """Make a folder for us alone: every prompt is in it. One that is somebody else's, as a volume, stays as it is."""
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except FileExistsError:
+        found = folder.stat()
+        if found.st_uid == os.geteuid() and found.st_gid in {os.getegid(), *os.getgroups()}:
+            folder.chmod(0o700)
+        elif found.st_mode & 0o077:
+            logger.warning("%s: others may read what is kept there; its owner may change that", folder)
+
+
 @contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
     """Own a state directory for a block: two Roundhouses in one would undo each other's work.
@@ -171,8 +183,7 @@ def own_folder(folder: Path) -> Iterator[None]:
         StoreError: it cannot be used, or another process has it.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # every prompt is in it, and so far it may have been made for all to read
+        _make_private(folder)
         descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StateUnusable(f"{folder}: cannot be used as state directory: {error.strerror}") from error

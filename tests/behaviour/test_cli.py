@@ -273,6 +273,8 @@ class TestRemote:
         job_id = done.stdout.strip()
         assert done.stderr.rstrip().endswith("job: completed")
         assert "q0 round 0 m: completed on m-0" in done.stderr
+        told = self.ask(service, "submit", job, "--wait", "--json").stdout.splitlines()
+        assert [json.loads(line)["state"] for line in told] == ["queued", "completed"]
         shown = json.loads(self.ask(service, "status", job_id, "--json").stdout)
         assert (shown["id"], shown["state"], shown["metadata"]["face"]) == (job_id, "completed", "\U0001f600")
         assert job_id in self.ask(service, "status").stdout

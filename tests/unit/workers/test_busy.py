@@ -11,7 +11,7 @@ from tests.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import PromptProgress, TextDelta
 from workers.flight import Flight
-from workers.launch.devices import BUSY_STALL_S, computes_on_cpu, has_gpu, placed
+from workers.launch.devices import BUSY_STALL_S, computes_on_cpu, embedded_has_gpu, has_gpu, placed
 from workers.signs import Signs
 from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
 from workers.vitals import Calibration, KernelView, ProcessView
@@ -223,6 +223,11 @@ def test_where_an_engine_computes(
 ) -> None:
     """On a GPU an engine that hangs spins, so there its ticks say nothing."""
     assert computes_on_cpu(given, environment, is_gpu_there=is_gpu_there) is expected
+
+
+def test_the_wheel_says_whether_it_has_a_device() -> None:
+    """The one that the tests are run with computes on the CPU, whatever the machine shows."""
+    assert not embedded_has_gpu()
 
 
 def test_what_is_known_of_the_device_decides_the_default(tmp_path: Path) -> None:

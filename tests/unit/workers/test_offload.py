@@ -25,8 +25,7 @@ def spin(seconds: float) -> float:
 
 def wait(path: str) -> str:
     Path(path).with_suffix(".begun").touch()
-    while not Path(path).exists():
-        time.sleep(0.01)
+    wait_for(Path(path).exists, "it may go on", 600.0)
     return path
 
 

@@ -1,0 +1,131 @@
+"""What comes from outside in many spellings: origins, addresses, paths, pipes, and the configuration of the image."""
+
+import http.server
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.config.load import load_config
+from service.errors import ConfigError
+from service.hosts import canonical_host, canonical_origin
+from service.roots import outside_of
+from service.store.sqlite import own_folder
+from service.webhooks import is_public
+
+HEALTHCHECK = Path(__file__).parents[3] / "deploy" / "healthcheck.py"
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("http://LocalHost:3000", "http://localhost:3000"),
+        ("https://h:443", "https://h"),
+        ("http://h:80/", "http://h"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+    ],
+)
+def test_origins_are_kept_as_browsers_send_them(written: str, sent: str) -> None:
+    """The gate compares them with that, and so does whoever answers a browser's question before it."""
+    assert canonical_origin(written) == sent
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["h:80", "ftp://h", "http://u:p@h", "http://*", "http://a b", "http://h:99999", "http://h/path", "http://"],
+)
+def test_what_no_browser_sends_is_no_origin(written: str) -> None:
+    """It would be kept and never match."""
+    with pytest.raises(ValueError, match=r"."):
+        canonical_origin(written)
+
+
+def test_a_name_with_its_dot_is_the_name() -> None:
+    """The root's own dot says nothing."""
+    assert canonical_host("Example.com.") == "example.com"
+
+
+@pytest.mark.parametrize("address", ["64:ff9b:1::7f00:1", "::ffff:0:127.0.0.1", "64:ff9b::7f00:1", "::1", "10.0.0.1"])
+def test_what_leads_back_is_not_public(address: str) -> None:
+    """However it is translated on its way."""
+    assert not is_public(address)
+
+
+def test_a_path_that_is_none_lies_nowhere(tmp_path: Path) -> None:
+    """A NUL, or links that lead in a circle."""
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for path in (Path("/tmp/a\0b"), tmp_path / "a" / "x"):
+        told = outside_of([tmp_path / "elsewhere"], path)
+        assert told is not None
+        assert "server.roots" in told
+
+
+def test_a_configuration_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a program that asks for a password first: as long as it is there, it is waited for."""
+    monkeypatch.setattr("service.config.load.PIPE_WAIT_MS", 10)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="nobody writes to it"):
+        load_config(pipe)
+    late = "import sys; f = open(sys.argv[1], 'w'); sys.stdin.read(); f.write('models: {m: {engine: embedded}}')"
+    with subprocess.Popen([sys.executable, "-c", late, str(pipe)], stdin=subprocess.PIPE) as writer:
+        descriptor = os.open(pipe, os.O_RDONLY)  # opened as a shell does it, once the writer has
+        assert writer.stdin is not None
+        threading.Timer(0.1, writer.stdin.close).start()
+        try:
+            assert list(load_config(Path(f"/dev/fd/{descriptor}")).models) == ["m"]
+        finally:
+            os.close(descriptor)
+
+
+def test_a_folder_of_a_group_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that is shared by its group cannot be changed by us, and is no reason to refuse."""
+    volume, own = tmp_path / "volume", tmp_path / "own"
+    volume.mkdir()
+    volume.chmod(0o775)
+    monkeypatch.setattr(os, "geteuid", lambda: volume.stat().st_uid + 1)
+    with own_folder(volume):
+        assert volume.stat().st_mode & 0o777 == 0o775
+    monkeypatch.undo()
+    with own_folder(own):
+        assert own.stat().st_mode & 0o777 == 0o700
+
+
+class _Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        is_known = self.path == "/readyz" and self.headers["Authorization"] == "Bearer k1"
+        self.send_response(200 if is_known else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with http.server.HTTPServer(("127.0.0.1", 0), _Ready) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_the_images_health_check_reads_the_configuration(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Key and port may stand there alone; otherwise a container that serves would be unhealthy for ever."""
+    (tmp_path / "roundhouse.yaml").write_text(
+        f"server: {{host: 0.0.0.0, port: '{port}', api_keys: ['${{KEY:-k1}}']}}\n"
+    )
+    monkeypatch.setenv("ROUNDHOUSE_CONFIG", str(tmp_path / "roundhouse.yaml"))
+    runpy.run_path(str(HEALTHCHECK), run_name="__main__")
+    monkeypatch.setenv("KEY", "another")
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(HEALTHCHECK), run_name="__main__")
