@@ -1,0 +1,142 @@
+"""The image, step by step in a plain Debian root: its engine works, and its health check says whether."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.system.dockerfile import Image
+from tests.system.host import Host
+from tests.system.root import base_root, check_machine
+from tests.waiting import wait_for
+
+SOURCE = Path(__file__).parents[2]
+START_S = 120.0
+JOB = {
+    "agents": [{"id": "a", "model": "tiny", "params": {"max_tokens": 24}}],
+    "conversations": [{"id": "q1", "prompt": "Hello?"}],
+}
+ASK = """
+import json, sys, time, urllib.request
+def ask(path, body=None):
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request("http://127.0.0.1:8080/v1/jobs" + path, body, headers)
+    return json.load(urllib.request.urlopen(request, timeout=30))
+job = ask("", sys.argv[1].encode())["id"]
+until = time.monotonic() + 60
+while ask("/" + job)["state"] in ("queued", "running") and time.monotonic() < until:
+    time.sleep(0.2)
+print(json.dumps(ask("/" + job + "/result")))
+"""
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    check_machine()
+    tar = base_root()
+    with tempfile.TemporaryDirectory(prefix="roundhouse-image-") as name:
+        folder, root = Path(name), Path(name) / "root"
+        folder.chmod(0o755)
+        root.mkdir()
+        unpack = ["tar", "-xf", str(tar), "-C", str(root), "--numeric-owner", "--xattrs", "--exclude=./dev/*"]
+        subprocess.run(unpack, check=True, timeout=300)
+        assert not list(root.rglob("libgomp.so*")), "the root is to be as bare as the image's base"
+        (root / "etc/resolv.conf").touch()
+        made = Image(root, SOURCE, Host(folder))
+        made.build()
+        yield made
+
+
+class Container:
+    """The image's entrypoint as the first process of its namespaces; its log is a file."""
+
+    def __init__(self, image: Image, folder: Path) -> None:
+        self._image = image
+        self._log = folder / "log"
+        volumes = [(_volume(image, place, folder), place) for place in image.volumes]
+        argv = [*image.entrypoint, *image.command]
+        with self._log.open("wb") as log:
+            command = image.place.command(argv, volumes=volumes, is_alone=True)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        wait_for(self._find_init, "it has begun")
+
+    def _find_init(self) -> bool:
+        """Find the process within, since unshare itself takes no SIGTERM."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        self.init = int(children[0]) if children else 0
+        return bool(self.init) and os.path.realpath(f"/proc/{self.init}/root") == str(self._image.place.root.resolve())
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def inside(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return self._image.place.inside(self.init, argv)
+
+    def health(self) -> subprocess.CompletedProcess[str]:
+        return self.inside(*self._image.health)
+
+
+def _volume(image: Image, place: str, folder: Path) -> Path:
+    """Make a volume as engines for images do: it begins as a copy of what stands in its place, owner and mode too."""
+    there, volume = image.place.root / place.lstrip("/"), folder / "volume"
+    shutil.copytree(there, volume)
+    os.chown(volume, there.stat().st_uid, there.stat().st_gid)
+    return volume
+
+
+@contextmanager
+def running(image: Image, folder: Path) -> Iterator[Container]:
+    container = Container(image, folder)
+    try:
+        yield container
+    finally:
+        container.process.kill()  # and with it all that is in its namespaces
+        container.process.wait(30)
+
+
+def test_it_serves_says_so_and_ends_when_it_is_told(image: Image, tmp_path: Path) -> None:
+    """As uid 10001 and as the first process, which nobody reaps for, with the tiny model that it makes itself."""
+    with running(image, tmp_path) as container:
+        assert container.health().returncode == 1, "it is not ready at once"
+        wait_for(lambda: container.health().returncode == 0, "it is healthy", START_S)
+        assert container.inside("id", "-u").stdout == "10001\n"
+        done = container.inside("python", "-c", ASK, json.dumps(JOB))
+        (talk,) = json.loads(done.stdout)["conversations"]
+        assert (talk["state"], talk["turns"][0]["state"]) == ("completed", "completed"), container.log()
+        os.kill(container.init, signal.SIGTERM)
+        assert container.process.wait(60) == 0, container.log()
+
+
+def test_the_unit_is_one(image: Image) -> None:
+    """Systemd reads it without a word, and calls it hardened."""
+    image.place.user, user = "0", image.place.user
+    try:
+        image.install("systemd")
+        unit = image.place.root / "etc/systemd/system/roundhouse.service"
+        shutil.copyfile(SOURCE / "deploy" / "roundhouse.service", unit)
+        program = image.place.root / "opt/roundhouse/.venv/bin/roundhouse"
+        program.parent.mkdir(parents=True)
+        program.symlink_to("/usr/local/bin/roundhouse")
+        told = image.place.run(["sh", "-c", "systemd-analyze verify --man=no roundhouse.service 2>&1"])
+        assert told == ""
+        image.place.run(["systemd-analyze", "security", "--offline=true", "--threshold=40", "roundhouse.service"])
+    finally:
+        image.place.user = user
+
+
+def test_without_what_its_engine_needs_it_is_unhealthy(image: Image, tmp_path: Path) -> None:
+    """The service serves, and nothing can be served: the health check says which model has no worker."""
+    image.place.user, user = "0", image.place.user
+    image.place.run(["dpkg", "--purge", "libgomp1"])
+    image.place.user = user
+    with running(image, tmp_path) as container:
+        wait_for(lambda: "libgomp.so.1" in container.log(), "the engine has failed", START_S)
+        told = container.health()
+        assert (told.returncode, "no ready worker for: tiny" in told.stderr) == (1, True), told
