@@ -82,6 +82,7 @@ class Claims:
             for place, talk in enumerate(job.conversations)
         ]
         self._membership.add_conversations(connection, rows, job)
+        writing.keep_document(connection, new)
         writing.tell_posted(connection, new)
         self._membership.tell(connection, [job.id], is_work=not claims)
         taken = [Claim(job_id=job.id, conversation_id=talk.id, fence=1) for talk in job.conversations] if claims else []

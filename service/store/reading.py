@@ -23,13 +23,14 @@ _JOB_COLUMNS: Final = (
     "id, number, name, state, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
     " created_at, started_at, finished_at"
 )
+_JOBS: Final = "jobs JOIN job_documents ON job_id = id"
 
 
 def job(job_id: JobId) -> Query[StoredJob]:
     """One job; JobNotFound where there is none."""
 
     def query(connection: Connection) -> StoredJob:
-        row = connection.execute(f"SELECT {_JOB_COLUMNS} FROM jobs WHERE id = ?", (job_id,)).fetchone()  # noqa: S608
+        row = connection.execute(f"SELECT {_JOB_COLUMNS} FROM {_JOBS} WHERE id = ?", (job_id,)).fetchone()  # noqa: S608
         if row is None:
             raise JobNotFound(job_id)
         return _job(row)
@@ -41,7 +42,7 @@ def document(job_id: JobId) -> Query[str]:
     """Return the JSON of a job as it was posted: apart, since it may be megabytes, and only recovery reads it."""
 
     def query(connection: Connection) -> str:
-        row = connection.execute("SELECT document FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        row = connection.execute("SELECT document FROM job_documents WHERE job_id = ?", (job_id,)).fetchone()
         if row is None:
             raise JobNotFound(job_id)
         return str(row[0])
@@ -57,7 +58,7 @@ def jobs(state: JobState | None, limit: int, before: int | None) -> Query[list[S
 
     def query(connection: Connection) -> list[StoredJob]:
         rows = connection.execute(
-            f"SELECT {columns} FROM jobs WHERE (CAST(? AS TEXT) IS NULL OR state = ?)"  # noqa: S608
+            f"SELECT {columns} FROM {_JOBS} WHERE (CAST(? AS TEXT) IS NULL OR state = ?)"  # noqa: S608
             " AND number < ? ORDER BY number DESC LIMIT ?",
             (state, state, LAST_NUMBER if before is None else before, limit),
         )
@@ -83,7 +84,8 @@ def job_by_key(idempotency_key: str, body_hash: str, now: datetime) -> Query[Sto
 
     def query(connection: Connection) -> StoredJob | None:
         row = connection.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE idempotency_key = ? AND (key_until IS NULL OR key_until >= ?)",  # noqa: S608
+            f"SELECT {_JOB_COLUMNS} FROM {_JOBS}"  # noqa: S608
+            " WHERE idempotency_key = ? AND (key_until IS NULL OR key_until >= ?)",
             (idempotency_key, rfc3339(now)),
         ).fetchone()
         if row is None:

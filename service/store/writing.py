@@ -53,11 +53,9 @@ def job_columns(new: NewJob) -> dict[str, object]:
         "id": job.id,
         "name": job.name,
         "state": JobState.QUEUED.value,
-        "document": new.document,
         "idempotency_key": new.idempotency_key,
         "key_until": rfc3339(new.key_until),
         "body_hash": new.body_hash,
-        "metadata": to_json(job.metadata),
         "total_conversations": len(job.conversations),
         "total_turns": job.total_turns,
         "unfinished": len(job.conversations),
@@ -65,6 +63,14 @@ def job_columns(new: NewJob) -> dict[str, object]:
         "created_at": rfc3339(new.created_at),
         "last_event": 1,
     }
+
+
+def keep_document(connection: Connection, new: NewJob) -> None:
+    """Write what of a job is large and never changes, apart from its row, which each event rewrites."""
+    connection.execute(
+        "INSERT INTO job_documents (job_id, document, metadata) VALUES (?, ?, ?)",
+        (new.job.id, new.document, to_json(new.job.metadata)),
+    )
 
 
 def tell_posted(connection: Connection, new: NewJob) -> None:

@@ -227,6 +227,33 @@ async def test_deaths_that_were_charged_in_company_become_suspicion(
     assert {turn.rejected for turn in turns} == {(("No.", "why"),)}
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_documents_of_the_version_before_are_kept(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """They stood in the rows of their jobs."""
+    database: SqliteDatabase | PostgresDatabase = SqliteDatabase(tmp_path / FILE_NAME)
+    if kind == "postgres":
+        database = PostgresDatabase(request.getfixturevalue("postgres").new_database(), 15.0, ("m",))
+    writer = database.connect_writer()
+    migrate(writer, migrations_of(kind)[: {"sqlite": 4, "postgres": 2}[kind]], writer.execute_script)
+    writer.begin()
+    names = "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, created_at"
+    values: tuple[object, ...] = ("old", 1, "old", "running", '{"a": 1}', "h", '{"of": "mine"}', 1, 3, "2026-11-20")
+    if kind == "postgres":
+        names, values = f"{names}, priority, models, unfinished", (*values, 0, ["m"], 1)
+    marks = ", ".join("?" * len(values))
+    writer.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", values)  # noqa: S608 - names of our own
+    writer.commit()
+    writer.close()
+    database.prepare()
+    with open_store(database) as store:
+        assert await store.read(reading.document(JobId("old"))) == '{"a": 1}'
+        assert (await store.read(reading.job(JobId("old")))).metadata == {"of": "mine"}
+        assert [job.id for job in await store.read(reading.jobs(None, 10, None))] == ["old"]
+
+
 def damage_pages(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:20480] = bytes(range(256)) * 64
