@@ -220,6 +220,7 @@ class Intake:
         """Return at a moment when everything that was claimed is on the scheduler."""
         while self._claimed or self._admitting:
             await self._admitted.wait()
+        await self._scheduler.wait_admitted()
 
     def _may_admit(self, claims: Sequence[Claim], epoch: int) -> bool:
         if epoch != self.epoch:

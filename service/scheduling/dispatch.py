@@ -1,10 +1,11 @@
 """Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them on seats."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.blame import Trial
-from service.scheduling.events import Action, ConversationStarted, HoldTurn, StartTurn
+from service.scheduling.events import Action, ContinueDispatch, ConversationStarted, HoldTurn, StartTurn
 from service.scheduling.grouping import GroupedQueue, Shifts
 from service.scheduling.live import LiveJob, Talk
 from service.scheduling.pool import ReadyPool
@@ -12,6 +13,8 @@ from service.scheduling.ready import ReadyQueue, ReadyTurn
 from service.scheduling.seats import Seats
 from service.scheduling.trials import Trials
 from service.scheduling.warmth import Paces, Reading
+
+PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tried: some 20 ms of the event loop
 
 
 class Dispatcher:
@@ -54,11 +57,17 @@ class Dispatcher:
         if isinstance(ready, GroupedQueue):
             yield from self._start_grouped(model, ready)
             return
+        passed_over = 0
         while ready and self._seats.has_free(model):
+            if passed_over == PASSED_AT_ONCE:
+                yield ContinueDispatch()
+                return
             first = self._first_in_line(ready.pop(), model, ready)
             if self._is_cancelled(first):
+                passed_over += 1
                 continue
             if self._is_to_be_tried(first):
+                passed_over += 1
                 self._ready.suspect(first, model, Trial.LAST)
                 continue
             hold = self._hold(model, first)

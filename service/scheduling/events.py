@@ -185,6 +185,11 @@ class ContinueCancel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueDispatch:
+    """Have the core decide once more, after everybody else has had a moment: there was much to pass over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationStarted:
     """The first turn of a conversation is being started."""
 
@@ -220,4 +225,4 @@ class JobEnded:
 
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | ContinueCancel | Move
+Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | ContinueCancel | ContinueDispatch | Move

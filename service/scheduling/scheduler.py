@@ -21,6 +21,7 @@ from service.conversations.states import TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.errors import StoreUnavailable
 from service.scheduling import events
+from service.scheduling.admission import Admission, Piece
 from service.scheduling.blame import Blame
 from service.scheduling.calls import TurnCalls, describe_calls
 from service.scheduling.core import SchedulingCore
@@ -73,11 +74,13 @@ class Scheduler:
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
+        self._is_dispatch_due = False
         self.life = LifeCounts()
         self._blame = Blame()
         self._endings = Endings(self._jobs, self._turns, self._blame)
         self._findings = WorkerFindings(fleet, self._turns)
         self._landing = Landing(self._jobs, self._turns, self._blame, self.life, fleet.refusal_s)
+        self._admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
 
@@ -102,27 +105,36 @@ class Scheduler:
         is_cancelled: bool = False,
     ) -> None:
         """Take conversations of a job that are stored and ours; the rest is what was recorded of them before."""
+        self._admission.take(Piece(job=job, ended=ended, unfinished=unfinished, is_cancelled=is_cancelled))
+
+    def _admit(self, piece: Piece) -> None:
+        job = piece.job
         live = self._jobs.get(job.id)
         if live is None:
             live = self._jobs[job.id] = JobPrompts(job)
         else:
             live.extend(job.conversations)
         self.life.conversations += len(job.conversations)
-        known = {turn.key: (turn.state, turn.reason) for turn in ended}
-        left = {turn.key: turn for turn in unfinished if turn.key not in known}
-        live.hear_again((turn for turn in ended if turn.state is TurnState.COMPLETED), left.values())
+        known = {turn.key: (turn.state, turn.reason) for turn in piece.ended}
+        left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
+        live.hear_again((turn for turn in piece.ended if turn.state is TurnState.COMPLETED), left.values())
         self._turns.resume(left.values())
         suspects = frozenset(key for key, turn in left.items() if turn.charges.is_suspect)
         absent = [model for model in job.models if model not in self._fleet.models()]
         missing = [model for model in absent if self._outlet.is_elsewhere(model)]
         self._post(
             *(events.ModelLost(model=model, is_elsewhere=True) for model in missing),
-            events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=is_cancelled),
+            events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=piece.is_cancelled),
         )
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: what waits is dropped, what runs is cut off."""
+        self._admission.cancel(job_id)
         self._post(events.JobCancelled(job_id=job_id))
+
+    async def wait_admitted(self) -> None:
+        """Return when nothing of a job is left that has not been put into the pools."""
+        await self._admission.wait_done()
 
     # Looking
 
@@ -185,6 +197,7 @@ class Scheduler:
             self._turns.interrupt_all()
             await self.wait_idle()
             self._jobs.clear()
+            self._admission.clear()
             self._endings.released.clear()
             self._turns.clear()
             self._blame.clear()
@@ -241,6 +254,10 @@ class Scheduler:
                 self._turns.cut_off(action.key)
             case events.ContinueCancel():
                 self._start_soon(self._go_on_cancelling, action.job_id)
+            case events.ContinueDispatch():
+                if not self._is_dispatch_due:
+                    self._is_dispatch_due = True
+                    self._start_soon(self._go_on_dispatching)
             case _:
                 facts += self._move(action, now)
         return facts
@@ -261,6 +278,11 @@ class Scheduler:
     async def _go_on_cancelling(self, job_id: JobId) -> None:
         await self._outlet.append([])  # behind all that has followed so far
         self._post(events.JobCancelled(job_id=job_id))
+
+    async def _go_on_dispatching(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._is_dispatch_due = False
+        self._post()
 
     def _forget_stored(self, keys: Sequence[TurnKey], talks: int) -> None:
         self.life.persisted += talks

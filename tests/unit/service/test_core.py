@@ -2,12 +2,13 @@ import time
 
 import pytest
 
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ConversationState, JobState, TurnState, job_state_after
 from service.scheduling.core import SchedulingCore
 from service.scheduling.events import (
     Action,
     ContinueCancel,
+    ContinueDispatch,
     ConversationEnded,
     ConversationStarted,
     CutOffTurn,
@@ -38,7 +39,7 @@ def core(*, slots: int = 2, policy: str = "progress") -> SchedulingCore:
     return made
 
 
-def starts(actions: list[Action]) -> list[object]:
+def starts(actions: list[Action]) -> list[TurnKey]:
     return [action.key for action in actions if isinstance(action, StartTurn)]
 
 
@@ -72,7 +73,7 @@ def test_no_more_is_in_flight_than_there_are_slots() -> None:
     first = starts(scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=10))))
     assert first == [key("a", 0, number) for number in range(3)]
     for number in range(3, 10):
-        assert starts(scheduler.handle(TurnCompleted(key=first.pop(0)))) == [key("a", 0, number)]  # type: ignore[arg-type]
+        assert starts(scheduler.handle(TurnCompleted(key=first.pop(0)))) == [key("a", 0, number)]
         first.append(key("a", 0, number))
 
 
@@ -235,7 +236,7 @@ def test_a_huge_job_is_cancelled_a_piece_at_a_time() -> None:
     first = starts(scheduler.handle(JobAdmitted(job=big)))
     actions = scheduler.handle(JobCancelled(job_id=J))
     assert [action.key for action in actions if isinstance(action, CutOffTurn)] == first
-    scheduler.handle(*(TurnCutOff(key=turn) for turn in first))  # type: ignore[arg-type]
+    scheduler.handle(*(TurnCutOff(key=turn) for turn in first))
     ended, pieces = [], 1
     while any(isinstance(action, ContinueCancel) for action in actions):
         assert sum(len(each.unspoken) for each in actions if isinstance(each, ConversationEnded)) <= 1200
@@ -248,6 +249,21 @@ def test_a_huge_job_is_cancelled_a_piece_at_a_time() -> None:
     assert len({each.conversation_id for each in ended}) == len(ended) >= 49
     assert JobEnded(job_id=J) in actions
     assert set(scheduler.view.of_all().values()) == {0}
+
+
+def test_turns_of_a_cancelled_job_are_passed_over_a_piece_at_a_time() -> None:
+    """Whoever waits behind them starts all the same, in a moment, and no moment is long."""
+    scheduler = core(slots=1)
+    (first,) = starts(scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=5000))))
+    scheduler.handle(JobAdmitted(job=job(agent("a"), name="k")))
+    actions = scheduler.handle(JobCancelled(job_id=J), TurnCutOff(key=first))
+    pieces = 1
+    while ContinueDispatch() in actions:
+        assert starts(actions) == []
+        actions = scheduler.handle()
+        pieces += 1
+    assert pieces == 4
+    assert [turn.job_id for turn in starts(actions)] == ["k"]
 
 
 def test_turns_that_never_were_are_made_when_they_are_asked_for() -> None:

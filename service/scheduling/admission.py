@@ -1,0 +1,117 @@
+"""Puts jobs on the scheduler a piece at a time: one may make a million turns ready, and everybody else's would wait."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar
+
+import anyio
+
+from service.conversations.job import Job, JobId, Mode
+from service.conversations.transcript import Turn, UnfinishedTurn
+
+T = TypeVar("T", Turn, UnfinishedTurn)
+TURNS_AT_ONCE: Final = 1000  # some 10 ms of the event loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some conversations of a job, and what was recorded of them before."""
+
+    job: Job
+    ended: Sequence[Turn]
+    unfinished: Sequence[UnfinishedTurn]
+    is_cancelled: bool
+
+
+class Admission:
+    """Owned by the scheduler; what is left of a job waits here, in its order, and is cancelled here with the rest.
+
+    ``admit`` takes a piece at once, ``settle`` returns when what has followed from all before is durable.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[Piece], None],
+        settle: Callable[[], Awaitable[object]],
+        start_soon: Callable[[Callable[[], Coroutine[object, object, None]]], None],
+    ) -> None:
+        self._admit = admit
+        self._settle = settle
+        self._start_soon = start_soon
+        self._left: dict[JobId, deque[Piece]] = {}
+        self._cancelled: set[JobId] = set()
+        self._done = anyio.Event()
+
+    def __repr__(self) -> str:
+        """State of how many jobs something is left."""
+        return f"<Admission jobs={len(self._left)}>"
+
+    def take(self, whole: Piece) -> None:
+        """Admit a piece, or as much of it as goes at once; the rest follows by itself."""
+        job_id, pieces = whole.job.id, _pieces_of(whole)
+        if job_id in self._left:  # behind what is left of it
+            self._left[job_id].extend(pieces)
+            return
+        self._admit(next(pieces))
+        left = deque(pieces)
+        if left:
+            self._left[job_id] = left
+            self._start_soon(partial(self._go_on, job_id, left))
+
+    def cancel(self, job_id: JobId) -> None:
+        """Have what is left of a job admitted as cancelled."""
+        if job_id in self._left:
+            self._cancelled.add(job_id)
+
+    def clear(self) -> None:
+        """Forget what is left: it is another node's."""
+        self._left.clear()
+        self._cancelled.clear()
+        self._tell_done()
+
+    async def wait_done(self) -> None:
+        """Return when nothing is left."""
+        while self._left:
+            await self._done.wait()
+
+    async def _go_on(self, job_id: JobId, left: deque[Piece]) -> None:
+        while left:
+            await self._settle()
+            if self._left.get(job_id) is not left:
+                return
+            piece = left.popleft()
+            self._admit(replace(piece, is_cancelled=piece.is_cancelled or job_id in self._cancelled))
+        del self._left[job_id]
+        self._cancelled.discard(job_id)
+        self._tell_done()
+
+    def _tell_done(self) -> None:
+        self._done.set()
+        self._done = anyio.Event()
+
+
+def _pieces_of(whole: Piece) -> Iterator[Piece]:
+    job = whole.job
+    rounds = max((talk.rounds for talk in job.conversations), default=1) if job.mode is Mode.FREE else 1
+    count = max(1, TURNS_AT_ONCE // (len(job.agents) * rounds))
+    if count >= len(job.conversations):
+        yield whole
+        return
+    ended, unfinished = _by_conversation(whole.ended), _by_conversation(whole.unfinished)
+    for begin in range(0, len(job.conversations), count):
+        talks = job.conversations[begin : begin + count]
+        yield Piece(
+            job=replace(job, conversations=talks),
+            ended=[turn for talk in talks for turn in ended.get(talk.id, ())],
+            unfinished=[turn for talk in talks for turn in unfinished.get(talk.id, ())],
+            is_cancelled=whole.is_cancelled,
+        )
+
+
+def _by_conversation(turns: Sequence[T]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for turn in turns:
+        found.setdefault(turn.key.conversation_id, []).append(turn)
+    return found

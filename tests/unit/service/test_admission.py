@@ -1,0 +1,90 @@
+"""Large jobs come onto the scheduler a piece at a time, in their order, and are cancelled as one."""
+
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from service.conversations.job import JobId, Mode
+from service.scheduling.admission import TURNS_AT_ONCE, Admission, Piece
+from tests.unit.service.jobs import agent, job
+
+
+class Stage:
+    """What is admitted, one piece for each time that the store is let go on."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.tasks: list[Coroutine[Any, Any, None]] = []
+        self.go_on = anyio.Event()
+        self.admission = Admission(self.pieces.append, self._settle, lambda what: self.tasks.append(what()))
+
+    async def _settle(self) -> None:
+        await self.go_on.wait()
+        self.go_on = anyio.Event()
+
+    def names(self) -> list[str]:
+        return [talk.id for piece in self.pieces for talk in piece.job.conversations]
+
+
+def big(name: str = "j", conversations: int = TURNS_AT_ONCE, agents: int = 2) -> Piece:
+    made = job(*(agent(f"a{number}") for number in range(agents)), conversations=conversations, name=name)
+    return Piece(job=made, ended=(), unfinished=(), is_cancelled=False)
+
+
+async def test_a_small_job_is_admitted_whole_and_at_once() -> None:
+    """As it was handed in."""
+    stage, small = Stage(), big(conversations=3)
+    stage.admission.take(small)
+    assert (stage.pieces, stage.tasks) == ([small], [])
+    await stage.admission.wait_done()
+
+
+async def test_a_large_one_follows_in_its_order() -> None:
+    """No piece makes more turns ready than may be at once, and the next waits for the store."""
+    stage, whole = Stage(), big(conversations=TURNS_AT_ONCE + 1)
+    later = replace(whole, job=replace(whole.job, conversations=big("j", 1).job.conversations))
+    stage.admission.take(whole)
+    stage.admission.take(later)  # of the same job: behind the rest of it
+    async with anyio.create_task_group() as tasks:
+        (rest,) = stage.tasks
+        tasks.start_soon(lambda: rest)
+        seen = 0
+        while len(stage.names()) < TURNS_AT_ONCE + 2:
+            await anyio.wait_all_tasks_blocked()
+            assert len(stage.pieces) == seen + 1
+            seen += 1
+            stage.go_on.set()
+    assert all(len(piece.job.conversations) * 2 <= TURNS_AT_ONCE for piece in stage.pieces)
+    assert stage.names() == [talk.id for each in (whole, later) for talk in each.job.conversations]
+    await stage.admission.wait_done()
+
+
+@pytest.mark.parametrize("end", ["cancel", "clear"])
+async def test_what_is_left_of_a_job_that_ends_is_never_run(end: str) -> None:
+    """Cancelled it comes as that, for its turns have to end; what is another node's does not come."""
+    stage, whole = Stage(), big()
+    stage.admission.take(whole)
+    if end == "cancel":
+        stage.admission.cancel(JobId("j"))
+    else:
+        stage.admission.clear()
+    async with anyio.create_task_group() as tasks:
+        (rest,) = stage.tasks
+        tasks.start_soon(lambda: rest)
+        await anyio.wait_all_tasks_blocked()
+        stage.go_on.set()
+    assert [piece.is_cancelled for piece in stage.pieces] == ([False, True] if end == "cancel" else [False])
+    await stage.admission.wait_done()
+
+
+async def test_in_free_mode_all_rounds_are_ready_at_once() -> None:
+    """So a piece holds fewer conversations."""
+    stage, whole = Stage(), big(conversations=10, agents=1)
+    talks = tuple(replace(talk, rounds=500) for talk in whole.job.conversations)
+    stage.admission.take(replace(whole, job=replace(whole.job, mode=Mode.FREE, conversations=talks)))
+    assert len(stage.pieces[0].job.conversations) == 2
+    for task in stage.tasks:
+        task.close()
