@@ -220,7 +220,7 @@ class Intake:
         """Return at a moment when everything that was claimed is on the scheduler."""
         while self._claimed or self._admitting:
             await self._admitted.wait()
-        await self._scheduler.wait_admitted()
+        await self._scheduler.admission.wait_done()
 
     def _may_admit(self, claims: Sequence[Claim], epoch: int) -> bool:
         if epoch != self.epoch:
@@ -246,6 +246,8 @@ class Intake:
             logger.info("job %s goes on with %d of %d turns done", job.id, len(share.ended), job.total_turns)
         is_cancelled = share.is_cancelled or job.id in self._cancelled
         self._scheduler.admit(job, share.ended, share.unfinished, is_cancelled=is_cancelled)
+        if not self._is_shared:  # whoever is alone has all of it now
+            return
         self._parsed[job.id] = share.whole
         self._parsed.move_to_end(job.id)
         while len(self._parsed) > PARSED_JOBS:

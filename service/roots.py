@@ -23,8 +23,9 @@ def outside_of(roots: Sequence[Path], path: Path) -> str | None:
     """
     try:
         resolved = path.resolve()
+        resolved.exists()
         if any(resolved.is_relative_to(root) for root in roots):
             return None
-    except (OSError, ValueError, RuntimeError):  # a NUL in it, or links that lead in a circle
+    except (OSError, ValueError, RuntimeError):  # a NUL in it, links that lead in a circle, a name that is too long
         pass
     return f"{path} lies in none of server.roots: {', '.join(map(str, roots))}"

@@ -57,6 +57,7 @@ class Exchange(asyncio.Protocol):
         """Send the request."""
         # asyncio declares the base class; uvloop's transports are no subclass of asyncio.Transport.
         cast("asyncio.Transport", transport).write(self._request)
+        self._request = b""  # it may be megabytes, and we are kept for as long as the answer takes
 
     def data_received(self, data: bytes) -> None:
         """Parse what came and hand it over."""
@@ -74,6 +75,7 @@ class Exchange(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Judge what the end of the connection means for the answer."""
+        del self._parser  # it keeps us as we keep it: only the collector would free us, and what our receiver holds
         if self.finished.done():
             return
         if not self._status:

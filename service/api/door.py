@@ -4,6 +4,7 @@ uvicorn itself bounds none of these: a half-sent request holds its connection fo
 """
 
 import asyncio
+import logging
 import resource
 from enum import Enum, auto
 from typing import Any, ClassVar, Final
@@ -35,6 +36,14 @@ class Stage(Enum):
 HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as members, in Python 3.11
 
 
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether to log what uvicorn says: whoever sends nonsense could fill the log."""
+    return record.msg != "Invalid HTTP request received."
+
+
+logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
+
+
 class Door(HttpToolsProtocol):
     """A connection with limits; ``limit_concurrency`` of its configuration is how many there may be, and no more.
 
@@ -60,6 +69,7 @@ class Door(HttpToolsProtocol):
         self._stage, self._left_s = HEAD, self.HEAD_S
         self._overhead = 0  # bytes since the last one of a body, or since the end of a head or a request
         self._request: RequestResponseCycle | None = None  # the last whose head is whole
+        self._open: list[RequestResponseCycle] = []  # those that are not answered yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it."""
@@ -95,6 +105,7 @@ class Door(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []  # what trails the body is no header of a request that is being answered
         self._request = self.cycle
+        self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
         self._expect(BODY, self.BODY_S)
 
     def on_body(self, body: bytes) -> None:
@@ -144,7 +155,20 @@ class Door(HttpToolsProtocol):
             lines = b"".join(b"%b: %b\r\n" % header for header in headers)
             self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + bytes(response.body))
         self._expect(REFUSED, self.CLOSING_S)
+        self._disconnect()
         self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of what was asked on a connection that is gone."""
+        self._disconnect()
+        super().connection_lost(exc)
+
+    def _disconnect(self) -> None:
+        """Have nobody answer any more: uvicorn tells the newest request alone, and the others' writes would raise."""
+        for cycle in self._open:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._open = []
 
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: whoever asks could fill the log."""

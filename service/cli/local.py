@@ -74,7 +74,11 @@ def run_command(
     files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
     _check_writable(output)
     specs = _specs(settings, config.parent, settings.server.state_dir)
-    views = _run(settings, specs, files, output)
+    try:
+        views = _run(settings, specs, files, output)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on where it was", err=True)
+        raise
     for view in views:
         folder = folder_for(output, view.stored.name)
         typer.echo(f"{plain(view.stored.name)}: {view.stored.state}; transcripts in {folder / 'transcripts'}")

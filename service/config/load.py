@@ -17,6 +17,7 @@ from service.errors import ConfigError
 from service.faults import faults_of
 
 PIPE_WAIT_MS: Final = 5000
+PIPE_BYTES: Final = 64 * 1024 * 1024
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
 
@@ -68,6 +69,8 @@ def _read_soon(file: BinaryIO, path: Path) -> bytes:
         if not piece:
             break
         content += piece
+        if len(content) > PIPE_BYTES:
+            raise ConfigError(f"{path}: is no file, and more than {PIPE_BYTES} bytes come out of it")
     if not content:
         raise ConfigError(f"{path}: is no file, and nobody writes to it")
     return bytes(content)

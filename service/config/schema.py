@@ -12,11 +12,19 @@ from service.hosts import canonical_host, canonical_origin
 from service.scheduling.policies import POLICIES
 from service.signing import signing_key
 
+
+def _usable_path(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("no path holds a NUL")
+    return path
+
+
 LAST_PORT = 65535
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 Seconds = Annotated[float, Field(gt=0)]
 Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
+Place = Annotated[Path, AfterValidator(_usable_path)]
 Scalar = str | int | float | bool | None
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -41,15 +49,15 @@ def _usable_key(key: str) -> str:
 class ServerConfig(StrictModel):
     """The HTTP front end and where state is kept."""
 
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     port: Port = 8080
-    state_dir: Path = Path("state")
+    state_dir: Place = Path("state")
     api_keys: list[Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_usable_key)]] = Field(
         default_factory=list
     )
     hosts: list[Annotated[str, AfterValidator(canonical_host)]] = Field(default_factory=list)
     origins: list[Annotated[str, AfterValidator(canonical_origin)]] = Field(default_factory=list)
-    roots: list[Path] = Field(default_factory=list)
+    roots: list[Place] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
 
     @model_validator(mode="after")
@@ -213,9 +221,9 @@ class ModelConfig(StrictModel):
     args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
     env: dict[str, Annotated[Text, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
     replicas: int = Field(default=1, ge=1, le=256)
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     port: Port = 9100
-    socket_dir: Path | Literal[False] | None = None
+    socket_dir: Place | Literal[False] | None = None
     url: HttpUrl | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     slots: int = Field(default=4, ge=1, le=4096)
@@ -228,7 +236,7 @@ class ModelConfig(StrictModel):
     repetition: RepetitionConfig | None = Field(default_factory=RepetitionConfig)
     bios: BiosConfig = Field(default_factory=BiosConfig)
     weights: WeightsConfig | None = None
-    adapters: dict[ModelName, str] = Field(default_factory=dict)
+    adapters: dict[ModelName, Text] = Field(default_factory=dict)
     max_adapters: int | None = Field(default=None, ge=1, le=4096)
 
     @property

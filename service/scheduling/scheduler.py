@@ -74,13 +74,12 @@ class Scheduler:
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
-        self._is_dispatch_due = False
         self.life = LifeCounts()
         self._blame = Blame()
         self._endings = Endings(self._jobs, self._turns, self._blame)
         self._findings = WorkerFindings(fleet, self._turns)
         self._landing = Landing(self._jobs, self._turns, self._blame, self.life, fleet.refusal_s)
-        self._admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
+        self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
 
@@ -105,7 +104,7 @@ class Scheduler:
         is_cancelled: bool = False,
     ) -> None:
         """Take conversations of a job that are stored and ours; the rest is what was recorded of them before."""
-        self._admission.take(Piece(job=job, ended=ended, unfinished=unfinished, is_cancelled=is_cancelled))
+        self.admission.take(Piece(job=job, ended=ended, unfinished=unfinished, is_cancelled=is_cancelled))
 
     def _admit(self, piece: Piece) -> None:
         job = piece.job
@@ -129,12 +128,8 @@ class Scheduler:
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: what waits is dropped, what runs is cut off."""
-        self._admission.cancel(job_id)
+        self.admission.cancel(job_id)
         self._post(events.JobCancelled(job_id=job_id))
-
-    async def wait_admitted(self) -> None:
-        """Return when nothing of a job is left that has not been put into the pools."""
-        await self._admission.wait_done()
 
     # Looking
 
@@ -197,7 +192,7 @@ class Scheduler:
             self._turns.interrupt_all()
             await self.wait_idle()
             self._jobs.clear()
-            self._admission.clear()
+            self.admission.clear()
             self._endings.released.clear()
             self._turns.clear()
             self._blame.clear()
@@ -255,9 +250,7 @@ class Scheduler:
             case events.ContinueCancel():
                 self._start_soon(self._go_on_cancelling, action.job_id)
             case events.ContinueDispatch():
-                if not self._is_dispatch_due:
-                    self._is_dispatch_due = True
-                    self._start_soon(self._go_on_dispatching)
+                self._start_soon(self._go_on_dispatching)
             case _:
                 facts += self._move(action, now)
         return facts
@@ -281,7 +274,6 @@ class Scheduler:
 
     async def _go_on_dispatching(self) -> None:
         await anyio.lowlevel.checkpoint()
-        self._is_dispatch_due = False
         self._post()
 
     def _forget_stored(self, keys: Sequence[TurnKey], talks: int) -> None:

@@ -256,13 +256,16 @@ class Store:
             if future.exception() is None:
                 on_committed(future.result())
             # The writer never waits for the loop: the loop may be waiting for the writer, to close.
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(tell, future.exception() is None)
 
-        def tell() -> None:
-            if write.future.exception() is None:
+        # Neither keeps the write, whose future keeps both: a circle would keep megabytes until the collector comes.
+        jobs = write.jobs
+
+        def tell(is_done: bool) -> None:
+            if is_done:
                 on_success()
-                if write.jobs:
-                    self._watchers.committed(write.jobs)
+                if jobs:
+                    self._watchers.committed(jobs)
             else:
                 on_failure()
 

@@ -138,6 +138,17 @@ def test_what_is_no_request_of_a_sane_size_is_refused(
     assert b"application/problem+json" in answer
 
 
+def test_nonsense_behind_requests_leaves_no_traceback(service: Service) -> None:
+    """What is being answered is let go of; nobody writes to a connection that is closed, and the log says nothing."""
+    asked = b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for count in (2, Door.PIPELINED + 5):
+        for _ in range(10):
+            say(service, asked * count + b"GARBAGE\r\n\r\n")
+    assert service.get("/v1/jobs")["jobs"] == []
+    assert "Traceback" not in service.log()
+    assert "Invalid HTTP" not in service.log()
+
+
 SLOW = """
 import asyncio, sys
 import uvicorn

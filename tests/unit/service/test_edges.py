@@ -60,7 +60,8 @@ def test_a_path_that_is_none_lies_nowhere(tmp_path: Path) -> None:
     """A NUL, or links that lead in a circle."""
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
-    for path in (Path("/tmp/a\0b"), tmp_path / "a" / "x"):
+    (tmp_path / "elsewhere").mkdir()
+    for path in (Path("/tmp/a\0b"), tmp_path / "a" / "x", tmp_path / "elsewhere" / ("a" * 300)):
         told = outside_of([tmp_path / "elsewhere"], path)
         assert told is not None
         assert "server.roots" in told
