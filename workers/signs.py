@@ -45,6 +45,9 @@ class EngineSight:
     progress: _Newest
     prefilling: _Newest
     batch_busy_at: float | None = None
+    answered_at: float | None = (
+        None  # of a server that may hold requests back: when one was last answered that has ended
+    )
 
     def as_seen_by(self, flight: Flight, *, is_serving: bool) -> EngineSigns:
         """Return what speaks for the engine as ``flight`` sees it."""
@@ -55,14 +58,24 @@ class EngineSight:
             others_at=self.progress.beside(flight),
             prefilling_at=self.prefilling.beside(flight),
             batch_busy_at=self.batch_busy_at,
+            answering_at=self._answering_at(flight),
         )
+
+    def _answering_at(self, flight: Flight) -> float | None:
+        if self.answered_at is None:
+            return None
+        beside = self.progress.beside(flight)
+        return self.answered_at if beside is None else max(self.answered_at, beside)
 
 
 class Signs:
     """Keeps when each thing was last seen to move; written by the watch alone."""
 
-    def __init__(self, flights: Flights, vitals: Vitals, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, flights: Flights, vitals: Vitals, clock: Callable[[], float], *, may_queue: bool = False
+    ) -> None:
         self._flights = flights
+        self._may_queue = may_queue  # the server may hold requests back, and tells nothing of it
         self._vitals = vitals
         self._clock = clock
         self.pace = PrefillPace()
@@ -85,6 +98,7 @@ class Signs:
         self._ticks = KernelView()
         self._ticks_at: float | None = None
         self.busy_at: float | None = None  # when its processes were last seen to compute
+        self._answered_at = _NEVER
         self._batches: dict[RequestId, tuple[int, float]] = {}  # how far each prompt was told to be, and after how long
         self._log_bytes = self._vitals.log_bytes()
         self._log_grew_at: float | None = None
@@ -142,9 +156,10 @@ class Signs:
         self.pace = self.pace.seen(tokens=told.processed - since, seconds=(told.elapsed_ms - seen_ms) / 1000)
         self._batches[flight.id] = told.processed, told.elapsed_ms
 
-    def forget_batches(self, flight: Flight) -> None:
+    def note_end(self, flight: Flight) -> None:
         """Take the end of a request."""
         self._batches.pop(flight.id, None)
+        self._answered_at = max(self._answered_at, _progress_at(flight))
 
     def sight(self, *, may_batch: bool = False) -> EngineSight:
         """Return what is known of the engine now; ``may_batch`` says that it may be reading for whoever has left.
@@ -165,6 +180,7 @@ class Signs:
             progress=progress,
             prefilling=prefilling,
             batch_busy_at=self.busy_at if may_batch else None,
+            answered_at=self._answered_at if self._may_queue else None,
         )
 
     def of_request(self, flight: Flight) -> RequestSigns:
@@ -175,6 +191,7 @@ class Signs:
         return RequestSigns(
             has_token=generation.first_token_at is not None,
             progress_at=generation.last_progress_at,
+            has_begun=generation.begun_at is not None,
             prefill_left_s=self.pace.seconds_for(max(0.0, left)),
         )
 

@@ -72,7 +72,7 @@ class Watch:
         self._overdue_since: float | None = None  # a slot is busy for nobody
         self._watched = watched
         self._clock = clock
-        self.signs = Signs(flights, vitals, clock)
+        self.signs = Signs(flights, vitals, clock, may_queue=not watched.owns_engine)
         limits = [limit for limit in (timeouts.prefill_stall_s, timeouts.decode_stall_s, timeouts.cancel_s) if limit]
         self._tightest_s = min(limits, default=CANARY_S * TICKS_A_LIMIT)
         self._look_due_at = clock()
@@ -130,7 +130,7 @@ class Watch:
 
     def note_end(self, flight: Flight) -> None:
         """Take the end of a request; where it came before the engine's own, a slot is to come free."""
-        self.signs.forget_batches(flight)
+        self.signs.note_end(flight)
         generation = flight.answer.generation
         was_asked = flight.answer.phase is Phase.ENGINE or generation.begun_at is not None
         if was_asked and generation.finish_reason is None and self._cancel_s is not None:

@@ -87,6 +87,19 @@ async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
             assert (worker.incarnation, list(worker.incidents)) == (1, [])
 
 
+async def test_a_server_that_queues_stalls_nobody(scripted_spec: SpecFactory) -> None:
+    """As Ollama does with OLLAMA_NUM_PARALLEL=1: who comes later gets no byte until the one before has ended."""
+    server = scripted_spec(parallel=1, tokens=20, interval=0.05, slots=4)
+    limits = WorkerTimeouts(prefill_stall_s=0.7, decode_stall_s=0.7)
+    with served(server), anyio.fail_after(2 * LIMIT_S):
+        async with Worker(attached(server, timeouts=limits)) as worker:
+            submitted = [await submit(worker) for _ in range(4)]
+            told = [await result(worker, request_id) for request_id in submitted]
+            assert [each.state for each in told] == [RequestState.COMPLETED] * 4
+            assert max(each.first_token_s or 0 for each in told) > 3 * 0.7
+            assert list(worker.incidents) == []
+
+
 @asynccontextmanager
 async def secured(server: WorkerSpec, authority: trustme.CA) -> AsyncIterator[int]:
     """Put TLS before a server; yield the port that it has so."""

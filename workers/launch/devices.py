@@ -58,5 +58,6 @@ def placed(spec: WorkerSpec, environment: Mapping[str, str]) -> WorkerSpec:
         on_cpu = computes_on_cpu(spec, environment, is_gpu_there=is_gpu_there)
     timeouts = spec.timeouts
     if timeouts.busy_stall_s is None:
-        timeouts = replace(timeouts, busy_stall_s=BUSY_STALL_S if on_cpu else 0.0)
+        # Of a server that is somebody else's it says for how long others' answers speak for a request.
+        timeouts = replace(timeouts, busy_stall_s=BUSY_STALL_S if on_cpu or not spec.owns_engine else 0.0)
     return replace(spec, on_cpu=on_cpu, timeouts=timeouts)

@@ -7,6 +7,8 @@ What counts as progress, in order of strength:
 * a compiler that works below the engine vetoes too: the first request of its shape waits until its kernels are made;
 * CPU ticks of an engine that computes on the CPU veto while a batch may be running, up to a limit of their own: it
   tells nothing meanwhile, not even to a canary, and a batch may take minutes; but one that hangs may spin as well;
+* answers to others veto, up to the same limit, where the server is somebody else's and a request has got nothing yet:
+  it may hold back what is beyond its slots, of which it tells nothing;
 * bytes that hold nothing of the model's (SSE comments) and a growing log are told and decide nothing: a hung engine can
   ping and complain, and a healthy one can sleep.
 
@@ -57,7 +59,8 @@ class Scope(StrEnum):
 class StallLimits:
     """How long the model may make no progress, in seconds, before and after the first token; None is for ever.
 
-    ``busy_s`` is for how much longer CPU ticks alone may speak for an engine.
+    ``busy_s`` is for how much longer CPU ticks alone may speak for an engine, or others' answers for a request that
+    somebody else's server may hold back.
     """
 
     prefill_s: float | None = 120.0
@@ -71,6 +74,7 @@ class RequestSigns:
 
     has_token: bool
     progress_at: float
+    has_begun: bool = True  # whether a byte of its answer has come, be it a header's
     prefill_left_s: float = 0.0  # what the rest of the prompt should take at the measured rate
 
 
@@ -80,7 +84,8 @@ class EngineSigns:
 
     ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
     got anything, so that a request which gets nothing may be one of them; ``prefilling_at`` when another's prompt was
-    last seen to get on; ``batch_busy_at`` when its processes were last seen to compute while a batch may be running.
+    last seen to get on; ``batch_busy_at`` when its processes were last seen to compute while a batch may be running;
+    ``answering_at`` when somebody else's server, which may hold requests back, was last seen to answer another.
     """
 
     is_serving: bool
@@ -89,6 +94,7 @@ class EngineSigns:
     others_at: float | None = None
     prefilling_at: float | None = None
     batch_busy_at: float | None = None
+    answering_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +120,8 @@ def judge(limits: StallLimits, request: RequestSigns, engine: EngineSigns, now: 
         return Judgement(verdict=Verdict.SILENT, silent_s=silent_s, limit_s=limit_s)
     if is_computing(engine.batch_busy_at, now) and silent_s < limit_s + limits.busy_s:
         return Judgement(verdict=Verdict.SILENT, silent_s=silent_s, limit_s=limit_s)
+    if _may_be_queued(request, engine, now, limit_s) and silent_s < limit_s + limits.busy_s:
+        return Judgement(verdict=Verdict.SILENT, silent_s=silent_s, limit_s=limit_s)
     scope = _stall_scope(request, engine, now, limit_s)
     verdict = Verdict.SILENT if scope is None else Verdict.STALLED
     return Judgement(verdict=verdict, silent_s=silent_s, limit_s=limit_s, scope=scope)
@@ -133,6 +141,14 @@ def _limit_s(limits: StallLimits, request: RequestSigns) -> float | None:
     if request.has_token:
         return limits.decode_s
     return None if limits.prefill_s is None else limits.prefill_s + request.prefill_left_s
+
+
+def _may_be_queued(request: RequestSigns, engine: EngineSigns, now: float, limit_s: float) -> bool:
+    """Whether a request that got no byte may wait behind others: Ollama holds back what is beyond its slots, say.
+
+    From the end of the one before it has the whole limit, as any request that is begun.
+    """
+    return not request.has_begun and engine.answering_at is not None and now - engine.answering_at < limit_s
 
 
 def _stall_scope(request: RequestSigns, engine: EngineSigns, now: float, limit_s: float) -> Scope | None:

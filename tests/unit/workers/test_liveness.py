@@ -60,6 +60,23 @@ class TestJudge:
         """Seed 002, section 12: progress, not the time to the first token."""
         assert look(request_signs, SERVING, after_s)[0] is verdict
 
+    def test_a_server_that_answers_others_may_hold_a_request_back(self) -> None:
+        """For as long as ticks speak elsewhere; once it has begun to answer, or answers nobody, its limit counts."""
+        limits = StallLimits(prefill_s=120, decode_s=60, busy_s=900)
+        waiting = RequestSigns(has_token=False, has_begun=False, progress_at=1000.0)
+
+        def verdict(request: RequestSigns, after_s: float, answered_s: float | None) -> Verdict:
+            at = None if answered_s is None else 1000.0 + answered_s
+            engine = EngineSigns(is_serving=True, others_at=at, answering_at=at)
+            return judge(limits, request, engine, 1000.0 + after_s).verdict
+
+        assert verdict(waiting, 500, 499) is Verdict.SILENT
+        assert verdict(waiting, 500, 381) is Verdict.SILENT  # from the end of another it has its whole limit
+        assert verdict(waiting, 500, 380) is Verdict.STALLED
+        assert verdict(waiting, 500, None) is Verdict.STALLED
+        assert verdict(waiting, 1020, 1019) is Verdict.STALLED
+        assert verdict(READING, 500, 499) is Verdict.STALLED
+
     def test_no_limit_is_for_ever(self) -> None:
         """Null switches a limit off."""
         none = StallLimits(prefill_s=None, decode_s=None)
