@@ -31,7 +31,7 @@ ServiceError
 ├── NoSlotAvailable       429
 ├── ShuttingDown          503
 ├── NotReady              503  a model has no ready worker
-├── Crowded               too much waits already to be looked at
+├── Crowded               503  too much waits already to be looked at
 ├── StoreUnavailable      503  the database is in trouble, and is tried again until it is well
 ├── StoreError            500  the store cannot read or write
 │   └── StateUnusable     500  at a start alone: the state directory cannot be used, or is in use

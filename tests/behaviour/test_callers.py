@@ -207,7 +207,7 @@ models:
     env: {DB: 'postgres://u:hidden-6@h/db', HF_TOKEN: hidden-7}
     tools:
       http: {url: 'http://u:hidden-8@127.0.0.1:1/?key=hidden-9', headers: {x: hidden-10}}
-      mcp: {files: {command: [server, --token, hidden-11, --secret=hidden-12], env: {A_KEY: hidden-13}}}
+      mcp: {files: {command: [python3, --token, hidden-11, --secret=hidden-12], env: {A_KEY: hidden-13}}}
 """
     )
     shown = run_command("check", "--config", str(tmp_path / "roundhouse.yaml"))
