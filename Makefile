@@ -21,7 +21,7 @@ test-system: $(READY)
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
-	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py
+	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py
 
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.

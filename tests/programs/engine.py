@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -41,6 +42,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--die-after", type=int, help="exit with status 0 after so many tokens of any answer")
     parser.add_argument("--die-on", help="exit when a prompt holds this text")
     parser.add_argument("--die-once", type=Path, help="with --die-on or --die-after: only while this file is not there")
+    parser.add_argument(
+        "--breaks",
+        type=_breakage,
+        help="WHEN=NUMBER:HOW; when: every (so many requests), load (so many in flight), chance (of a request), age "
+        "(in seconds); how: exit, segv, kill, hang, refuse",
+    )
     parser.add_argument("--stall-after", type=int, help="send so many tokens and then nothing more")
     parser.add_argument("--cut-after", type=int, help="send so many tokens and then half a frame, and close")
     parser.add_argument("--error-after", type=int, help="send so many tokens and then an error inside the stream")
@@ -73,6 +80,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_known_args()[0]
 
 
+def _breakage(text: str) -> tuple[str, float, str]:
+    what, how = text.split(":")
+    when, number = what.split("=")
+    return when, float(number), how
+
+
 class Engine:
     """Serves one connection a request."""
 
@@ -81,6 +94,7 @@ class Engine:
         self.ready_at = time.monotonic() + options.load
         self.requests = 0
         self.rejected = 0
+        self.asked = 0
         self.is_wedged = False
         self.deaf = asyncio.Event()
         self.free = asyncio.Semaphore(options.parallel)
@@ -140,6 +154,11 @@ class Engine:
         options = self.options
         is_muted = options.mute_on is not None and options.mute_on in json.dumps(request["messages"])
         if options.mute or is_muted or self.is_wedged:
+            await asyncio.Event().wait()
+        self.asked += 1
+        if self._must_break() and self._break():
+            return _send(writer, 500, options.reject_body.encode())
+        if self.is_wedged:
             await asyncio.Event().wait()
         async with self.free:
             slot = next(slot for slot in self.slots if not slot["is_processing"])
@@ -222,6 +241,25 @@ class Engine:
             _event(writer, {"error": {"code": 500, "message": "Compute error.", "type": "server_error"}})
             raise ConnectionError
 
+    def _must_break(self) -> bool:
+        when, number, _ = self.options.breaks or ("", 0.0, "")
+        in_flight = sum(bool(slot["is_processing"]) for slot in self.slots)
+        return (
+            (when == "every" and self.asked >= number)
+            or (when == "load" and in_flight + 1 >= number)
+            or (when == "chance" and random.random() < number)  # noqa: S311
+        )
+
+    def _break(self) -> bool:
+        """Break as it was asked for; return whether only the request is to be refused."""
+        how = self.options.breaks[2]
+        if how in {"segv", "kill"}:
+            os.kill(os.getpid(), signal.SIGSEGV if how == "segv" else signal.SIGKILL)
+        if how == "exit":
+            os._exit(1)
+        self.is_wedged = how == "hang"
+        return bool(how == "refuse")
+
     def _may_die(self) -> bool:
         marker: Path | None = self.options.die_once
         if marker is None:
@@ -300,6 +338,8 @@ async def _main(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if options.breaks and options.breaks[0] == "age":
+        asyncio.get_running_loop().call_later(options.breaks[1], os._exit, 1)
     print(f"scripted engine: listening on port {options.port}", flush=True)
     async with server:
         ends = [asyncio.ensure_future(event.wait()) for event in (stop, engine.deaf)]
