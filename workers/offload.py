@@ -110,19 +110,25 @@ class Pool:
             raise OffloadCrowded(f"{CROWD} documents are waiting to be looked at")
         async with places:
             for _ in range(TRIES):
-                helper = await self._helper()
                 try:
-                    with anyio.fail_after(limit_s + START_LIMIT_S):
-                        answer = await helper.ask(request)
-                except _BROKEN:
-                    await helper.end()
-                    continue
-                except BaseException:
-                    await helper.end()
+                    answer = await self._ask(request, limit_s)
+                except TimeoutError:  # an OSError, and no broken pipe
                     raise
-                self._idle.append(helper)
+                except _BROKEN:
+                    continue
                 return _unpacked(answer)
-            raise TimeoutError("the processes that were to find out have died")
+            raise TimeoutError("the processes that were to find out have died, or cannot be started")
+
+    async def _ask(self, request: bytes, limit_s: float) -> bytes:
+        helper = await self._helper()
+        try:
+            with anyio.fail_after(limit_s + START_LIMIT_S):
+                answer = await helper.ask(request)
+        except BaseException:
+            await helper.end()
+            raise
+        self._idle.append(helper)
+        return answer
 
     async def _helper(self) -> "_Helper":
         while self._idle:

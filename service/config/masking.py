@@ -14,7 +14,8 @@ HARMLESS: Final = re.compile(
 )
 # A name ends in one of these, or has it as a word: a tokenizer, an author and a keyboard are no secrets.
 _ENDING: Final = (
-    r"(?:key|token|secret|pass|password|passwd|passphrase|pwd|credentials?|auth|authorization|session|cookie|bearer)"
+    r"(?:key|token|secret|pass|password|passwd|passphrase|pwd|credentials?|auth|authorization|session|cookie|bearer"
+    r"|sig|signature)"
 )
 _NAME: Final = rf"[\w.-]*{_ENDING}(?:[_.-][\w.-]*)?"
 _BEARER: Final = re.compile(r"(?P<head>\b(?:Bearer|Basic|Token)\s+)\S+", re.IGNORECASE)

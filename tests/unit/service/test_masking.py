@@ -24,6 +24,7 @@ SECRET = "S3cr3t"  # noqa: S105 - a stand-in
         {"url": f"http://{SECRET}@host/path"},
         {"url": f"postgresql://u:p@{SECRET}@host/db"},
         {"url": f"https://host/path?access_token={SECRET}&x=1"},
+        {"url": f"https://host/path?sig={SECRET}"},
         {"headers": {"X": SECRET}},
         {"params": {"password": SECRET}},
     ],

@@ -29,6 +29,13 @@ def wait(path: str) -> str:
     return path
 
 
+def note(path: str) -> None:
+    """Wait for ever, and leave a mark each time."""
+    with Path(path).open("a") as file:
+        file.write(".")
+    signal.pause()
+
+
 def die(path: str) -> str:
     """Kill the process that runs it, as the kernel does where memory is short; but not once the path is there."""
     if not Path(path).exists():
@@ -70,6 +77,17 @@ async def test_a_process_that_dies_costs_one_more_try(tmp_path: Path) -> None:
         assert await offload(die, str(tmp_path / "died"), limit_s=LIMIT_S) == "alive"
         with pytest.raises(TimeoutError, match="died"):
             await offload(die_always, "", limit_s=LIMIT_S)
+
+
+async def test_what_takes_too_long_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what outruns its own time nor what waits for ever; whatever a function raises is its caller's."""
+    monkeypatch.setattr("workers.offload.START_LIMIT_S", 0.5)
+    async with offloading():
+        with pytest.raises(TimeoutError):
+            await offload(note, str(tmp_path / "begun"), limit_s=0.1)
+        with pytest.raises(FileNotFoundError):
+            await offload(os.stat, str(tmp_path / "nowhere"), limit_s=LIMIT_S)
+    assert (tmp_path / "begun").read_text() == "."
 
 
 async def test_answers_wait_for_no_document(tmp_path: Path) -> None:
