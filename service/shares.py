@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from service.conversations.job import Job, JobId
 from service.conversations.spec import parse_stored
 from service.conversations.transcript import Turn, UnfinishedTurn
-from service.errors import JobNotFound
+from service.errors import InvalidJob, JobNotFound
 from service.store import reading
 from service.store.database import Connection
 
@@ -37,7 +37,7 @@ def read_shares(
     """Read conversations of several jobs at one moment; ``known`` are jobs that need not be parsed again.
 
     ``adapters`` are the names of adapters, each with the model that it stands on.
-    A job that is there no more has no share.
+    A job that is there no more has no share, nor has one that was accepted by another version and means nothing here.
     """
     shares: list[Share] = []
     for job_id, names in wanted.items():
@@ -46,7 +46,11 @@ def read_shares(
         except JobNotFound:
             logger.warning("job %s was deleted as it was claimed", job_id)
             continue
-        whole = known.get(job_id) or parse_stored(reading.document(job_id)(connection), job_id, adapters)
+        try:
+            whole = known.get(job_id) or parse_stored(reading.document(job_id)(connection), job_id, adapters)
+        except InvalidJob as error:
+            logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error)  # noqa: TRY400
+            continue
         mine = frozenset(names)
         shares.append(
             Share(

@@ -1,8 +1,10 @@
 """The service through its deaths: signals, kills, broken engines, real engines."""
 
+import contextlib
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -265,6 +267,20 @@ def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int
         before, started_at = process.num_ctx_switches().voluntary, time.monotonic()
         wait_for(lambda: time.monotonic() - started_at > 2.0, "two seconds")
         assert process.num_ctx_switches().voluntary - before < 100
+
+
+def test_a_job_of_another_version_keeps_nothing_from_starting(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It waits for a version that can read it; everything else goes on."""
+    model = {"m": scripted_model(free_ports(1), mute_on="strange")}
+    with serving(tmp_path, free_ports(1), model) as service:
+        job = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "strange"}]})
+        service.kill()
+        with contextlib.closing(sqlite3.connect(tmp_path / "state" / "roundhouse.db")) as database, database:
+            database.execute("UPDATE job_documents SET document = json_set(document, '$.agents[0].mood', 'x')")
+        service.start()
+        assert service.wait_ended(service.post_job(debate()))["state"] == "completed"
+        assert service.get(f"/v1/jobs/{job}")["state"] in {"queued", "running"}
+        assert f"job {job} waits for a version of Roundhouse that can read it: agents[0].mood" in service.log()
 
 
 def test_a_restart_forgets_no_attempt(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
