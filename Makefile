@@ -47,6 +47,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.batches
 	$(BIN)/python -m bench.replicas
 	$(BIN)/python -m bench.posting
+	$(BIN)/python -m bench.loop
 	$(BIN)/python -m bench.queued
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16

@@ -1,0 +1,29 @@
+"""Nothing that anybody sends holds up everybody else."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.behaviour.service import Service, scripted_model, serving
+from tests.loads import LOADS, probing
+
+STEP_S = 0.05  # of the event loop's processor time, on a machine of its time
+SLOWER = 3
+
+
+@pytest.fixture
+def loaded(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    model = scripted_model(free_ports(1), slots=4, tokens=30)
+    with serving(tmp_path_factory.mktemp("loop"), free_ports(1), {"m": model}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("load", list(LOADS))
+def test_no_step_holds_the_event_loop(loaded: Service, load: str) -> None:
+    """While somebody asks whether the service is well, it never computes for long before it answers."""
+    with probing(loaded) as probe:
+        LOADS[load](loaded)
+    assert len(probe.busy) > 10
+    worst = sorted(probe.busy)[-3:]
+    print(f"{load}: {len(probe.busy)} probes, the loop computed {[round(each * 1e3) for each in worst]} ms at most")
+    assert worst[-1] < SLOWER * STEP_S
