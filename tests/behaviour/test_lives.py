@@ -233,13 +233,19 @@ def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[i
     with serving(tmp_path, free_ports(1), models) as service:
         agents = [{"id": "a", "model": "m", "params": {"ignore_eos": True}}]
         job_id = service.post_job({"name": "long", "agents": agents, "conversations": [{"prompt": "Go."}]})
+        pid = service.get("/v1/workers/m-0")["pid"]
 
         def has_text() -> bool:
+            """Let it go on for a moment, and hold it while we look: it must not have said all before the kill comes."""
+            os.kill(pid, signal.SIGCONT)
+            until = time.monotonic() + 0.03
+            wait_for(lambda: time.monotonic() > until, "a moment has passed")
+            os.kill(pid, signal.SIGSTOP)
             turns = service.get(f"/v1/jobs/{job_id}/conversations/c0")["turns"]
             return bool(turns and turns[0]["text"])
 
         wait_for(has_text, "the engine has begun to answer")
-        os.kill(service.get("/v1/workers/m-0")["pid"], signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert service.wait_ended(job_id)["state"] == "completed"
         turn = service.get(f"/v1/jobs/{job_id}/conversations/c0")["turns"][0]
         assert [attempt["outcome"] for attempt in turn["attempts"]] == ["failed", "completed"]
