@@ -81,8 +81,9 @@ async def test_a_process_that_dies_costs_one_more_try(tmp_path: Path) -> None:
 
 async def test_what_takes_too_long_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither what outruns its own time nor what waits for ever; whatever a function raises is its caller's."""
-    monkeypatch.setattr("workers.offload.START_LIMIT_S", 0.5)
     async with offloading():
+        await offload(spin, 0.0, limit_s=LIMIT_S)  # its process is there, and knows this file
+        monkeypatch.setattr("workers.offload.START_LIMIT_S", 1.5)
         with pytest.raises(TimeoutError):
             await offload(note, str(tmp_path / "begun"), limit_s=0.1)
         with pytest.raises(FileNotFoundError):
