@@ -21,7 +21,6 @@ from workers.request import parse_tools
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, pattern_trouble, schema_trouble, trusting
 
-COMPILED: Final = 2  # a character of what is compiled costs so much as one of a schema
 ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
 OURS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
     "n": (1, ONE_ANSWER),
@@ -248,14 +247,8 @@ def _validation(spec: ValidationSpec | None) -> Validation | None:
         choices=tuple(spec.choices or ()),
         pattern=spec.pattern,
         json_schema=spec.json_schema,
-        chars=_chars(spec),
+        schema_chars=len(json.dumps(spec.json_schema)) if spec.json_schema is not None else 0,
     )
-
-
-def _chars(spec: ValidationSpec) -> int:
-    if spec.json_schema is not None:
-        return len(json.dumps(spec.json_schema))
-    return COMPILED * (len(spec.pattern or "") + sum(map(len, spec.choices or ())))
 
 
 def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:

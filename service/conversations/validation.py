@@ -4,12 +4,14 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from service.conversations.markup import without_markup
 from workers.offload import ELSEWHERE_S
 from workers.tools.reading import read_json
 from workers.tools.schemas import cut, is_found, schema_fault, within
 
+COMPILED: Final = 2  # a character of what is compiled costs so much as one of a schema
 _FENCED = re.compile(r"\A```[a-z]*[^\S\n]*\n(?P<body>.*)\n```\Z", re.DOTALL)
 
 
@@ -26,7 +28,12 @@ class Validation:
     choices: tuple[str, ...] = ()
     pattern: str | None = None
     json_schema: dict[str, object] | None = None
-    chars: int = 0  # how long that is, as far as it costs: what is compiled costs more than what is walked
+    schema_chars: int = 0  # how long the schema is
+
+    @property
+    def chars(self) -> int:
+        """How long that is, as far as it costs to judge by it: what is compiled costs more than what is walked."""
+        return self.schema_chars + COMPILED * (len(self.pattern or "") + sum(map(len, self.choices)))
 
     def fault_of(self, answer: str, limit_s: float = ELSEWHERE_S) -> str | None:
         """Return what is wrong with an answer, in words that its model can mend it by; None where nothing is.
