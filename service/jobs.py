@@ -27,7 +27,7 @@ from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
 from service.watch import JobWatch
 
-SMALL_BYTES: Final = 16 * 1024  # of a job that is looked at sooner than a thread would take it up
+SMALL_BYTES: Final = 16 * 1024  # of a body or a job that is looked at sooner than a thread would take it up
 EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
 
 

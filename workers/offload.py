@@ -29,8 +29,6 @@ CROWD: Final = 100  # calls that wait for a place of a lane that may be refused
 START_LIMIT_S: Final = 20.0  # of a process, on a machine that is busy with everything else
 TRIES: Final = 2  # a process may be the one that the kernel ends when memory is short
 _BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
-
-
 QUICK_CHARS: Final = 4096  # of what is judged, and of what it is judged by
 QUICK_S: Final = 0.01  # of the event loop
 ELSEWHERE_S: Final = 0.2  # of one answer or one call, all together, in seconds of the processor
@@ -96,6 +94,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.users = 0
+        self._is_closed = False
         self._idle: list[_Helper] = []
         self._places = {lane: anyio.CapacityLimiter(AT_ONCE) for lane in Lane}
 
@@ -127,7 +126,10 @@ class Pool:
         except BaseException:
             await helper.end()
             raise
-        self._idle.append(helper)
+        if self._is_closed:
+            await helper.end()
+        else:
+            self._idle.append(helper)
         return answer
 
     async def _helper(self) -> "_Helper":
@@ -139,7 +141,8 @@ class Pool:
         return await _Helper.start()
 
     async def close(self) -> None:
-        """End the processes that have nothing to do; whoever runs one ends it."""
+        """End the processes that have nothing to do; one that runs a call is ended with that."""
+        self._is_closed = True
         while self._idle:
             await self._idle.pop().end()
 

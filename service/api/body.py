@@ -11,10 +11,10 @@ from starlette.requests import ClientDisconnect
 
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, Crowded
+from service.jobs import SMALL_BYTES
 from workers.errors import OffloadCrowded
 from workers.offload import Lane, offload
 
-SMALL_BYTES: Final = 16 * 1024  # of a body that is looked at sooner than a thread would take it up
 COUNT_LIMIT_S: Final = 10.0
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
 _TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)

@@ -22,7 +22,7 @@ from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, pattern_trouble, schema_trouble, trusting
 
 ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
-OURS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
+FIXED_PARAMS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
     "n": (1, ONE_ANSWER),
     "n_cmpl": (1, ONE_ANSWER),  # llama.cpp's own name for it
     "id_slot": (-1, "which slot of an engine takes a turn is the engine's to say"),
@@ -137,7 +137,7 @@ def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
 def _as_accepted_now(document: dict[str, Any]) -> dict[str, Any]:
     """Take out of a stored job what older versions accepted and this one refuses."""
     for agent in document["agents"]:
-        agent["params"] = {key: value for key, value in (agent.get("params") or {}).items() if key not in OURS}
+        agent["params"] = {key: value for key, value in (agent.get("params") or {}).items() if key not in FIXED_PARAMS}
     if isinstance(document.get("name"), str):
         document["name"] = CONTROLS.sub(" ", document["name"])
     return document
@@ -283,7 +283,7 @@ def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
 
 def _param_faults(spec: JobSpec) -> Iterator[Fault]:
     for index, agent in enumerate(spec.agents):
-        for key, (harmless, message) in OURS.items():
+        for key, (harmless, message) in FIXED_PARAMS.items():
             if agent.params.get(key, harmless) not in (harmless, None):
                 yield Fault(path=f"agents[{index}].params.{key}", message=message)
 

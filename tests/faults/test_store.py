@@ -14,6 +14,7 @@ from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState
 from service.errors import StoreError, StoreUnavailable
 from service.store import reading
+from service.store.database import Connection
 from service.store.migrations import migrate, migrations_of
 from service.store.postgres import PostgresDatabase
 from service.store.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase, own_folder
@@ -193,24 +194,32 @@ async def test_an_older_file_is_brought_up_to_date_and_a_copy_is_kept(tmp_path: 
         assert connection.execute("PRAGMA user_version").fetchone() == (version,)
 
 
+def older_database(
+    folder: Path, request: pytest.FixtureRequest, kind: str, steps: dict[str, int]
+) -> tuple[SqliteDatabase | PostgresDatabase, Connection]:
+    """Make a database of so many steps with one job, in a transaction that is open."""
+    database: SqliteDatabase | PostgresDatabase = SqliteDatabase(folder / FILE_NAME)
+    if kind == "postgres":
+        database = PostgresDatabase(request.getfixturevalue("postgres").new_database(), 15.0, ("m",))
+    writer = database.connect_writer()
+    migrate(writer, migrations_of(kind)[: steps[kind]], writer.execute_script)
+    writer.begin()
+    names = "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, created_at"
+    values: tuple[object, ...] = ("old", 1, "old", "running", '{"a": 1}', "h", '{"of": "mine"}', 1, 3, "2026-11-20")
+    if kind == "postgres":
+        names, values = f"{names}, priority, models, unfinished", (*values, 0, ["m"], 1)
+    marks = ", ".join("?" * len(values))
+    writer.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", values)  # noqa: S608 - names of our own
+    return database, writer
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_deaths_that_were_charged_in_company_become_suspicion(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
     """From the version before: a count of deaths says that a turn was on those engines, and convicts it of nothing."""
-    database: SqliteDatabase | PostgresDatabase = SqliteDatabase(tmp_path / FILE_NAME)
-    if kind == "postgres":
-        database = PostgresDatabase(request.getfixturevalue("postgres").new_database(), 15.0, ("m",))
-    writer = database.connect_writer()
-    migrate(writer, migrations_of(kind)[: {"sqlite": 3, "postgres": 1}[kind]], writer.execute_script)
-    writer.begin()
-    names = "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, created_at"
-    values: tuple[object, ...] = ("old", 1, "old", "running", "{}", "h", "{}", 1, 3, "2026-11-20T00:00:00Z")
-    if kind == "postgres":
-        names, values = f"{names}, priority, models, unfinished", (*values, 0, ["m"], 1)
-    marks = ", ".join("?" * len(values))
-    writer.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", values)  # noqa: S608 - names of our own
+    database, writer = older_database(tmp_path, request, kind, {"sqlite": 3, "postgres": 1})
     for agent_id, deaths in (("a", 0), ("b", 1)):
         record = (
             f'{{"key": ["old", "c0", "{agent_id}", 0], "attempts": [], "rejected": [["No.", "why"]],'
@@ -233,18 +242,7 @@ async def test_documents_of_the_version_before_are_kept(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
     """They stood in the rows of their jobs."""
-    database: SqliteDatabase | PostgresDatabase = SqliteDatabase(tmp_path / FILE_NAME)
-    if kind == "postgres":
-        database = PostgresDatabase(request.getfixturevalue("postgres").new_database(), 15.0, ("m",))
-    writer = database.connect_writer()
-    migrate(writer, migrations_of(kind)[: {"sqlite": 4, "postgres": 2}[kind]], writer.execute_script)
-    writer.begin()
-    names = "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, created_at"
-    values: tuple[object, ...] = ("old", 1, "old", "running", '{"a": 1}', "h", '{"of": "mine"}', 1, 3, "2026-11-20")
-    if kind == "postgres":
-        names, values = f"{names}, priority, models, unfinished", (*values, 0, ["m"], 1)
-    marks = ", ".join("?" * len(values))
-    writer.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", values)  # noqa: S608 - names of our own
+    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
     writer.commit()
     writer.close()
     database.prepare()
