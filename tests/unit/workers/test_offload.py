@@ -29,6 +29,11 @@ def wait(path: str) -> str:
     return path
 
 
+def wait_and_tell(path: str) -> int:
+    wait(path)
+    return os.getpid()
+
+
 def note(path: str) -> None:
     """Wait for ever, and leave a mark each time."""
     with Path(path).open("a") as file:
@@ -141,6 +146,21 @@ def test_who_is_killed_leaves_none_and_is_run_once(tmp_path: Path) -> None:
         program.kill()
         assert program.stdout.read() == ""
     wait_for(lambda: not is_alive(helper), "its process is gone", 1.0)
+
+
+async def test_a_call_that_outlives_its_pool_leaves_nothing(tmp_path: Path) -> None:
+    """It has its answer, and its process ends with it."""
+    pids: list[int] = []
+
+    async def call() -> None:
+        pids.append(await offload(wait_and_tell, str(tmp_path / "go"), limit_s=LIMIT_S))
+
+    async with anyio.create_task_group() as tasks:
+        async with offloading():
+            tasks.start_soon(call)
+            await wait_until((tmp_path / "go.begun").exists, "it runs")
+        (tmp_path / "go").touch()
+    assert [is_alive(pid) for pid in pids] == [False]
 
 
 async def test_a_call_that_is_cancelled_is_ended(tmp_path: Path) -> None:
