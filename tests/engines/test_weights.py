@@ -285,7 +285,8 @@ def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: l
 def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, checkpoints: list[Path]) -> None:
     """A clear failure, and nothing else of the job with it."""
     wait_in_rotation(service)
-    pinned = post(service, PROMPTS, tokens=1900, weights="pinned")  # longer than it takes all to begin
+    say(service, PROMPTS * 4, HEAD)  # a new engine's first prompt takes seconds, in which the other's turns would end
+    pinned = post(service, PROMPTS, tokens=1900, weights="pinned")  # twenty times as long as it takes all to begin
     free = post(service, PROMPTS, tokens=400)
     wait_for(lambda: all(has_begun(service, job) for job in (pinned, free)), "all talk", START_S)
     assert update(service, checkpoints[2])["state"] == "completed"
