@@ -18,8 +18,8 @@ from transport.client import EngineClient
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.request import ChatRequest, Message
 from workers import EngineKind, Worker, WorkerSpec
-from workers.embedded.tiny_model import ensure_tiny_model
-from workers.generation import Generation
+from workers.engine.embedded.tiny_model import ensure_tiny_model
+from workers.requests.generation import Generation
 
 PORT = 9893
 WORDS = 600  # two batches of the default, where each letter is a token, as in the tiny model

@@ -43,12 +43,12 @@ async def roundhouse(port: int, streams: int) -> list[str]:
     from transport.client import EngineClient  # noqa: PLC0415
     from transport.endpoint import Endpoint  # noqa: PLC0415
     from transport.request import ChatRequest, Message  # noqa: PLC0415
-    from workers.answer import Answer  # noqa: PLC0415
-    from workers.flight import Flight, Flights  # noqa: PLC0415
+    from workers.health.probes import EngineVitals  # noqa: PLC0415
+    from workers.health.watch import Watch  # noqa: PLC0415
     from workers.policy.repetition import RepetitionLimits  # noqa: PLC0415
+    from workers.requests.answer import Answer  # noqa: PLC0415
+    from workers.requests.in_flight import Flight, Flights  # noqa: PLC0415
     from workers.spec import WorkerTimeouts  # noqa: PLC0415
-    from workers.vitals import EngineVitals  # noqa: PLC0415
-    from workers.watch import Watch  # noqa: PLC0415
 
     client = EngineClient(Endpoint(port=port))
     request = ChatRequest(model="timed", messages=(Message(role="user", content="Go."),))

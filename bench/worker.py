@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from workers import EngineKind, RestartPolicy, Worker, WorkerSpec
-from workers.embedded.tiny_model import ensure_tiny_model
+from workers.engine.embedded.tiny_model import ensure_tiny_model
 from workers.states import WorkerState
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from service.errors import (
     StoreUnavailable,
 )
 from service.jobs import Jobs
-from workers.adapters.model import ModelAdapters
+from workers.adapters.model_adapters import ModelAdapters
 from workers.errors import (
     AdapterError,
     AdaptersFull,

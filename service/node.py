@@ -29,7 +29,7 @@ from service.store.store import Store, open_store
 from service.tools import Equipment, open_tools
 from service.watch import JobWatch
 from workers.fleet import Fleet
-from workers.offload import offloading
+from workers.offload.pool import offloading
 from workers.spec import WorkerSpec
 
 STOPPING: Final = "the service is stopping"

@@ -18,8 +18,8 @@ from service.scheduling.core import SchedulingCore
 from service.scheduling.load_limits import LoadLimits
 from service.scheduling.policies import POLICIES
 from service.scheduling.retry import refuse
-from workers import supervision
 from workers.outcome import EngineFailed, FailureReason
+from workers.policy import lifecycle
 from workers.policy.restart import RestartPolicy
 from workers.states import Hold, WorkerState
 
@@ -72,29 +72,27 @@ class Worker:
     def __init__(self, world: "World", name: str, restart: RestartPolicy) -> None:
         self.world = world
         self.name = name
-        self.limits = supervision.Limits(start_s=600, stop_grace_s=10, restart=restart)
-        self.now = supervision.Supervision()
+        self.limits = lifecycle.Limits(start_s=600, stop_grace_s=10, restart=restart)
+        self.now = lifecycle.Supervision()
         self.engine: Engine | None = None
         self.slots = world.slots
 
-    def post(self, event: supervision.Event) -> None:
+    def post(self, event: lifecycle.Event) -> None:
         before = self.now
-        self.now, actions = supervision.decide(before, event, self.world.now, self.limits)
+        self.now, actions = lifecycle.decide(before, event, self.world.now, self.limits)
         for action in actions:
             match action:
-                case supervision.SpawnEngine():
+                case lifecycle.SpawnEngine():
                     self.engine = Engine(number=action.incarnation, started_at=self.world.now)
                     self.world.outcome.starts += 1
-                    self.world.after(
-                        LOAD_S, partial(self.post, supervision.EngineReady(incarnation=action.incarnation))
-                    )
-                case supervision.StartTimer():
-                    self.world.after(action.after_s, partial(self.post, supervision.TimerElapsed(timer=action.timer)))
-                case supervision.KillEngine():
+                    self.world.after(LOAD_S, partial(self.post, lifecycle.EngineReady(incarnation=action.incarnation)))
+                case lifecycle.StartTimer():
+                    self.world.after(action.after_s, partial(self.post, lifecycle.TimerElapsed(timer=action.timer)))
+                case lifecycle.KillEngine():
                     self.world.after(0.0, partial(self.gone, self.now.incarnation))
-                case supervision.EndRequests():
+                case lifecycle.EndRequests():
                     self.world.end_requests(self, action)
-                case supervision.TerminateEngine():
+                case lifecycle.TerminateEngine():
                     raise AssertionError("nobody stops an engine here")
         if self.now.state is not before.state:
             self.world.outcome.gave_up += self.now.state is WorkerState.FAILED
@@ -103,7 +101,7 @@ class Worker:
     def gone(self, number: int, *, is_outside: bool = False) -> None:
         if self.engine is None or self.engine.number != number:
             return
-        event = supervision.EngineGone(
+        event = lifecycle.EngineGone(
             incarnation=number, because="it died", jitter=0.0, is_outside=is_outside,
             is_deferred=bool(self.engine.on_it),
         )  # fmt: skip
@@ -135,7 +133,7 @@ class World:
         for job in jobs:
             self.post(events.JobAdmitted(job=job))
         for worker in self.workers:
-            worker.post(supervision.StartRequested())
+            worker.post(lifecycle.StartRequested())
 
     def run(self) -> Outcome:
         while self._due and self._left > 0:
@@ -168,7 +166,7 @@ class World:
             elif isinstance(action, events.JobEnded):
                 self.blame.forget_job(action.job_id)
 
-    def end_requests(self, worker: Worker, action: supervision.EndRequests) -> None:
+    def end_requests(self, worker: Worker, action: lifecycle.EndRequests) -> None:
         engine = worker.engine
         assert engine is not None
         self.after(0.0, lambda: self._all_died(list(engine.on_it), is_outside=action.is_outside))
@@ -210,9 +208,7 @@ class World:
             self.outcome.own_deaths += 1
             reason = FailureReason.STALLED_PREFILL
             has_suspects = bool(worker.engine.on_it)
-            worker.post(
-                supervision.EngineBroken(incarnation=number, reason=reason, because="", is_deferred=has_suspects)
-            )
+            worker.post(lifecycle.EngineBroken(incarnation=number, reason=reason, because="", is_deferred=has_suspects))
 
     def _completes(self, key: TurnKey, engine: Engine) -> None:
         if self.at.get(key, (None, None))[1] is not engine:
@@ -223,7 +219,7 @@ class World:
         in_flight = len(engine.on_it)
         self._leave(key)
         findings = self.blame.end(key, self.charges.pop(key, Charges()))
-        worker.post(supervision.EngineAnswered(incarnation=engine.number))
+        worker.post(lifecycle.EngineAnswered(incarnation=engine.number))
         raised = self.limits.note_end(worker.name, in_flight, self.slots)
         if raised is not None:
             self._limit(worker, raised)
@@ -252,7 +248,7 @@ class World:
         canary = self.way(Engine(number=engine.number, started_at=engine.started_at), CANARY, self.now, self.chance)
         is_ill = canary is not None and canary.refuses
         if is_ill:
-            worker.post(supervision.DrainRequested(because="it refuses", hold=Hold.REFUSING))
+            worker.post(lifecycle.DrainRequested(because="it refuses", hold=Hold.REFUSING))
             self.after(CANARY_S, lambda: self._ask_again(worker))
         self._leave(key)
         self.blame.leave(key, is_cut_off=False)
@@ -275,7 +271,7 @@ class World:
         if canary is not None and canary.refuses:
             self.after(CANARY_S, lambda: self._ask_again(worker))
         else:
-            worker.post(supervision.ResumeRequested(because="it answers", hold=Hold.REFUSING))
+            worker.post(lifecycle.ResumeRequested(because="it answers", hold=Hold.REFUSING))
 
     def _cut_off(self, key: TurnKey) -> None:
         if key in self.at:
@@ -293,11 +289,11 @@ class World:
         found: list[events.Suspicion] = []
         for finding in findings:
             if isinstance(finding, DeathExplained):
-                self._worker(finding.worker).post(supervision.FailureExplained())
+                self._worker(finding.worker).post(lifecycle.FailureExplained())
                 continue
             if isinstance(finding, DeathUnexplained):
                 worker = self._worker(finding.worker)
-                worker.post(supervision.FailureCounted())
+                worker.post(lifecycle.FailureCounted())
                 if finding.company > 1:
                     self._limit(worker, self.limits.lower(worker.name, finding.company))
                 continue

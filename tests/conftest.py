@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.postgres import PostgresServer, running_postgres
 from tests.waiting import LIMIT_S, wait_for
-from workers.embedded.tiny_model import ensure_tiny_model
+from workers.engine.embedded.tiny_model import ensure_tiny_model
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 
 ENGINE_PROGRAM = Path(__file__).parent / "programs" / "engine.py"

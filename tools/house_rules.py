@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ("service", "workers", "transport")
 MAX_LINES: Final = 400
 NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
-STDLIB_ONLY: Final = ("workers/guardian.py",)
+STDLIB_ONLY: Final = ("workers/process/guardian.py",)
 # Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
 FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")
 

@@ -3,11 +3,11 @@
 from workers.policy.liveness import Verdict
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
-from workers.prompting.bios import BiosPolicy
+from workers.requests.prompts.bios import BiosPolicy
 from workers.result import RequestResult, RequestState, RequestStatus
 from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
+from workers.tools.calls import Signal, ToolLimits, ToolRecord
 from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
-from workers.tools.running import Signal, ToolLimits, ToolRecord
 from workers.worker import NO_SLOT_AVAILABLE, NOT_FOUND, Worker
 
 __all__ = [

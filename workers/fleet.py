@@ -7,16 +7,16 @@ from pathlib import Path
 
 import anyio
 
-from workers.adapters.model import ModelAdapters
+from workers.adapters.model_adapters import ModelAdapters
+from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
-from workers.ledger import keeping_ledger
+from workers.process.orphans import patrol
+from workers.process.registry import keeping_ledger
 from workers.spec import WorkerId, WorkerSpec
-from workers.startgate import StartGate
 from workers.states import WorkerState
-from workers.strays import patrol
 from workers.supervised import SupervisedWorker
-from workers.weights.model import ModelWeights
-from workers.weights.running import Observe
+from workers.weights.model_weights import ModelWeights
+from workers.weights.update_run import Observe
 
 logger = logging.getLogger(__name__)
 

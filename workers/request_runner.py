@@ -6,17 +6,17 @@ from dataclasses import replace
 from datetime import datetime
 
 from transport.client import EngineClient
-from workers.answer import Answer
-from workers.conversing import Manner, converse
-from workers.flight import Flight
-from workers.launch import takes_tools
+from workers.engine.launch import takes_tools
+from workers.engine.supervisor import Supervisor
+from workers.health.recovery import Recovery
+from workers.health.watch import Watch
+from workers.loaded_weights import HeldWeights
 from workers.outcome import Completed, EngineFailed, Outcome
-from workers.recovery import Recovery
-from workers.request import Request
+from workers.requests.answer import Answer
+from workers.requests.in_flight import Flight
+from workers.requests.request import Request
+from workers.requests.tool_loop import Manner, converse
 from workers.spec import ANSWER_BOUNDS, WorkerSpec
-from workers.supervisor import Supervisor
-from workers.watch import Watch
-from workers.weights.held import HeldWeights
 
 logger = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from workers.flight import Flight
-from workers.incident import Evidence
+from workers.health.incident import Evidence
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
-from workers.request import RequestId
-from workers.tools.running import Signal, ToolRecord
+from workers.requests.in_flight import Flight
+from workers.requests.request import RequestId
+from workers.tools.calls import Signal, ToolRecord
 
 
 class RequestState(StrEnum):

@@ -11,10 +11,10 @@ from workers.errors import InvalidSpec
 from workers.policy.liveness import StallLimits
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
-from workers.prompting.bios import BiosPolicy
+from workers.requests.prompts.bios import BiosPolicy
+from workers.tools.calls import ToolLimits
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
-from workers.tools.running import ToolLimits
 from workers.weights.phases import WeightsPolicy
 
 WorkerId = NewType("WorkerId", str)

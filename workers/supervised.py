@@ -12,32 +12,32 @@ from anyio.abc import TaskStatus
 
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
-from workers import supervision
-from workers.adapters.held import HeldAdapters
-from workers.answer import Answer, Phase
-from workers.breaker import CircuitBreaker
+from workers.engine.incarnation import Incarnation
+from workers.engine.launch import DIALECTS, adapted
+from workers.engine.launch.devices import placed
+from workers.engine.log_ring import LogRing
+from workers.engine.start_gate import StartGate
+from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot, StartFailed
-from workers.flight import Flight, Flights
-from workers.incarnation import Incarnation
-from workers.incident import Incidents
-from workers.launch import DIALECTS, adapted
-from workers.launch.devices import placed
-from workers.ledger import Ledger
-from workers.logring import LogRing
+from workers.health.circuit_breaker import CircuitBreaker
+from workers.health.incident import Incidents
+from workers.health.probes import EngineVitals
+from workers.health.recorder import IncidentRecorder
+from workers.health.recovery import Recovery
+from workers.health.snapshot import SlotLimit, WorkerSnapshot
+from workers.health.watch import Watch
+from workers.loaded_adapters import HeldAdapters
+from workers.loaded_weights import HeldWeights
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
-from workers.recorder import IncidentRecorder
-from workers.recovery import Recovery
-from workers.request import Request
+from workers.policy import lifecycle
+from workers.process.registry import Ledger
 from workers.request_runner import RequestRunner
-from workers.slots import Lease, Slots
-from workers.snapshot import SlotLimit, WorkerSnapshot
+from workers.requests.answer import Answer, Phase
+from workers.requests.in_flight import Flight, Flights
+from workers.requests.request import Request
+from workers.requests.slots import Lease, Slots
 from workers.spec import EngineKind, WorkerSpec
-from workers.startgate import StartGate
 from workers.states import LEASABLE, PASSING, SERVING, Hold, WorkerState
-from workers.supervisor import Supervisor
-from workers.vitals import EngineVitals
-from workers.watch import Watch
-from workers.weights.held import HeldWeights
 
 logger = logging.getLogger(__name__)
 
@@ -125,19 +125,19 @@ class SupervisedWorker:
 
     def start_nowait(self) -> None:
         """Ask for an engine; what comes of it shows in the state."""
-        self._supervisor.post(supervision.StartRequested())
+        self._supervisor.post(lifecycle.StartRequested())
 
     def drain_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
         """Admit nothing new, later incarnations neither; requests in flight go on."""
-        self._supervisor.post(supervision.DrainRequested(because=because, hold=hold))
+        self._supervisor.post(lifecycle.DrainRequested(because=because, hold=hold))
 
     def resume_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
         """Take a drain back; where it was an operator's, also start a worker that was stopped or gave up."""
-        self._supervisor.post(supervision.ResumeRequested(because=because, hold=hold))
+        self._supervisor.post(lifecycle.ResumeRequested(because=because, hold=hold))
 
     def restart_nowait(self, because: str) -> None:
         """Replace the engine now; its requests in flight end, and are charged with nothing."""
-        self._supervisor.post(supervision.RestartRequested(because=because))
+        self._supervisor.post(lifecycle.RestartRequested(because=because))
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
         """Return when the engine is ready.
@@ -157,7 +157,7 @@ class SupervisedWorker:
         Raises:
             StopTimedOut: its processes do not die.
         """
-        self._supervisor.post(supervision.StopRequested(because=because, at_once=at_once))
+        self._supervisor.post(lifecycle.StopRequested(because=because, at_once=at_once))
         await self._supervisor.wait_stopped()
 
     # Looking
@@ -284,11 +284,11 @@ class SupervisedWorker:
 
     def count_failure(self) -> None:
         """Take the fact that no request explains a death: it counts towards giving up."""
-        self._supervisor.post(supervision.FailureCounted())
+        self._supervisor.post(lifecycle.FailureCounted())
 
     def forgive_failures(self) -> None:
         """Take the fact that a request was convicted of deaths: they lengthen no pause any more."""
-        self._supervisor.post(supervision.FailureExplained())
+        self._supervisor.post(lifecycle.FailureExplained())
 
     def limit_slots(self, limit: SlotLimit | None) -> None:
         """Lend no more slots than that until further notice; None is as many as the engine holds."""
@@ -346,7 +346,7 @@ class SupervisedWorker:
         is_deferred = self._tries_suspects and self.owns_engine and bool(suspects)
         self._supervisor.break_nowait(self.incarnation, reason, because, is_deferred=is_deferred)
 
-    def _end_requests(self, action: supervision.EndRequests) -> None:
+    def _end_requests(self, action: lifecycle.EndRequests) -> None:
         if not self.recorder.has_viewed:
             self.recorder.view(action.reason)
         for flight in self._flights:

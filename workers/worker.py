@@ -13,18 +13,18 @@ from typing import Final, Literal, Self
 
 import anyio
 
-from workers.answer import Answer
 from workers.errors import NoSlot
-from workers.flight import Flight
-from workers.ledger import keeping_ledger
-from workers.offload import offloading
+from workers.offload.pool import offloading
 from workers.outcome import Cancelled, CancelReason, FailureReason, RequestFailed
-from workers.process import LEAVE_LIMIT_S
-from workers.request import Request, RequestId, parse_tools, user_conversation
+from workers.process.child import LEAVE_LIMIT_S
+from workers.process.orphans import patrol
+from workers.process.registry import keeping_ledger
+from workers.requests.answer import Answer
+from workers.requests.in_flight import Flight
+from workers.requests.request import Request, RequestId, parse_tools, user_conversation
+from workers.requests.slots import Lease
 from workers.result import RequestResult, RequestStatus, result_of, state_of
-from workers.slots import Lease
 from workers.spec import Tools, WorkerSpec
-from workers.strays import patrol
 from workers.supervised import SupervisedWorker
 from workers.tools.definition import check_names
 

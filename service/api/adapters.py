@@ -17,7 +17,7 @@ from service.errors import AdapterInvalid, Fault
 from service.faults import StrictModel, faults_of
 from service.node import Node
 from service.roots import outside_of
-from workers.adapters.model import ModelAdapters
+from workers.adapters.model_adapters import ModelAdapters
 
 
 class AdapterSpec(StrictModel):

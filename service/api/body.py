@@ -13,7 +13,7 @@ from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, Crowded
 from service.jobs import SMALL_BYTES
 from workers.errors import OffloadCrowded
-from workers.offload import Lane, offload
+from workers.offload.pool import Lane, offload
 
 COUNT_LIMIT_S: Final = 10.0
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.

@@ -30,7 +30,7 @@ from transport.errors import EngineError
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet
 from workers.weights.group import GroupRequest
-from workers.weights.model import ModelWeights
+from workers.weights.model_weights import ModelWeights
 from workers.weights.phases import Backend, UpdateMode
 from workers.weights.update import Tensor, UpdateRequest, UpdateState
 

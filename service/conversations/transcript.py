@@ -10,7 +10,7 @@ import msgspec
 from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
 from service.conversations.states import ConversationState, TurnState
-from workers.tools.running import Signal, ToolRecord
+from workers.tools.calls import Signal, ToolRecord
 
 TURNS_A_PIECE: Final = 100
 

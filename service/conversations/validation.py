@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Final
 
 from service.conversations.markup import without_markup
-from workers.offload import ELSEWHERE_S
-from workers.tools.reading import read_json
+from workers.offload.pool import ELSEWHERE_S
+from workers.tools.call_parser import read_json
 from workers.tools.schemas import cut, is_found, schema_fault, within
 
 COMPILED: Final = 2  # a character of what is compiled costs so much as one of a schema

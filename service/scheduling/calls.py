@@ -11,7 +11,7 @@ import msgspec
 from service.conversations.job import TurnKey
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
 from workers.errors import LedgerClosed
-from workers.tools.ledger import Begun, Unverified
+from workers.tools.call_journal import Begun, Unverified
 
 EARLIER: Final = (
     "You began this turn before, and were interrupted or asked to answer again. "
@@ -21,7 +21,7 @@ Append = Callable[[Sequence[Record]], Awaitable[bool]]
 
 
 class TurnCalls:
-    """A ``workers.tools.ledger.CallLedger``.
+    """A ``workers.tools.call_journal.CallLedger``.
 
     The same call is the n-th with that name and those arguments in an attempt: it has the same key in the next one,
     whatever other calls that makes. ``append`` tells whether facts were written, or refused as another node's.

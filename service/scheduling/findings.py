@@ -15,7 +15,7 @@ from service.scheduling.load_limits import LoadLimits
 from service.scheduling.turn import TurnRun
 from service.scheduling.turns import Turns
 from workers.fleet import Fleet
-from workers.snapshot import SlotLimit
+from workers.health.snapshot import SlotLimit
 
 
 class WorkerFindings:

@@ -9,8 +9,8 @@ from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.rendering import Rejected, render_conversation, render_rejections, render_told
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from workers.outcome import FailureReason
-from workers.request import Request
-from workers.tools.ledger import CallLedger
+from workers.requests.request import Request
+from workers.tools.call_journal import CallLedger
 
 
 class JobPrompts:

@@ -37,11 +37,11 @@ from service.scheduling.turns import Turns
 from service.scheduling.view import PoolsView
 from service.store import records
 from service.store.records import Record
-from workers.answer import Answer
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
-from workers.request import Request
-from workers.slots import Lease
+from workers.requests.answer import Answer
+from workers.requests.request import Request
+from workers.requests.slots import Lease
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 

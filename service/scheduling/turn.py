@@ -16,10 +16,10 @@ from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.scheduling.judging import judge
 from service.scheduling.warmth import Reading
-from workers.answer import Answer
-from workers.flight import Flight
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
+from workers.requests.answer import Answer
+from workers.requests.in_flight import Flight
 
 WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.CONVERSATION_ENDED: None,

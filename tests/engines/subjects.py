@@ -11,7 +11,7 @@ import httpx
 
 from tests.waiting import LIMIT_S, is_alive, wait_until
 from workers import EngineKind, Worker, WorkerSpec
-from workers.launch import command_for
+from workers.engine.launch import command_for
 
 KEY = "key-of-the-tests"  # of llama.cpp's servers, so that tests may ask them as well
 

@@ -19,9 +19,9 @@ from tests.engines.subjects import KEY, Subject
 from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
 from tests.waiting import LIMIT_S, wait_until
 from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict, Worker
-from workers.answer import Answer
 from workers.outcome import Completed
-from workers.request import Request, user_conversation
+from workers.requests.answer import Answer
+from workers.requests.request import Request, user_conversation
 
 LONG: dict[str, object] = {"max_tokens": 3_000, "ignore_eos": True}
 

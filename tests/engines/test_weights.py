@@ -22,7 +22,7 @@ from service.scheduling.prompts import JobPrompts
 from tests.behaviour.service import Document, Service, serving
 from tests.engines.checkpoint import write_checkpoint
 from tests.waiting import is_alive, wait_for
-from workers.prompting.stack import stack_messages
+from workers.requests.prompts.stack import stack_messages
 
 ROOT = Path(__file__).parent.parent.parent
 START_S = 150.0

@@ -16,13 +16,13 @@ from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.faults.test_submit import QUICK
 from tests.faults.test_weights import Two, two
 from tests.waiting import LIMIT_S, wait_until
-from workers.adapters import bringing
-from workers.adapters.model import ModelAdapters
-from workers.answer import Answer
+from workers.adapters import provision
+from workers.adapters.model_adapters import ModelAdapters
 from workers.errors import AdapterRefused, NoEngineReady
 from workers.fleet import Fleet
 from workers.outcome import Completed, EngineFailed, FailureReason, RequestFailed
-from workers.request import Request, user_conversation
+from workers.requests.answer import Answer
+from workers.requests.request import Request, user_conversation
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
@@ -31,8 +31,8 @@ BEGIN_LIMIT_S = 1.0
 
 @pytest.fixture(autouse=True)
 def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bringing, "LOAD_LIMIT_S", BEGIN_LIMIT_S)
-    monkeypatch.setattr(bringing, "UNLOAD_LIMIT_S", BEGIN_LIMIT_S)
+    monkeypatch.setattr(provision, "LOAD_LIMIT_S", BEGIN_LIMIT_S)
+    monkeypatch.setattr(provision, "UNLOAD_LIMIT_S", BEGIN_LIMIT_S)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from transport.client import EngineClient
 from transport.dialects.dialect import PLAIN
 from transport.errors import EngineError
 from workers import EngineKind, RequestState, Worker, WorkerSpec, WorkerTimeouts
-from workers.launch.flags import render_flags
+from workers.engine.launch.flags import render_flags
 from workers.states import WorkerState
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.conftest import ENGINE_PROGRAM
 from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
-from workers import guardian
 from workers.errors import SpawnFailed
-from workers.process import Command, EngineExit, OnOutput, run_engine
+from workers.process import guardian
+from workers.process.child import Command, EngineExit, OnOutput, run_engine
 
 HOLDER = Path(__file__).parents[1] / "programs" / "holder.py"
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ async def test_an_engine_is_never_blocked_by_a_supervisor_that_does_not_read() -
     """A full pipe would stop an engine in write(); the guardian drops instead, and says how much."""
     code = "import sys\nfor n in range(100_000): print(f'{n:099d}')\nprint('last words')"
     with anyio.fail_after(LIMIT_S):
-        argv = [*PYTHON, str(ROOT / "workers" / "guardian.py"), guardian.GUARD, str(os.getpid()), *python(code).argv]
+        argv = [*PYTHON, str(Path(guardian.__file__)), guardian.GUARD, str(os.getpid()), *python(code).argv]
         process = await anyio.open_process(argv)
         assert process.stderr is not None
         assert process.stdout is not None

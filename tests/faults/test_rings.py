@@ -19,12 +19,13 @@ import pytest
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
 from tests.faults.test_submit import ask, wait_incident, working
 from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
-from workers import guardian, incarnation, strays
-from workers import process as engine_process
-from workers.kernel import ProcessId
-from workers.ledger import Ledger, sweep
+from workers.engine import incarnation
 from workers.outcome import FailureReason
-from workers.process import Command, run_engine
+from workers.process import child as engine_process
+from workers.process import guardian, orphans
+from workers.process.child import Command, run_engine
+from workers.process.identity import ProcessId
+from workers.process.registry import Ledger, sweep
 from workers.states import WorkerState
 
 SUPERVISOR = Path(__file__).parents[1] / "programs" / "supervisor.py"
@@ -198,7 +199,7 @@ async def test_a_tree_that_dies_late_costs_time_and_not_the_worker(
 ) -> None:
     """A process that hangs in the kernel: nothing is started beside it, and all goes on once it is gone."""
     may_die = anyio.Event()
-    real = strays.end_strays
+    real = orphans.end_strays
 
     async def stuck(session: int | None = None) -> bool:
         if session is None:

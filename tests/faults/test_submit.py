@@ -31,7 +31,7 @@ from workers import (
     WorkerTimeouts,
 )
 from workers.errors import InvalidSpec, StartFailed
-from workers.incident import Incident
+from workers.health.incident import Incident
 from workers.states import Hold, WorkerState
 
 QUICK = RestartPolicy(initial_s=0.05, max_s=0.1, failures=3, window_s=60, retry_s=None)

@@ -24,7 +24,7 @@ from workers.fleet import Fleet
 from workers.spec import WorkerId
 from workers.states import WorkerState
 from workers.weights.group import GroupRequest, GroupState
-from workers.weights.model import ModelWeights
+from workers.weights.model_weights import ModelWeights
 from workers.weights.phases import WORKING, Backend, Phase, WeightsPolicy
 from workers.weights.update import Share, Tensor, UpdateRequest, UpdateState, WeightUpdate
 

@@ -12,7 +12,7 @@ from tests.faults.test_weights import Fault, Two, is_over, tensors, two
 from tests.waiting import wait_until
 from workers.errors import GroupMissing
 from workers.states import WorkerState
-from workers.weights import model, running
+from workers.weights import model_weights, update_run
 from workers.weights.group import GroupRequest, GroupState
 from workers.weights.phases import Backend, WeightsPolicy
 from workers.weights.update import UpdateState
@@ -68,7 +68,7 @@ async def test_whoever_is_slow_beside_a_failure_has_its_whole_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only one that still waits for the trainer is hurried; one that puts weights in place is well, and not killed."""
-    monkeypatch.setattr(running, "GRACE_S", 0.0)
+    monkeypatch.setattr(update_run, "GRACE_S", 0.0)
     async with two(tmp_path, limits=WeightsPolicy(keep=False)) as workers:
         await workers.join()
         slow, broken = (each.spec.port for each in (workers.good, workers.bad))
@@ -104,7 +104,7 @@ async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path)
 
 async def test_a_checkpoint_that_went_away_kills_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts later waits for it, and says so; when it is back, it is brought to it."""
-    monkeypatch.setattr(model, "BRING_AGAIN_S", 0.05)
+    monkeypatch.setattr(model_weights, "BRING_AGAIN_S", 0.05)
     async with two(tmp_path) as workers:
         await workers.weights.update(workers.request("one"))
         await is_over(workers.weights)

@@ -15,7 +15,6 @@ import pytest
 
 from tests.conftest import SpecFactory
 from tests.waiting import LIMIT_S, is_alive, wait_until
-from workers.answer import Answer
 from workers.errors import NoSlot, StartFailed
 from workers.fleet import Fleet
 from workers.outcome import (
@@ -28,7 +27,8 @@ from workers.outcome import (
     RequestFailed,
 )
 from workers.policy.restart import RestartPolicy
-from workers.request import Request, user_conversation
+from workers.requests.answer import Answer
+from workers.requests.request import Request, user_conversation
 from workers.spec import WorkerSpec, WorkerTimeouts
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker

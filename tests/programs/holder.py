@@ -5,7 +5,7 @@ import sys
 
 import anyio
 
-from workers.process import Command, run_engine
+from workers.process.child import Command, run_engine
 
 
 async def main() -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from workers.errors import InvalidTool
-from workers.offload import judge
-from workers.tools.ledger import Unverified
+from workers.offload.pool import judge
+from workers.tools.call_journal import Unverified
 from workers.tools.schemas import schema_fault, schema_trouble
 
 

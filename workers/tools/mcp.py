@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 import anyio
 
-from workers import guardian
 from workers.errors import ToolRunFailed, UnknownTool
-from workers.ledger import run_id
+from workers.process import guardian
+from workers.process.registry import run_id
 from workers.tools.runner import ToolUse
-from workers.tools.stderr import StderrLog
+from workers.tools.server_log import StderrLog
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -24,7 +24,7 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from workers.offload import ELSEWHERE_S, Lane, offload
+from workers.offload.pool import ELSEWHERE_S, Lane, offload
 
 PATTERN_LIMIT_S: Final = 0.05  # of one match
 CHECK_LIMIT_S: Final = 30.0  # of all schemas of one job together: the library's own check is slow

@@ -11,7 +11,7 @@ from service.conversations.markup import Said, read_markup
 from service.conversations.rendering import render_rejections
 from service.conversations.validation import Validation
 from service.scheduling.judging import judge
-from workers.offload import offloading
+from workers.offload.pool import offloading
 
 
 @pytest.mark.parametrize(

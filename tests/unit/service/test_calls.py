@@ -8,7 +8,7 @@ from service.scheduling.calls import TurnCalls, describe_calls
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
 from tests.unit.service.jobs import key
 from workers.errors import LedgerClosed
-from workers.tools.ledger import Begun, Unverified
+from workers.tools.call_journal import Begun, Unverified
 
 
 class Store:

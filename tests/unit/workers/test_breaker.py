@@ -10,11 +10,11 @@ import pytest
 from tests.unit.workers.test_liveness import FakeEngine, Watching
 from tests.virtual import pass_time, virtually
 from transport.events import TextDelta
-from workers.breaker import PAUSE_LAST_S, REPAVE_S, CircuitBreaker
-from workers.flight import Flight
+from workers.health.circuit_breaker import PAUSE_LAST_S, REPAVE_S, CircuitBreaker
+from workers.health.probes import Song
 from workers.outcome import FailureReason
+from workers.requests.in_flight import Flight
 from workers.states import Hold
-from workers.vitals import Song
 
 
 @dataclass

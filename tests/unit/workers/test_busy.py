@@ -10,11 +10,11 @@ from tests.unit.workers.test_liveness import MINUTE, Watching
 from tests.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import PromptProgress, TextDelta
-from workers.flight import Flight
-from workers.launch.devices import BUSY_STALL_S, computes_on_cpu, embedded_has_gpu, has_gpu, placed
-from workers.signs import Signs
+from workers.engine.launch.devices import BUSY_STALL_S, computes_on_cpu, embedded_has_gpu, has_gpu, placed
+from workers.health.evidence import Signs
+from workers.health.probes import Calibration, KernelView, ProcessView
+from workers.requests.in_flight import Flight
 from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
-from workers.vitals import Calibration, KernelView, ProcessView
 
 BUSY_S = 900.0
 ON_CPU = WorkerTimeouts(busy_stall_s=BUSY_S)

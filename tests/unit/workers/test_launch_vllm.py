@@ -3,10 +3,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from workers.engine.launch import adapted, command_for, starting_devices, takes_tools
+from workers.engine.start_gate import StartGate
 from workers.errors import InvalidSpec
-from workers.launch import adapted, command_for, starting_devices, takes_tools
 from workers.spec import EngineKind, Flag, WorkerSpec
-from workers.startgate import StartGate
 
 
 def spec(**changes: object) -> WorkerSpec:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import Finished, PromptProgress, TextDelta
-from workers.answer import Answer, Phase
-from workers.flight import Flight, Flights
+from workers.health.probes import Calibration, KernelView, Probe, ProcessView, Song
+from workers.health.watch import Watch
 from workers.outcome import EngineFailed, FailureReason, RequestFailed
 from workers.policy.liveness import (
     EngineSigns,
@@ -28,9 +28,9 @@ from workers.policy.liveness import (
     judge,
 )
 from workers.policy.repetition import Repetition, RepetitionLimits
+from workers.requests.answer import Answer, Phase
+from workers.requests.in_flight import Flight, Flights
 from workers.spec import WorkerTimeouts
-from workers.vitals import Calibration, KernelView, Probe, ProcessView, Song
-from workers.watch import Watch
 
 LIMITS = StallLimits(prefill_s=120, decode_s=60)
 READING = RequestSigns(has_token=False, progress_at=1000.0)
@@ -194,7 +194,7 @@ class TestRepetition:
 
 @dataclass
 class FakeEngine:
-    """Vitals that know what they will say (``workers.vitals.Vitals``), and what the watch did to it."""
+    """Vitals that know what they will say (``workers.health.probes.Vitals``), and what the watch did to it."""
 
     counters: EngineCounters | None = None
     sings: bool = False

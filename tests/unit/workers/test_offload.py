@@ -13,7 +13,7 @@ import pytest
 
 from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers.errors import OffloadCrowded
-from workers.offload import CROWD, Lane, offload, offloading
+from workers.offload.pool import CROWD, Lane, offload, offloading
 
 
 def spin(seconds: float) -> float:
@@ -88,7 +88,7 @@ async def test_what_takes_too_long_is_not_tried_again(tmp_path: Path, monkeypatc
     """Neither what outruns its own time nor what waits for ever; whatever a function raises is its caller's."""
     async with offloading():
         await offload(spin, 0.0, limit_s=LIMIT_S)  # its process is there, and knows this file
-        monkeypatch.setattr("workers.offload.START_LIMIT_S", 1.5)
+        monkeypatch.setattr("workers.offload.pool.START_LIMIT_S", 1.5)
         with pytest.raises(TimeoutError):
             await offload(note, str(tmp_path / "begun"), limit_s=0.1)
         with pytest.raises(FileNotFoundError):
@@ -118,7 +118,7 @@ async def test_answers_wait_for_no_document(tmp_path: Path) -> None:
 
 SCRIPT = textwrap.dedent("""
     import asyncio, os, time
-    from workers.offload import offload, offloading
+    from workers.offload.pool import offload, offloading
 
     print("the program runs", flush=True)
 

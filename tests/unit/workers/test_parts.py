@@ -9,17 +9,17 @@ import pytest
 
 from transport.events import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
 from transport.request import Message
-from workers.answer import Answer
+from workers.engine.launch import command_for
+from workers.engine.launch.flags import render_flags
+from workers.engine.log_ring import LogRing
 from workers.errors import InvalidSpec, NoSlot
-from workers.flight import Flight
-from workers.generation import Generation
-from workers.launch import command_for
-from workers.launch.flags import render_flags
-from workers.logring import LogRing
-from workers.prompting.bios import BiosFacts, bios_prompt
-from workers.prompting.stack import stack_messages
-from workers.request import RequestId
-from workers.slots import Slots
+from workers.requests.answer import Answer
+from workers.requests.generation import Generation
+from workers.requests.in_flight import Flight
+from workers.requests.prompts.bios import BiosFacts, bios_prompt
+from workers.requests.prompts.stack import stack_messages
+from workers.requests.request import RequestId
+from workers.requests.slots import Slots
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec
 
 
@@ -190,7 +190,7 @@ class TestGeneration:
 
 def test_the_tiny_model_is_made_once(tiny_model: Path, tmp_path: Path) -> None:
     """Two processes may ask at once; a half-made file is never seen, and a made one is left alone."""
-    from workers.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415
+    from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415
 
     again = ensure_tiny_model(tmp_path / "models" / "tiny.gguf")
     made = again.stat().st_mtime_ns

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from workers import states
 from workers.errors import IllegalTransition
 from workers.outcome import FailureReason
-from workers.policy.restart import RestartPolicy
-from workers.states import ALLOWED, Hold, WorkerState
-from workers.supervision import (
+from workers.policy.lifecycle import (
     KILL_LIMIT_S,
     Action,
     DrainRequested,
@@ -38,6 +36,8 @@ from workers.supervision import (
     TimerElapsed,
     decide,
 )
+from workers.policy.restart import RestartPolicy
+from workers.states import ALLOWED, Hold, WorkerState
 
 LIMITS = Limits(
     start_s=60, stop_grace_s=5, restart=RestartPolicy(initial_s=1, max_s=4, failures=3, window_s=100, retry_s=300)

@@ -19,12 +19,12 @@ from transport.events import ToolCallDelta
 from transport.request import ToolCall
 from workers.errors import InvalidTool, ToolRunFailed, UnknownTool
 from workers.outcome import FailureReason, RequestFailed
+from workers.tools.call_journal import Begun, Unverified
+from workers.tools.call_parser import Fallback, join_fragments, read_message
+from workers.tools.calls import MessageTools, Signal, ToolLimits, ToolRecord, signal_of
 from workers.tools.definition import ToolDefinition, check_names
 from workers.tools.http import http_tools
-from workers.tools.ledger import Begun, Unverified
-from workers.tools.reading import Fallback, join_fragments, read_message
 from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
-from workers.tools.running import MessageTools, Signal, ToolLimits, ToolRecord, signal_of
 from workers.tools.threads import ToolThreads
 
 NAMES = ("add", "find")

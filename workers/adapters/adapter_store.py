@@ -1,0 +1,139 @@
+"""Private copies of a model's adapters, by what is in them, and the list of them: both survive restarts.
+
+Engines are given the copy and never the operator's own file: vLLM reads an adapter's folder again when it has made room
+for others, and ends when that is gone by then.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from workers.adapters.adapter import Shelved
+from workers.adapters.validation import PEFT_FILES
+from workers.files import replace_file, sync_folder
+
+INDEX: Final = "adapters.json"
+PIECE_BYTES: Final = 1024 * 1024
+SPARE_BYTES: Final = 256 * 1024 * 1024  # for the store: a full disk takes no jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A copy on the shelf."""
+
+    digest: str
+    size: int
+
+
+class Shelf:
+    """The adapters of one model on disk; nothing here is for the event loop."""
+
+    def __init__(self, state_dir: Path, model: str, *, is_folder: bool) -> None:
+        self._folder = state_dir.resolve() / "adapters" / quote(model, safe="")
+        self._is_folder = is_folder
+
+    def __repr__(self) -> str:
+        """State where."""
+        return f"<Shelf {self._folder}>"
+
+    def path(self, digest: str) -> Path:
+        """Return where a copy is: a folder in PEFT's form, or a GGUF file."""
+        return self._folder / (digest if self._is_folder else f"{digest}.gguf")
+
+    def read(self) -> Shelved:
+        """Return what was kept of adapters that are whole, and remove what belongs to none."""
+        try:
+            kept = msgspec.json.decode((self._folder / INDEX).read_bytes(), type=Shelved)
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            kept = Shelved()
+        here = tuple(adapter for adapter in kept.adapters if self.path(adapter.digest).exists())
+        self._keep_only({adapter.digest for adapter in here})
+        return Shelved(model=kept.model, adapters=here, past=kept.past)
+
+    def write(self, shelved: Shelved) -> None:
+        """Keep the list.
+
+        Raises:
+            OSError: it cannot be kept.
+        """
+        replace_file(self._folder / INDEX, msgspec.json.encode(shelved))
+
+    def check_space(self, source: Path) -> None:
+        """Return if a copy leaves enough of the disk to whatever else is written there.
+
+        Raises:
+            OSError: it does not.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        size = sum(file.stat().st_size for file in self._files(source))
+        if shutil.disk_usage(self._folder).free < size + SPARE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _files(self, source: Path) -> list[Path]:
+        return [source / name for name in PEFT_FILES] if self._is_folder else [source]
+
+    def put(self, source: Path) -> Copied:
+        """Copy an adapter, durably.
+
+        Raises:
+            OSError: it cannot be read, or not be copied.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        files = self._files(source)
+        half = Path(tempfile.mkdtemp(dir=self._folder, prefix=".half-"))
+        try:
+            digest, size = hashlib.sha256(), 0
+            for file in files:
+                digest.update(f"{file.name if self._is_folder else ''}\n{file.stat().st_size}\n".encode())
+                size += _copy(file, half / file.name, digest)
+            sync_folder(half)
+            copied = Copied(digest=digest.hexdigest(), size=size)
+            whole = self.path(copied.digest)
+            if not whole.exists():
+                (half if self._is_folder else half / source.name).replace(whole)
+                sync_folder(self._folder)
+            return copied
+        finally:
+            shutil.rmtree(half, ignore_errors=True)
+
+    def remove(self, digests: Iterable[str]) -> None:
+        """Remove copies."""
+        for digest in digests:
+            _remove(self.path(digest))
+
+    def _keep_only(self, digests: Collection[str]) -> None:
+        wanted = {self.path(digest).name for digest in digests} | {INDEX}
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name not in wanted:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; what cannot be removed is there at the next start again."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _copy(source: Path, target: Path, digest: "hashlib._Hash") -> int:
+    size = 0
+    with source.open("rb") as read, target.open("wb") as written:
+        while piece := read.read(PIECE_BYTES):
+            digest.update(piece)
+            written.write(piece)
+            size += len(piece)
+        written.flush()
+        os.fsync(written.fileno())
+    return size

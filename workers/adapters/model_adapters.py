@@ -1,0 +1,312 @@
+"""The adapters of one model that are loaded while the service runs: one change at a time, and what becomes of workers.
+
+Invariant: a worker in rotation has every adapter that ``names`` lists. So whoever puts requests on workers need not ask
+which of them has what; an engine that comes up without one is held until it has it.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar, TypeVarTuple
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup, TaskStatus
+
+from workers.adapters.adapter import Adapter, Shelved
+from workers.adapters.adapter_store import Shelf
+from workers.adapters.provision import bring, take_away
+from workers.adapters.validation import check_gguf, check_peft, check_source
+from workers.engine.launch.vllm import most_rank
+from workers.errors import (
+    AdapterRefused,
+    AdaptersFull,
+    AdapterTaken,
+    AdapterUnknown,
+    InvalidAdapter,
+    InvalidSpec,
+    NoEngineReady,
+)
+from workers.spec import EngineKind
+from workers.states import Hold, WorkerState
+from workers.supervised import SupervisedWorker
+
+REMEMBERED: Final = 10_000  # names that were unloaded
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Args = TypeVarTuple("Args")
+
+
+class ModelAdapters:
+    """Written by its own tasks alone; ``run`` must be running for anything to happen.
+
+    ``lock`` is held while a model's engines are changed, by whomever.
+    """
+
+    def __init__(self, name: str, workers: Sequence[SupervisedWorker], state_dir: Path, lock: anyio.Lock) -> None:
+        self.name = name
+        self.workers = list(workers)
+        self.spec = workers[0].spec
+        self.configured: Mapping[str, str] = self.spec.adapters
+        self.changing: str | None = None  # what is being done, in words
+        self._shelf = Shelf(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
+        kept = self._shelf.read()
+        self.past = dict(kept.past)  # names that were unloaded, and the digests that they stand for
+        self._copies: Counter[str] = Counter()  # digests, and how many loads of them are under way
+        self.loaded = {each.name: each for each in self._fitting(kept) if each.name not in self.configured}
+        self._lock = lock
+        self._tasks: TaskGroup | None = None
+        self._changed = anyio.Event()
+        self._catching_up: set[str] = set()
+        self._want()
+
+    def __repr__(self) -> str:
+        """State which."""
+        return f"<ModelAdapters {self.name} {self.names}>"
+
+    def _fitting(self, kept: Shelved) -> tuple[Adapter, ...]:
+        """Return what was kept if it is for the model that is configured; on another no engine would start with it."""
+        if kept.adapters and kept.model != self.spec.model:
+            names = ", ".join(adapter.name for adapter in kept.adapters)
+            logger.warning("model %s: adapters of another model are left out: %s", self.name, names)
+            return ()
+        return kept.adapters
+
+    @property
+    def names(self) -> list[str]:
+        """The adapters that requests may ask for."""
+        return [*self.configured, *self.loaded]
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Own the tasks until cancelled."""
+        async with anyio.create_task_group() as self._tasks:
+            task_status.started()
+            await anyio.sleep_forever()
+
+    # What is asked for
+
+    async def load(self, name: str, source: Path) -> bool:
+        """Have every engine of the model serve an adapter; return whether it did not before.
+
+        It is named once it can be served by every worker in rotation, and is kept over restarts.
+
+        Raises:
+            AdapterError: it cannot be; nothing has changed.
+        """
+        return await self._owned(self._load, name, source)
+
+    async def unload(self, name: str) -> None:
+        """Have no engine of the model serve an adapter any more; nobody may ask for it from here on.
+
+        Raises:
+            AdapterError: it cannot be; nothing has changed.
+        """
+        await self._owned(self._unload, name)
+
+    async def _load(self, name: str, source: Path) -> bool:
+        if name in self.configured:
+            raise AdapterTaken(f"{name} is an adapter of the configuration")
+        if name not in self.loaded:
+            self._check_room()
+        # A disk may stand still for as long as it likes: that holds up no other change, and no stop.
+        adapter = await anyio.to_thread.run_sync(self._copy, name, source, abandon_on_cancel=True)
+        self._copies[adapter.digest] += 1
+        try:
+            await anyio.to_thread.run_sync(self._check, adapter, abandon_on_cancel=True)
+            async with self._changing(f"load {name}"):
+                is_new = not self._is_there(adapter)
+                if is_new:
+                    await self._take(adapter)
+                return is_new
+        finally:
+            self._copies[adapter.digest] -= 1
+            await self._tidy()
+
+    async def _unload(self, name: str) -> None:
+        async with self._changing(f"unload {name}"):
+            adapter = self.loaded.get(name)
+            if adapter is None:
+                whose = "is one of the configuration" if name in self.configured else "was never loaded"
+                raise AdapterUnknown(f"model {self.name}: {name} {whose}")
+            rest = {other: each for other, each in self.loaded.items() if other != name}
+            await self._keep(rest, {**self.past, name: adapter.digest})
+            self._copies.setdefault(adapter.digest, 0)  # what is counted here, and needed by nobody, is removed
+            self._want()
+            for worker in self._serving():
+                await take_away(worker, name)
+        await self._tidy()
+
+    @asynccontextmanager
+    async def _changing(self, what: str) -> AsyncIterator[None]:
+        async with self._lock:
+            self.changing = what
+            try:
+                yield
+            finally:
+                self.changing = None
+
+    def _check(self, adapter: Adapter) -> None:
+        """Look at the copy: the source may be another thing by now."""
+        try:
+            self._look_at(self._shelf.path(adapter.digest))
+        except OSError as error:
+            raise AdapterRefused(f"the copy of {adapter.source} cannot be read: {error.strerror or error}") from error
+
+    def _look_at(self, place: Path) -> None:
+        if self.spec.engine is EngineKind.VLLM:
+            check_peft(place, self.spec.model, most_rank(self.spec))
+        else:
+            check_gguf(place)
+
+    def _copy(self, name: str, source: Path) -> Adapter:
+        check_source(source, is_folder=self.spec.engine is EngineKind.VLLM)
+        try:
+            self._look_at(source)  # before a copy of whatever it is fills the disk
+            self._shelf.check_space(source)
+            copied = self._shelf.put(source)
+        except OSError as error:
+            raise InvalidAdapter(f"{source}: cannot be copied: {error.strerror or error}") from error
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        return Adapter(name=name, digest=copied.digest, size=copied.size, source=str(source), loaded_at=at)
+
+    def _is_there(self, adapter: Adapter) -> bool:
+        """Whether it is loaded.
+
+        Raises:
+            AdapterError: it cannot be.
+        """
+        known = self.loaded.get(adapter.name)
+        before = known.digest if known is not None else self.past.get(adapter.name)
+        if before not in (None, adapter.digest):
+            raise AdapterTaken(f"{adapter.name} stands for other weights already: give these a name of their own")
+        if known is None:
+            self._check_room()
+        return known is not None
+
+    def _check_room(self) -> None:
+        room = self.spec.adapter_room
+        if len(self.names) >= room:
+            raise AdaptersFull(f"model {self.name} has room for {room} adapters: unload one, or configure max_adapters")
+
+    async def _take(self, adapter: Adapter) -> None:
+        """Prove an adapter on the engines, one after the other, and keep it; or leave everything as it was."""
+        if not self._serving():
+            raise NoEngineReady(f"model {self.name}: no engine of it answers")
+        try:
+            self._want(adapter)
+            for worker in self.workers:
+                if worker.is_starting:  # without it
+                    worker.drain_nowait(f"it has no adapter {adapter.name} yet", Hold.ADAPTERS)
+            await self._prove(adapter.name)
+            await self._keep({**self.loaded, adapter.name: adapter}, self.past)
+        except InvalidSpec as error:
+            raise AdapterRefused(str(error)) from error
+        except Exception:
+            self._want()
+            for worker in self._serving():
+                await take_away(worker, adapter.name)
+            raise
+
+    async def _prove(self, name: str) -> None:
+        """Return when every engine that answers has what is wanted.
+
+        Where the first goes away over it no second one is told: it may be the adapter that it died of.
+        """
+        proofs: list[str] = []
+        for worker in self._serving():
+            try:
+                is_proven = await bring(worker, self._wait_change)
+            except AdapterRefused:
+                self._want()
+                if worker.state in {WorkerState.BACKOFF, WorkerState.FAILED}:  # it would wait, as after its own failure
+                    worker.restart_nowait(f"asked for, without adapter {name}")
+                raise
+            if is_proven:
+                proofs.append(worker.spec.id)
+            elif not proofs:
+                raise NoEngineReady(f"{worker.spec.id} went away over adapter {name}: {worker.because}")
+
+    async def _keep(self, loaded: Mapping[str, Adapter], past: Mapping[str, str]) -> None:
+        """Keep a list of adapters, and then take it as the model's."""
+        past = dict(list(past.items())[-REMEMBERED:])
+        shelved = Shelved(model=self.spec.model, adapters=tuple(loaded.values()), past=past)
+        try:
+            await anyio.to_thread.run_sync(self._shelf.write, shelved)
+        except OSError as error:
+            raise AdapterRefused(f"model {self.name}: it cannot be kept: {error.strerror or error}") from error
+        self.loaded, self.past = dict(loaded), past
+
+    async def _tidy(self) -> None:
+        """Remove copies that nobody needs; an engine that is starting has yet to read those that it was given."""
+        starting = (worker.adapters.loaded for worker in self.workers if worker.is_starting)
+        needed = {adapter.digest for adapter in self.loaded.values()} | set(+self._copies)
+        needed |= {Path(path).stem for loaded in starting for path in loaded.values()}
+        useless = set(self._copies) - needed
+        for digest in useless:
+            del self._copies[digest]
+        await anyio.to_thread.run_sync(self._shelf.remove, useless)
+
+    def _want(self, *more: Adapter) -> None:
+        """Have the engines that start from now on have what is loaded, and ``more``.
+
+        Raises:
+            InvalidSpec: none can be started so.
+        """
+        paths = {each.name: str(self._shelf.path(each.digest)) for each in (*self.loaded.values(), *more)}
+        for worker in self.workers:
+            worker.want_adapters({**self.configured, **paths})
+
+    # Engines that come up
+
+    def take_change(self, worker: SupervisedWorker) -> None:
+        """Take the fact that a worker's state has changed. Nothing here waits."""
+        self._changed.set()
+        self._changed = anyio.Event()
+        is_late = worker.is_serving and Hold.ADAPTERS in worker.holds and worker.spec.id not in self._catching_up
+        if is_late and self._tasks is not None:
+            self._catching_up.add(worker.spec.id)
+            self._tasks.start_soon(self._catch_up, worker)
+
+    async def _catch_up(self, worker: SupervisedWorker) -> None:
+        """Give an engine that came up without an adapter what it lacks, before it takes traffic."""
+        try:
+            async with self._lock:
+                if worker.is_serving and Hold.ADAPTERS in worker.holds and await bring(worker, self._wait_change):
+                    worker.resume_nowait("it has every adapter", Hold.ADAPTERS)
+        except AdapterRefused:
+            logger.exception("worker %s: another engine has taken it", worker.spec.id)
+            worker.restart_nowait("asked for, with every adapter")
+        finally:
+            self._catching_up.discard(worker.spec.id)
+
+    def _serving(self) -> list[SupervisedWorker]:
+        return [worker for worker in self.workers if worker.is_serving]
+
+    async def _wait_change(self) -> None:
+        await self._changed.wait()
+
+    async def _owned(self, what: Callable[[*Args], Awaitable[Result]], *args: *Args) -> Result:
+        """Do something in a task of ours: whoever asked may go away meanwhile."""
+        if self._tasks is None:
+            raise NoEngineReady(f"model {self.name} is not running")
+        ended = anyio.Event()
+        results: list[Result | Exception] = []
+
+        async def run() -> None:
+            try:
+                results.append(await what(*args))
+            except Exception as error:  # noqa: BLE001 - it is raised where it is asked for
+                results.append(error)
+            finally:
+                ended.set()
+
+        self._tasks.start_soon(run)
+        await ended.wait()
+        if not results:
+            raise NoEngineReady(f"model {self.name}: the service is stopping")
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]

@@ -1,0 +1,235 @@
+"""One incarnation of a worker's engine: from its start to its empty tree; or of our attachment to somebody else's."""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from transport.client import EngineClient
+from transport.endpoint import Endpoint
+from transport.errors import EngineError
+from workers.engine import oom_kills
+from workers.engine.launch.keys import VARIABLES, operators_key
+from workers.engine.log_ring import LogRing
+from workers.engine.start_gate import StartGate
+from workers.errors import SpawnFailed, WorkerError
+from workers.process.child import Command, EngineExit, EngineProcess, run_engine
+from workers.process.registry import Ledger
+from workers.spec import WorkerSpec
+
+PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
+PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
+PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
+PORT_POLL_S: Final = 0.05
+OUTSIDE_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})  # no engine's own
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """All that an engine is started with; the same for every incarnation of a worker.
+
+    Without a ``command`` there is nothing to start: the engine is somebody else's.
+    """
+
+    spec: WorkerSpec
+    command: Command | None
+    devices: frozenset[str]  # on which nothing else may start meanwhile
+    client: EngineClient
+    log: LogRing
+    calibrate: Callable[[], Awaitable[None]]  # asked before an engine that tells what it holds is ready
+
+
+class Incarnation:
+    """The n-th engine process of a worker; made to be run once."""
+
+    def __init__(self, number: int, starter: Starter, ledger: Ledger | None, gate: StartGate) -> None:
+        self.number = number
+        self._starter = starter
+        self._spec = starter.spec
+        self._client = starter.client
+        self._log = starter.log
+        self._ledger = ledger
+        self._gate = gate
+        self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
+        self._scope = anyio.CancelScope()
+        self._engine: EngineProcess | None = None
+        self._is_told = False  # to end
+        self._oom_kills: int | None = None  # of the machine or our cgroup, when it was started
+
+    def __repr__(self) -> str:
+        """State the process."""
+        return f"<Incarnation {self.number} {self._engine!r}>"
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's main process, and the leader of its group."""
+        return self._engine.pid if self._engine is not None else None
+
+    @property
+    def root_pid(self) -> int | None:
+        """The process above the engine's whole tree."""
+        return self._engine.guardian_pid if self._engine is not None else None
+
+    @property
+    def exit(self) -> EngineExit | None:
+        """How the main process ended; None where there never was one."""
+        return self._engine.exit if self._engine is not None else None
+
+    @property
+    def died_of_outside(self) -> bool:
+        """Whether a signal has ended it that neither we nor the kernel's OOM killer sent."""
+        ended = self.exit
+        return (
+            ended is not None
+            and ended.signal in OUTSIDE_SIGNALS
+            and not self._is_told
+            and (ended.signal != signal.SIGKILL or oom_kills.kills() == self._oom_kills)
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no process of it is left, or ever was."""
+        return self._engine is None or self._engine.is_gone
+
+    async def run(self, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
+        """Run the engine, call ``on_begun`` when its start begins, ``on_ready`` once it answers; return why it ended.
+
+        When this returns, its whole tree is gone, unless ``is_gone`` says that it cannot be killed.
+        """
+        self._log.begin(self.number)
+        because = "killed"
+        with self._scope:
+            await anyio.lowlevel.checkpoint()  # it may have been killed before it had its first turn
+            try:
+                if self._starter.command is None:
+                    await self._attach(on_ready)
+                else:
+                    because = await self._run(self._starter.command, on_begun, on_ready)
+            except WorkerError as error:
+                because = str(error)
+        return because
+
+    async def wait_gone(self) -> None:
+        """Return when nothing of it is left at last, where it could not be killed in time."""
+        if self._engine is not None and not self._engine.is_gone:
+            await self._engine.end_without_guardian()
+
+    def kill(self) -> None:
+        """Have the whole tree killed: leaving ``run_engine`` is what does it."""
+        self._is_told = True
+        self._scope.cancel()
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the engine's group; kill, where there is no engine yet."""
+        self._is_told = True
+        if self._engine is None:
+            self.kill()
+        else:
+            await self._engine.terminate()
+
+    async def _attach(self, on_ready: Callable[[], None]) -> None:
+        """Wait for somebody else's server, however long that takes; who loses it tells, and kills."""
+        await self._probe(on_ready)
+        await anyio.sleep_forever()
+
+    async def _run(self, command: Command, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
+        command = self._keyed(command)
+        turn = await self._gate.enter(self._starter.devices)
+
+        def ready() -> None:
+            turn.release()
+            on_ready()
+
+        try:
+            await _wait_address(self._client.endpoint)
+            on_begun()
+            self._oom_kills = oom_kills.kills()
+            async with run_engine(command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
+                logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
+                if self._ledger is not None:
+                    self._ledger.note(self._engine.guardian_pid, self._engine.pid)
+                probing.start_soon(self._probe, ready)
+                ended = await self._engine.wait_gone()
+                probing.cancel_scope.cancel()
+        finally:
+            turn.release()
+        return f"the engine {ended}"
+
+    def _keyed(self, command: Command) -> Command:
+        """Have the engine ask for a key, and bring it; an operator's own stands."""
+        key = operators_key(self._spec) or secrets.token_hex(16)
+        self._client.use_key(key)
+        return replace(command, env={**command.env, VARIABLES[self._spec.engine]: key})
+
+    async def _probe(self, on_ready: Callable[[], None]) -> None:
+        pause_s = PROBE_FIRST_S
+        while not await answers(self._client):
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, PROBE_LAST_S)
+        with contextlib.suppress(EngineError):  # it need not say
+            self.capacity = await self._client.read_capacity()
+        if self.capacity is not None and self._spec.on_cpu:
+            await self._starter.calibrate()
+        on_ready()
+
+
+async def answers(client: EngineClient) -> bool:
+    """Tell whether the engine answers a readiness probe now."""
+    try:
+        await client.probe_ready()
+    except EngineError:
+        return False
+    return True
+
+
+async def _wait_address(at: Endpoint) -> None:
+    """Return when an engine can listen there; another server's answers must never be taken for our engine's.
+
+    Raises:
+        SpawnFailed: it cannot.
+    """
+    if at.uds is not None:
+        _clear_socket(Path(at.uds))
+        return
+    host, port = at.host, at.port
+    with anyio.move_on_after(PORT_LIMIT_S):
+        while _port_fault(host, port) is not None:  # noqa: ASYNC110 - the kernel tells nobody
+            await anyio.sleep(PORT_POLL_S)
+    fault = _port_fault(host, port)
+    if fault is not None:
+        raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}; another program may have it") from fault
+
+
+def _clear_socket(path: Path) -> None:
+    """Remove what a dead engine has left; one that somebody still answers on is not ours to take."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.parent.stat().st_uid != os.geteuid():
+            raise SpawnFailed(f"cannot listen on {path}: its folder is another user's")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(os.fspath(path)) == 0:
+                raise SpawnFailed(f"cannot listen on {path}: another program does")
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SpawnFailed(f"cannot listen on {path}: {error.strerror}") from error
+
+
+def _port_fault(host: str, port: int) -> OSError | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as engines do: TIME_WAIT is no owner
+            probe.bind((host, port))
+    except OSError as error:
+        return error
+    return None

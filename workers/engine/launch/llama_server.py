@@ -1,0 +1,96 @@
+"""llama-server, and what takes its flags: argv and environment from a specification. Pure.
+
+Source: llama.cpp, ``tools/server/README.md``. What its defaults leave to chance is always given: the port, the slots,
+the context, and that each slot has its own part of the context (with a unified cache one long slot can make the engine
+fail all the others).
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from workers.engine.launch.flags import flag_name, refuse_owned, render_flags
+from workers.errors import InvalidSpec
+from workers.process.child import Command
+from workers.spec import EngineKind, Flag, WorkerSpec
+
+PROGRAMS: Final[Mapping[EngineKind, tuple[str, ...]]] = {
+    EngineKind.LLAMA_SERVER: ("llama-server",),
+    # -P: the program's own folder must not come before the standard library in its module path.
+    EngineKind.EMBEDDED: (sys.executable, "-P", str(Path(__file__).parent.parent / "embedded" / "server.py")),
+}
+OWNED: Final = {
+    "m": "model",
+    "model": "model",
+    "hf-repo": "model",
+    "host": "host",
+    "port": "port",
+    "np": "slots",
+    "parallel": "slots",
+    "c": "context",
+    "ctx-size": "context",
+}
+BATCH_FLAGS: Final = frozenset({"b", "batch-size", "ub", "ubatch-size"})
+CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/batches.py)
+CACHE_FLAGS: Final = frozenset({"kv-unified", "no-kv-unified", "kvu", "no-kvu"})
+
+
+def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
+    """Return the command of a llama-server, or of a program that stands in for it.
+
+    Raises:
+        InvalidSpec: ``args`` repeats what a key of its own decides.
+    """
+    refuse_owned(spec.args, OWNED)
+    file = spec.model
+    is_path = file is not None and (file.startswith(("/", ".")) or file.endswith(".gguf"))
+    flags: dict[str, Flag] = {
+        "model": file if is_path else None,
+        "hf-repo": None if is_path else file,
+        "alias": spec.name,
+        "host": spec.host,
+        "port": spec.port,
+        "parallel": spec.slots,
+        "ctx-size": spec.slots * spec.context,
+        "metrics": True,
+        "slots": True,
+        "no-kv-unified": not any(flag_name(name) in CACHE_FLAGS for name in spec.args),
+    }
+    is_batch_told = any(flag_name(name) in BATCH_FLAGS for name in spec.args)
+    if spec.on_cpu and not is_batch_told:
+        flags |= {"batch-size": CPU_BATCH, "ubatch-size": CPU_BATCH}
+    if spec.adapters:
+        flags |= _adapter_flags(spec)
+    program = spec.command or PROGRAMS[spec.engine]
+    return Command(
+        argv=(*program, *render_flags(flags), *render_flags(spec.args)), env={**for_engines(environment), **spec.env}
+    )
+
+
+def adapter_params(loaded: Iterable[str], adapter: str | None) -> dict[str, object]:
+    """Return what a request says of adapters: of every one of them, since what is left out keeps its slot's prefix.
+
+    ``loaded`` are those that the engine was started with, in the order in which it was given them.
+    """
+    told = [{"id": place, "scale": float(name == adapter)} for place, name in enumerate(loaded)]
+    return {"lora": told} if told else {}
+
+
+def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:
+    """Load adapters that are in force only where a request says so.
+
+    A repeated flag would keep the last alone, and a list is cut at commas and colons. The cache in RAM is off: it does
+    not know with which adapter a prompt was read (measured with builds of 2026: answers are wrong with it).
+    """
+    for name, file in spec.adapters.items():
+        if "," in file or ":" in file:
+            raise InvalidSpec(f"adapters.{name}: llama-server takes no path with a comma or a colon: {file}")
+    listed = ",".join(f"{file}:0" for file in spec.adapters.values())
+    given = {flag_name(name) for name in spec.args}
+    return {"lora-scaled": listed, "cache-ram": None if "cache-ram" in given else 0}
+
+
+def for_engines(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what is ours: an engine, and the tools that it may start, have no business with our keys."""
+    return {name: value for name, value in environment.items() if not name.startswith("ROUNDHOUSE_")}

@@ -1,0 +1,124 @@
+"""vLLM: argv and environment from a specification. Pure.
+
+Source: vLLM 0.32 and 0.33, ``vllm serve --help`` and ``vllm/envs.py``. What its defaults leave to chance is always
+given: how many sequences it takes at once (the default depends on the card, and on a slice of one is wrong), the length
+of the context, that prefixes are kept, and that answers tell how much of the prompt was.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from workers.engine.launch.flags import flag_name, refuse_owned, render_flags
+from workers.engine.launch.llama_server import for_engines
+from workers.process.child import Command
+from workers.spec import Flag, WorkerSpec
+from workers.weights.phases import Backend
+
+PROGRAM: Final = ("vllm", "serve")
+OWNED: Final = {
+    "model": "model",
+    "served-model-name": "the model's name",
+    "host": "host",
+    "port": "port",
+    "uds": "socket",
+    "max-num-seqs": "slots",
+    "max-model-len": "context",
+}
+# Each with the flags that say something else about the same, so that an operator's word stands.
+DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "enable-prefix-caching": ("enable-prefix-caching", "no-enable-prefix-caching"),
+    "enable-prompt-tokens-details": ("enable-prompt-tokens-details", "no-enable-prompt-tokens-details"),
+}
+ENVIRONMENT: Final = {
+    "VLLM_SERVER_DEV_MODE": "1",  # its control endpoints: pause, weights, what it knows of itself
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # of no effect without --enable-lora
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that numbers of devices are those of nvidia-smi
+}
+DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+EXTENSION: Final = "roundhouse_weights.WeightReceiver"
+EXTENSION_FOLDER: Final = Path(__file__).parent.parent.parent / "weights" / "extension"
+DEFAULT_RANK: Final = 16  # of --max-lora-rank
+ANY_DEVICE: Final = frozenset({"*"})
+
+
+def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
+    """Return the command of a vLLM API server, whether ``command`` is its CLI (``vllm serve``) or its module.
+
+    Raises:
+        InvalidSpec: ``args`` repeats what a key of its own decides.
+    """
+    refuse_owned(spec.args, OWNED)
+    program = tuple(spec.command) or PROGRAM
+    is_cli = program[-1] == "serve"  # the CLI takes the model as its first argument, and warns of the flag
+    flags: dict[str, Flag] = {
+        "model": None if is_cli else spec.model,
+        "served-model-name": spec.name,
+        "host": None if spec.socket else spec.host,
+        "port": None if spec.socket else spec.port,
+        "uds": str(spec.socket) if spec.socket else None,
+        "max-num-seqs": spec.slots,
+        "max-model-len": spec.context,
+    }
+    given = {flag_name(name) for name in spec.args}
+    flags |= {name: True for name, rivals in DEFAULTS.items() if given.isdisjoint(rivals)}
+    if spec.weights.backend is Backend.NCCL and "weight-transfer-config" not in given:
+        flags["weight-transfer-config"] = '{"backend": "nccl"}'
+    model = (spec.model,) if is_cli and spec.model else ()
+    adapters: tuple[str, ...] = ()
+    if spec.adapter_room:
+        # One place more than there are adapters: on a CPU the base's tokens take the last one's when both are batched.
+        rooms = spec.adapter_room + 1
+        flags |= {name: value for name, value in _rooms(rooms).items() if name not in given}
+    if spec.adapters:
+        adapters = ("--lora-modules", *(f"{name}={folder}" for name, folder in spec.adapters.items()))
+    env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id, **spec.env}
+    if is_extended(spec):
+        flags["worker-extension-cls"] = EXTENSION
+        env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
+    return Command(argv=(*program, *model, *render_flags(flags), *adapters, *render_flags(spec.args)), env=env)
+
+
+def is_extended(spec: WorkerSpec) -> bool:
+    """Whether our extension is in the engine's worker processes, where no operator has put one there."""
+    return all(flag_name(name) != "worker-extension-cls" for name in spec.args)
+
+
+def most_rank(spec: WorkerSpec) -> int:
+    """Return the largest rank of an adapter that the engine takes."""
+    told = {flag_name(name): value for name, value in spec.args.items()}.get("max-lora-rank")
+    return int(str(told)) if str(told).isdigit() else DEFAULT_RANK
+
+
+def _rooms(rooms: int) -> dict[str, Flag]:
+    return {"enable-lora": True, "max-loras": rooms, "max-cpu-loras": rooms}
+
+
+def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the devices that an engine may use, as far as anybody has said; otherwise it may be any.
+
+    Two vLLMs that start on one device at the same time each charge the other's memory to themselves (vllm #55827).
+    """
+    for name, value in spec.args.items():
+        if flag_name(name) == "device-ids":
+            return _named(str(value))
+    for name in DEVICES:
+        told = spec.env.get(name, environment.get(name, ""))
+        if told:
+            return _named(told)
+    return ANY_DEVICE
+
+
+def _named(text: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in text.split(",") if part.strip()) or ANY_DEVICE
+
+
+def reads_tool_calls(spec: WorkerSpec) -> bool:
+    """Whether vLLM was told how its model writes calls; otherwise it answers 400 to any request that has tools."""
+    return any(flag_name(name) == "enable-auto-tool-choice" for name in spec.args)
+
+
+def socket_of(folder: Path, worker_id: str) -> Path:
+    """Return where a worker's engine listens below the folder that the operator has named."""
+    return folder / f"{worker_id}.sock"

@@ -1,0 +1,220 @@
+"""The supervisor of one engine: acts out what ``supervision`` decides, and alone writes a worker's state."""
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Final, assert_never
+
+import anyio
+from anyio.abc import TaskGroup
+
+from transport.client import EngineClient
+from workers.engine.incarnation import Incarnation, Starter
+from workers.engine.launch import command_for, starting_devices
+from workers.engine.log_ring import LogRing
+from workers.engine.start_gate import StartGate
+from workers.errors import StartFailed, StopTimedOut
+from workers.outcome import FailureReason
+from workers.policy import lifecycle
+from workers.policy.lifecycle import Supervision
+from workers.process.child import EngineExit
+from workers.process.registry import Ledger
+from workers.spec import WorkerSpec
+from workers.states import WorkerState
+
+ERROR_TAIL_LINES: Final = 20
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Starts, stops and replaces the engine of one worker.
+
+    ``on_end`` is told to end all requests, before the engine is touched; ``on_gone`` that an incarnation has ended
+    which nobody had asked to end; ``on_move`` every change of state. ``has_suspects`` tells whether requests are on the
+    engine that may be the cause of its death, and will be tried. All are called in the event loop and must not
+    wait. ``tasks`` must be given before anything is posted: it owns every task and process of the worker. ``gate`` is
+    shared with whatever else starts on the machine.
+    """
+
+    def __init__(  # noqa: PLR0913 - one for each thing that it tells its worker, or asks of it
+        self,
+        spec: WorkerSpec,
+        environment: Mapping[str, str],
+        client: EngineClient,
+        *,
+        on_end: Callable[[lifecycle.EndRequests], None],
+        on_gone: Callable[[Incarnation, str], None],
+        on_move: Callable[[], None],
+        has_suspects: Callable[[], bool],
+        calibrate: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.log = LogRing()
+        self.ledger: Ledger | None = None
+        self.tasks: TaskGroup | None = None
+        self.running: Incarnation | None = None
+        self.last_exit: EngineExit | None = None
+        self._spec = spec
+        self._environment = environment
+        self.gate = StartGate()
+        self._starter = Starter(
+            spec=spec,
+            command=command_for(spec, environment) if spec.owns_engine else None,
+            devices=starting_devices(spec, environment),
+            client=client,
+            log=self.log,
+            calibrate=calibrate,
+        )
+        self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
+        self._has_suspects = has_suspects
+        self._limits = lifecycle.Limits(
+            start_s=spec.timeouts.start_s,
+            stop_grace_s=spec.timeouts.stop_grace_s,
+            # Somebody else's server is waited for, however often it goes away.
+            restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
+        )
+        self._now = Supervision()
+        self._was_ready = False
+        self._changed = anyio.Event()
+
+    def __repr__(self) -> str:
+        """State the state."""
+        return f"<Supervisor {self._spec.id} {self._now.state} incarnation={self._now.incarnation}>"
+
+    @property
+    def now(self) -> Supervision:
+        """The present state; advisory."""
+        return self._now
+
+    def post(self, event: lifecycle.Event) -> None:
+        """Decide on ``event`` and act. Nothing here waits."""
+        before = self._now
+        self._now, actions = lifecycle.decide(before, event, time.monotonic(), self._limits)
+        has_moved = self._now.state is not before.state
+        if has_moved:
+            self._tell_move(before)
+        for action in actions:
+            self._act(action)
+        if has_moved:
+            self._changed.set()
+            self._changed = anyio.Event()
+            self._on_move()
+
+    def equip(self, spec: WorkerSpec) -> None:
+        """Have engines that are started from now on be started so; where they listen is as before.
+
+        Raises:
+            InvalidSpec: they cannot be.
+        """
+        self._starter = replace(self._starter, command=command_for(spec, self._environment))
+
+    async def wait_ready(self, *, first_try_only: bool = False) -> None:
+        """Return when the engine is ready.
+
+        Raises:
+            StartFailed: it will not be, without an operator; or, with ``first_try_only``, its first start failed.
+        """
+        while self._now.state is not WorkerState.READY:
+            gave_up = self._now.state in {WorkerState.FAILED, WorkerState.STOPPED}
+            if gave_up or (first_try_only and not self._was_ready and self._now.state is WorkerState.BACKOFF):
+                raise self.failure()
+            await self._changed.wait()
+
+    async def wait_stopped(self) -> None:
+        """Return when the engine that is being stopped is gone; the supervision's own timers bound that.
+
+        Raises:
+            StopTimedOut: its processes do not die.
+        """
+        incarnation = self._now.incarnation
+        while self._now.state not in {WorkerState.STOPPED, WorkerState.FAILED}:
+            if self._now.incarnation != incarnation:
+                return  # somebody has started another meanwhile
+            await self._changed.wait()
+        if self._now.has_process:
+            raise StopTimedOut(f"worker {self._spec.id}: {self._now.because}")
+
+    def failure(self) -> StartFailed:
+        """Return why there is no engine, with its last lines."""
+        tail = self.log.tail(ERROR_TAIL_LINES, incarnation=self._now.incarnation)
+        return StartFailed(self._spec.id, self._now.because, tuple(line.text for line in tail))
+
+    def _tell_move(self, before: Supervision) -> None:
+        now = self._now
+        self._was_ready = self._was_ready or now.state is WorkerState.READY
+        logger.info("worker %s: %s -> %s: %s", self._spec.id, before.state, now.state, now.because)
+        self.log.note(f"{before.state} -> {now.state}: {now.because}")
+        if now.state in {WorkerState.BACKOFF, WorkerState.FAILED}:
+            logger.warning("%s", self.failure())
+
+    def _act(self, action: lifecycle.Action) -> None:
+        if self.tasks is None:
+            raise RuntimeError(f"{self!r} is not running")
+        match action:
+            case lifecycle.SpawnEngine():
+                self.running = Incarnation(action.incarnation, self._starter, self.ledger, self.gate)
+                self.tasks.start_soon(self._run_incarnation, self.running)
+            case lifecycle.TerminateEngine():
+                if self.running is not None:
+                    self.tasks.start_soon(self.running.terminate)
+            case lifecycle.KillEngine():
+                if self.running is not None:
+                    self.running.kill()
+            case lifecycle.StartTimer():
+                self.tasks.start_soon(self._run_timer, action.timer, action.after_s)
+            case lifecycle.EndRequests():
+                self._on_end(action)
+            case _:
+                assert_never(action)
+
+    def end(self, because: str) -> None:
+        """Take the fact that nothing runs any more; whoever starts again begins anew."""
+        is_left = self.running is not None and not self.running.is_gone
+        self.tasks, self.running = None, None
+        if self._now.state is WorkerState.STOPPED:
+            return
+        self._now = Supervision(because=because, incarnation=self._now.incarnation, has_process=is_left)
+        self._changed.set()
+        self._changed = anyio.Event()
+        self._on_move()
+
+    async def _run_timer(self, timer: int, after_s: float) -> None:
+        await anyio.sleep(after_s)
+        self.post(lifecycle.TimerElapsed(timer=timer))
+
+    async def _run_incarnation(self, incarnation: Incarnation) -> None:
+        number = incarnation.number
+        because = await incarnation.run(
+            on_begun=lambda: self.post(lifecycle.EngineBegun(incarnation=number)),
+            on_ready=lambda: self.post(lifecycle.EngineReady(incarnation=number)),
+        )
+        self.last_exit = incarnation.exit
+        now = self._now
+        if now.incarnation == number and (now.is_broken or (now.is_wanted and not now.is_asked)):
+            self._on_gone(incarnation, now.because if now.state is WorkerState.STOPPING else because)
+        if not incarnation.is_gone:
+            # The supervision's own timer says what becomes of the worker; nothing is started beside such a process.
+            logger.error("worker %s: processes of engine %d cannot be killed", self._spec.id, number)
+            await incarnation.wait_gone()
+        self.running = None
+        self.post(
+            lifecycle.EngineGone(
+                incarnation=number,
+                because=because,
+                jitter=random.random(),  # noqa: S311
+                is_outside=incarnation.died_of_outside,
+                is_deferred=self._has_suspects(),
+            )
+        )
+
+    def note_answer(self, incarnation: int) -> None:
+        """Take the fact that an engine has answered a request: earlier failures lengthen no pause any more."""
+        if self._now.paused_at:
+            self.post(lifecycle.EngineAnswered(incarnation=incarnation))
+
+    def break_nowait(self, incarnation: int, reason: FailureReason, because: str, *, is_deferred: bool) -> None:
+        """Have an engine killed that lives and is of no more use."""
+        self.post(
+            lifecycle.EngineBroken(incarnation=incarnation, reason=reason, because=because, is_deferred=is_deferred)
+        )

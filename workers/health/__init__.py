@@ -1,0 +1,1 @@
+"""Whether an engine is alive, and what a dead one leaves behind."""

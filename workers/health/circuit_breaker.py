@@ -1,0 +1,105 @@
+"""The circuit breaker of one engine: one that refuses a turn and then canaries gets no turns until it answers one."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import anyio
+
+from workers.health.probes import Song, Vitals
+from workers.outcome import FailureReason
+from workers.requests.in_flight import Flight, Flights
+from workers.states import Hold
+
+CANARY_S: Final = 5.0
+PAUSE_FIRST_S: Final = 1.0
+PAUSE_LAST_S: Final = 10.0
+REPAVE_S: Final = 60.0  # an engine that has loaded, and refuses everything for as long, is started anew
+logger = logging.getLogger(__name__)
+
+
+class Guarded(Protocol):
+    """What the breaker can do to a worker."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine that is ready."""
+
+    @property
+    def owns_engine(self) -> bool:
+        """Whether it is ours to kill."""
+
+    def drain_nowait(self, because: str, hold: Hold) -> None:
+        """Admit nothing new."""
+
+    def resume_nowait(self, because: str, hold: Hold) -> None:
+        """Take that back."""
+
+    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+        """Kill the present engine, and start another."""
+
+
+class CircuitBreaker:
+    """Open while the engine refuses; ``run`` must be running, and asks it then, at longer and longer intervals."""
+
+    def __init__(self, worker: Guarded, vitals: Vitals, flights: Flights, clock: Callable[[], float]) -> None:
+        self._worker = worker
+        self._vitals = vitals
+        self._flights = flights
+        self._clock = clock
+        self._because: str | None = None
+        self._opened = anyio.Event()
+
+    def __repr__(self) -> str:
+        """State whether it is open."""
+        return f"<CircuitBreaker open={self._because!r}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine gets no turns."""
+        return self._because is not None
+
+    def open(self, because: str) -> None:
+        """Let the engine have no turns: it has refused one, and canaries after it."""
+        if self._because is None:
+            self._because = because
+            self._worker.drain_nowait(f"it refuses requests, a canary of ours too: {because}", Hold.REFUSING)
+            self._opened.set()
+
+    async def run(self) -> None:
+        """Close the breaker when the engine answers, as often as it is opened."""
+        while True:
+            await self._opened.wait()
+            await self._wait_answer()
+            self._because, self._opened = None, anyio.Event()
+            self._worker.resume_nowait("it answers again", Hold.REFUSING)
+
+    async def _wait_answer(self) -> None:
+        pause_s, refused_at = PAUSE_FIRST_S, self._clock()
+        while True:
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_LAST_S)
+            if not self._worker.is_serving:
+                refused_at = self._clock()  # the next engine has its own time
+                continue
+            song = await self._sing()
+            if song is Song.HEARD:
+                return
+            refuses_s = self._clock() - refused_at
+            if song is not Song.SILENT and refuses_s >= REPAVE_S and self._is_of_no_use():
+                reason = FailureReason.ENGINE_REJECTED
+                because = f"{reason}: for {refuses_s:.0f} s it has refused everything: {self._because}"
+                self._worker.break_engine(reason, because, {})
+                refused_at = self._clock()  # the next engine may be up before the next look at this one
+
+    def _is_of_no_use(self) -> bool:
+        """Whether nothing is lost with the engine: no request on it gets anything."""
+        is_working = any(flight.answer.generation.has_progressed for flight in self._flights)
+        return self._worker.owns_engine and not is_working
+
+    async def _sing(self) -> Song:
+        try:
+            return await self._vitals.sing(CANARY_S)
+        except Exception:  # whatever is wrong with the canary must not end the worker
+            logger.exception("a canary could not be sent")
+            return Song.SILENT

@@ -1,0 +1,249 @@
+"""What has been seen of one engine lately, beside its answers; each look adds to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from transport.counters import EngineCounters
+from workers.health.incident import Evidence
+from workers.health.probes import KernelView, Vitals
+from workers.policy.liveness import BUSY_CORES, EngineSigns, PrefillPace, RequestSigns
+from workers.requests.answer import Phase
+from workers.requests.in_flight import Flight, Flights
+from workers.requests.request import RequestId
+
+LOOK_S: Final = 2.0  # between two looks at an engine that is silent
+LEAST_INTERVAL_S: Final = 0.9  # between two looks at /proc, whose clock ticks a hundred times a second
+GAP_S: Final = 3 * LOOK_S  # without a look: what has risen since is no news, since nobody knows when it did
+_NEVER: Final = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Newest:
+    """Whose progress is the newest, and when the newest of all others was."""
+
+    flight: Flight | None = None
+    at: float = _NEVER
+    others_at: float = _NEVER
+
+    def joined_by(self, flight: Flight, at: float) -> "_Newest":
+        if at > self.at:
+            return _Newest(flight=flight, at=at, others_at=self.at)
+        return _Newest(flight=self.flight, at=self.at, others_at=at) if at > self.others_at else self
+
+    def beside(self, flight: Flight) -> float | None:
+        at = self.others_at if flight is self.flight else self.at
+        return None if at == _NEVER else at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSight:
+    """What is known of the engine at one moment, for all requests at once: each sees the others' progress in it."""
+
+    rose_at: float | None
+    unexplained_at: float | None
+    progress: _Newest
+    prefilling: _Newest
+    batch_busy_at: float | None = None
+    answered_at: float | None = (
+        None  # of a server that may hold requests back: when one was last answered that has ended
+    )
+
+    def as_seen_by(self, flight: Flight, *, is_serving: bool) -> EngineSigns:
+        """Return what speaks for the engine as ``flight`` sees it."""
+        return EngineSigns(
+            is_serving=is_serving,
+            rose_at=self.rose_at,
+            unexplained_at=self.unexplained_at,
+            others_at=self.progress.beside(flight),
+            prefilling_at=self.prefilling.beside(flight),
+            batch_busy_at=self.batch_busy_at,
+            answering_at=self._answering_at(flight),
+        )
+
+    def _answering_at(self, flight: Flight) -> float | None:
+        if self.answered_at is None:
+            return None
+        beside = self.progress.beside(flight)
+        return self.answered_at if beside is None else max(self.answered_at, beside)
+
+
+class Signs:
+    """Keeps when each thing was last seen to move; written by the watch alone."""
+
+    def __init__(
+        self, flights: Flights, vitals: Vitals, clock: Callable[[], float], *, may_queue: bool = False
+    ) -> None:
+        self._flights = flights
+        self._may_queue = may_queue  # the server may hold requests back, and tells nothing of it
+        self._vitals = vitals
+        self._clock = clock
+        self.pace = PrefillPace()
+        self.forget()
+
+    def __repr__(self) -> str:
+        """State what is known."""
+        return f"<Signs counters={self.counters} pace={self.pace}>"
+
+    def forget(self) -> None:
+        """Forget all that was of another incarnation; how fast it reads stays."""
+        self.counters: EngineCounters | None = None
+        self.kernel = KernelView()
+        self._rose_at: float | None = None
+        self._unexplained_at: float | None = None
+        self._looked_at: float | None = None
+        self._tried_at: float | None = None
+        self._cpu_percent: float | None = None
+        self._kernel_at: float | None = None
+        self._ticks = KernelView()
+        self._ticks_at: float | None = None
+        self.busy_at: float | None = None  # when its processes were last seen to compute
+        self._answered_at = _NEVER
+        self._batches: dict[RequestId, tuple[int, float]] = {}  # how far each prompt was told to be, and after how long
+        self._log_bytes = self._vitals.log_bytes()
+        self._log_grew_at: float | None = None
+
+    def see_kernel(self) -> None:
+        """Ask the kernel at once, where an engine is about to be killed and was not looked at."""
+        if self._kernel_at is None or self._clock() - self._kernel_at > LOOK_S:
+            self.kernel, self._kernel_at = self._vitals.glance(), self._clock()
+
+    async def look(self) -> EngineCounters | None:
+        """Ask the engine and the kernel once, each bounded by itself; return what the engine told."""
+        if self._tried_at is None or self._clock() - self._tried_at > GAP_S:
+            self.counters = None
+        await self.look_at_kernel()
+        now = self._clock()
+        log_bytes = self._vitals.log_bytes()
+        if log_bytes != self._log_bytes:
+            self._log_bytes, self._log_grew_at = log_bytes, now
+        counters = await self._vitals.read_counters()  # last: a busy engine may hold the answer back for long
+        self._tried_at = self._clock()
+        if counters is not None:
+            self._compare(counters)
+        return counters
+
+    async def look_at_kernel(self) -> None:
+        """Ask the kernel alone, which always answers."""
+        view = await self._vitals.kernel_view()
+        now = self._clock()
+        self._measure_cpu(view, now)
+        if self._kernel_at is not None and view.compiles_since(self.kernel):
+            self._rose_at = self._unexplained_at = now  # it makes what it needs for these requests, before any step
+        self.kernel, self._kernel_at = view, now
+
+    def _measure_cpu(self, view: KernelView, now: float) -> None:
+        """Take how much the tree computes; an interval of a few ticks would tell of the ticks alone."""
+        if self._ticks_at is None or not self._ticks.processes:
+            self._ticks, self._ticks_at = view, now
+            return
+        seconds = now - self._ticks_at
+        if seconds < LEAST_INTERVAL_S:
+            return
+        cores = view.cpu_since(self._ticks) / seconds
+        self._cpu_percent = 100 * cores
+        if cores >= BUSY_CORES:
+            self.busy_at = now
+        self._ticks, self._ticks_at = view, now
+
+    def learn_batches(self, flight: Flight) -> None:
+        """Learn how fast the engine reads from each batch that it tells of, whatever becomes of the request."""
+        told = flight.answer.generation.prompt_progress
+        seen, seen_ms = self._batches.get(flight.id, (0, 0.0))
+        if told is None or told.processed <= max(seen, told.cached):
+            return
+        since = max(seen, told.cached)
+        self.pace = self.pace.seen(tokens=told.processed - since, seconds=(told.elapsed_ms - seen_ms) / 1000)
+        self._batches[flight.id] = told.processed, told.elapsed_ms
+
+    def note_end(self, flight: Flight) -> None:
+        """Take the end of a request."""
+        self._batches.pop(flight.id, None)
+        self._answered_at = max(self._answered_at, _progress_at(flight))
+
+    def sight(self, *, may_batch: bool = False) -> EngineSight:
+        """Return what is known of the engine now; ``may_batch`` says that it may be reading for whoever has left.
+
+        Beside that, it may be reading a batch where a prompt was sent and no token of its answer has come.
+        """
+        progress = prefilling = _Newest()
+        for flight in self._flights:
+            if flight.answer.phase is Phase.ENGINE:
+                at = _progress_at(flight)
+                progress = progress.joined_by(flight, at)
+                if flight.answer.generation.first_token_at is None:
+                    may_batch = True
+                    prefilling = prefilling.joined_by(flight, at)
+        return EngineSight(
+            rose_at=self._rose_at,
+            unexplained_at=self._unexplained_at,
+            progress=progress,
+            prefilling=prefilling,
+            batch_busy_at=self.busy_at if may_batch else None,
+            answered_at=self._answered_at if self._may_queue else None,
+        )
+
+    def of_request(self, flight: Flight) -> RequestSigns:
+        """Return what speaks for one request."""
+        generation = flight.answer.generation
+        told = generation.prompt_progress
+        left = told.total - told.processed if told else flight.answer.prompt_chars * self.pace.tokens_a_char
+        return RequestSigns(
+            has_token=generation.first_token_at is not None,
+            progress_at=generation.last_progress_at,
+            has_begun=generation.begun_at is not None,
+            prefill_left_s=self.pace.seconds_for(max(0.0, left)),
+        )
+
+    def evidence(self, flight: Flight) -> Evidence:
+        """Return all that a verdict on ``flight`` rests on."""
+        now = self._clock()
+        generation = flight.answer.generation
+        told = generation.prompt_progress
+
+        def ago(at: float | None) -> float | None:
+            return None if at is None else round(max(0.0, now - at), 3)
+
+        return Evidence(
+            silent_s=ago(generation.last_progress_at) or 0.0,
+            limit_s=None if flight.judgement.limit_s is None else round(flight.judgement.limit_s, 3),
+            last_byte_s=None if generation.begun_at is None else ago(generation.last_byte_at),
+            prompt_tokens_done=told.processed if told else None,
+            prompt_tokens=told.total if told else None,
+            output_tokens=flight.answer.output_tokens,
+            counters=None if self.counters is None else str(self.counters),
+            counters_rose_s=ago(self._rose_at),
+            cpu_percent=None if self._cpu_percent is None else round(self._cpu_percent, 1),
+            log_grew_s=ago(self._log_grew_at),
+        )
+
+    def learn(self, flight: Flight) -> None:
+        """Learn how fast the engine reads from an answer that is complete."""
+        generation = flight.answer.generation
+        first_at = generation.first_token_at
+        if generation.usage is not None and first_at is not None:
+            seen_s, timings, usage = first_at - generation.started_at, generation.timings, generation.usage
+            # No longer than we have seen ourselves: an engine's clock goes on while the machine sleeps.
+            self.pace = self.pace.learned(
+                tokens=timings.prompt_tokens if timings else usage.prompt_tokens - usage.cached_tokens,
+                seconds=min(timings.prompt_ms / 1000, seen_s) if timings else seen_s,
+                chars=flight.answer.prompt_chars,
+                prompt_tokens=usage.prompt_tokens,
+            )
+
+    def _compare(self, counters: EngineCounters) -> None:
+        now, before, before_at = self._clock(), self.counters, self._looked_at
+        self.counters, self._looked_at = counters, now
+        if before is None or before_at is None:
+            return
+        advanced = counters.advances_since(before)
+        if advanced:
+            self._rose_at = now
+        if advanced > sum(_progress_at(flight) >= before_at for flight in self._flights):
+            self._unexplained_at = now
+
+
+def _progress_at(flight: Flight) -> float:
+    """Return when the model last got further; the start of a request is no progress of the engine's."""
+    generation = flight.answer.generation
+    return generation.last_progress_at if generation.has_progressed else _NEVER

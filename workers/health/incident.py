@@ -1,0 +1,146 @@
+"""What is kept of an incarnation that broke, so that the one line that mattered is not lost."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from workers.health.probes import KernelView
+from workers.policy.liveness import Verdict
+from workers.process.child import EngineExit
+
+TAIL_LINES: Final = 50  # of each stream
+TAIL_CHARS: Final = 16 * 1024  # of each stream: the newest lines that fit
+KEPT: Final = 100  # of one worker, the newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Why a verdict was given; times are in seconds before it, None where it never was.
+
+    ``silent_s`` counts from the model's last progress, ``last_byte_s`` from any byte at all.
+    """
+
+    silent_s: float
+    limit_s: float | None = None
+    last_byte_s: float | None = None
+    prompt_tokens_done: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    counters: str | None = None
+    counters_rose_s: float | None = None
+    cpu_percent: float | None = None
+    log_grew_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """One request in flight at one moment; ``held_s`` is for how long it has been there."""
+
+    id: int
+    job_name: str
+    verdict: Verdict
+    evidence: Evidence
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One broken incarnation: what was decided and on which evidence, how it ended, and what it said last.
+
+    Also one that failed at what it was told and lives on: then ``exit`` is None.
+    """
+
+    worker: str
+    incarnation: int
+    at: datetime
+    reason: str
+    because: str
+    verdict: Verdict | None
+    exit: EngineExit | None
+    stdout_tail: tuple[str, ...]
+    stderr_tail: tuple[str, ...]
+    kernel: KernelView
+    in_flight: tuple[RequestView, ...]
+    finding: str | None = None  # what trying the turns that were on it has shown
+    pools: Mapping[str, int] | None = None  # how many turns waited and ran in all, where somebody counts them
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Incident).decode
+
+
+class Incidents:
+    """The newest incidents of one worker, kept over restarts of ours where there is a file for them."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        read = _read(file)
+        self._kept: deque[Incident] = deque(read, maxlen=KEPT)
+        self._written = len(read)
+
+    def __repr__(self) -> str:
+        """State how many there are."""
+        return f"<Incidents {len(self._kept)}>"
+
+    def __iter__(self) -> Iterator[Incident]:
+        """Iterate from the newest to the oldest."""
+        return iter(tuple(reversed(self._kept)))
+
+    def add(self, incident: Incident) -> None:
+        """Keep one more; a disk that is full must not keep an engine from being repaired.
+
+        Raises:
+            OSError: it is kept in memory alone.
+        """
+        self._kept.append(incident)
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if self._written < 2 * KEPT:
+            with self._file.open("ab") as file:
+                file.write(_encode(incident) + b"\n")
+            self._written += 1
+            return
+        self._rewrite(self._file)
+
+    def note_finding(self, incarnation: int, finding: str) -> None:
+        """Add to the newest incident of an incarnation what was found out after it.
+
+        Raises:
+            OSError: it is kept in memory alone.
+        """
+        for place in reversed(range(len(self._kept))):
+            if self._kept[place].incarnation == incarnation:
+                self._kept[place] = replace(self._kept[place], finding=finding)
+                if self._file is not None:
+                    self._rewrite(self._file)
+                return
+
+    def _rewrite(self, file: Path) -> None:
+        half = file.with_suffix(".half")
+        half.write_bytes(b"".join(_encode(kept) + b"\n" for kept in self._kept))
+        half.replace(file)
+        self._written = len(self._kept)
+
+
+def incident_document(incident: Incident) -> Mapping[str, object]:
+    """Return an incident as it is shown and stored."""
+    document: Mapping[str, object] = msgspec.to_builtins(incident)
+    return document
+
+
+def _read(file: Path | None) -> list[Incident]:
+    if file is None or not file.is_file():
+        return []
+    read: list[Incident] = []
+    for line in file.read_bytes().splitlines():
+        try:
+            read.append(_decode(line))
+        except msgspec.MsgspecError:
+            continue  # of another version
+    return read

@@ -1,0 +1,259 @@
+"""What an engine shows of itself apart from its answers: its counters, a canary's song, and the kernel's view of it."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+import anyio.to_thread
+import psutil
+
+from transport.client import EngineClient
+from transport.counters import EngineCounters
+from transport.errors import CannotAsk, EngineError, EngineTimeout
+from transport.events import Event
+from transport.request import ChatRequest, Message
+from workers.requests.generation import Generation
+
+VIEW_PROCESSES: Final = 64  # of one engine's tree; vLLM has a dozen
+# What Triton, Inductor, FlashInfer and llama.cpp's backends run to make kernels; in-process compilers show no process.
+COMPILERS: Final = frozenset(
+    {
+        *("ptxas", "cicc", "nvcc", "cudafe++", "fatbinary", "nvlink", "hipcc", "ninja"),
+        *("gcc", "g++", "cc", "c++", "cc1", "cc1plus", "as", "ld", "collect2", "clang", "clang++", "ld.lld"),
+    }
+)
+CANARY: Final = (Message(role="user", content="ping"),)
+CALIBRATION_WORDS: Final = 200
+CALIBRATION_S: Final = 10.0
+CALIBRATION: Final = (Message(role="user", content="word " * CALIBRATION_WORDS),)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessView:
+    """One process as the kernel sees it: its state, what it waits for in the kernel, memory in bytes, CPU seconds."""
+
+    pid: int
+    name: str
+    state: str
+    wchan: str | None
+    rss_bytes: int
+    cpu_s: float
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelView:
+    """An engine's whole tree at one moment."""
+
+    processes: tuple[ProcessView, ...] = ()
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all of them together."""
+        return sum(process.cpu_s for process in self.processes)
+
+    def cpu_since(self, earlier: "KernelView") -> float:
+        """Return the CPU seconds that were spent since, by processes that were there and by those that came."""
+        spent = {process.pid: process.cpu_s for process in earlier.processes}
+        return sum(max(0.0, process.cpu_s - spent.get(process.pid, 0.0)) for process in self.processes)
+
+    def compiles_since(self, earlier: "KernelView") -> bool:
+        """Whether a compiler below the engine has worked since: kernels are made when a shape comes first."""
+        spent = {process.pid: process.cpu_s for process in earlier.processes}
+        compilers = (process for process in self.processes if process.name in COMPILERS)
+        return any(process.cpu_s > spent.get(process.pid, -1.0) for process in compilers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How long an engine took to read so many tokens of a prompt."""
+
+    tokens: int
+    seconds: float
+
+
+class Probe(StrEnum):
+    """What came of one readiness probe."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"  # nobody is there, or what answers is no engine that is ready
+    SILENT = "silent"  # no answer in time, which a healthy engine may do in the middle of a batch
+
+
+class Song(StrEnum):
+    """What came of one canary."""
+
+    HEARD = "heard"  # it sang: the engine makes tokens
+    BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves nobody
+    REFUSED = "refused"  # an error, or a connection that broke
+    SILENT = "silent"  # nothing in time, which says little of an engine that is busy
+
+
+class Vitals(Protocol):
+    """The edge of the watch: the real one asks an engine and the kernel, that of tests knows what it will say."""
+
+    async def read_counters(self) -> EngineCounters | None:
+        """Return the engine's counters, None where it does not tell them, or not now."""
+
+    async def sing(self, limit_s: float) -> Song:
+        """Ask for one token as a turn would, and return what came of it."""
+
+    async def calibrate(self) -> Calibration | None:
+        """Return how long the engine takes for a short prompt, or at least takes; None where it does not tell."""
+
+    async def probe(self) -> Probe:
+        """Return what came of one readiness probe."""
+
+    async def kernel_view(self) -> KernelView:
+        """Return what the kernel knows of the engine's processes."""
+
+    def glance(self) -> KernelView:
+        """Return the same at once, for a moment that cannot wait."""
+
+    def log_bytes(self) -> int:
+        """Return how much the engine has printed so far."""
+
+
+class EngineVitals:
+    """The vitals of a real engine.
+
+    ``base`` gives the model's name and further parameters of a request for it without adapters; ``root`` the pid above
+    the engine's whole tree, None where there is none.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        base: Callable[[], tuple[str, Mapping[str, object]]],
+        root: Callable[[], int | None],
+        log_bytes: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._base = base
+        self._root = root
+        self._log_bytes = log_bytes
+
+    def __repr__(self) -> str:
+        """State whose they are."""
+        return f"<EngineVitals {self._client!r}>"
+
+    async def calibrate(self) -> Calibration | None:
+        """Ask for one token after a short prompt, where the engine tells how long it has read."""
+        if not self._client.dialect.tells_timings:
+            return None
+        generation = Generation(time.monotonic)
+        model, params = self._base()
+        params = {**self._client.dialect.canary_params, **params}
+        asked = ChatRequest(model=model, messages=CALIBRATION, params=params)
+        with anyio.move_on_after(CALIBRATION_S) as limit:
+            try:
+                await self._client.stream(asked, generation)
+            except EngineError:
+                return None
+        if limit.cancelled_caught:  # it is at most as fast as that
+            return Calibration(tokens=CALIBRATION_WORDS, seconds=CALIBRATION_S)
+        timings = generation.timings
+        return Calibration(tokens=timings.prompt_tokens, seconds=timings.prompt_ms / 1000) if timings else None
+
+    async def read_counters(self) -> EngineCounters | None:
+        """Ask /slots once; older builds hold the answer back for a whole batch, so silence says nothing."""
+        try:
+            return await self._client.read_counters()
+        except EngineError:
+            return None
+
+    async def sing(self, limit_s: float) -> Song:
+        """Ask for one token."""
+        song = _Listener()
+        model, params = self._base()
+        asked = ChatRequest(model=model, messages=CANARY, params={**self._client.dialect.canary_params, **params})
+        with anyio.move_on_after(limit_s):
+            try:
+                await self._client.stream(asked, song)
+            except CannotAsk:
+                return Song.SILENT
+            except EngineError:
+                return Song.BROKEN_OFF if song.is_heard else Song.REFUSED
+        return Song.HEARD if song.is_heard else Song.SILENT
+
+    async def probe(self) -> Probe:
+        """Probe once."""
+        try:
+            await self._client.probe_ready()
+        except (EngineTimeout, CannotAsk):
+            return Probe.SILENT
+        except EngineError:
+            return Probe.REFUSED
+        return Probe.ANSWERED
+
+    async def kernel_view(self) -> KernelView:
+        """Look at /proc, in a thread: a tree of hundreds takes milliseconds."""
+        root = self._root()
+        return KernelView() if root is None else await anyio.to_thread.run_sync(look_at_tree, root)
+
+    def glance(self) -> KernelView:
+        """Look at /proc from the event loop: once for an engine that is broken, and then it costs nobody anything."""
+        root = self._root()
+        return KernelView() if root is None else look_at_tree(root)
+
+    def log_bytes(self) -> int:
+        """Return how much came through the guardian."""
+        return self._log_bytes()
+
+
+class _Listener:
+    """Listens to a canary (a ``transport.exchange.Receiver``)."""
+
+    def __init__(self) -> None:
+        self.is_heard = False
+
+    def begin(self) -> None:
+        """Take the fact that a stream begins; it proves nothing yet."""
+
+    def touch(self) -> None:
+        """Take the fact that bytes came; they prove nothing yet."""
+
+    def receive(self, _event: Event) -> None:
+        """Take any event of the model's."""
+        self.is_heard = True
+
+
+def look_at_tree(root: int) -> KernelView:
+    """Return the processes below ``root``."""
+    try:
+        below = psutil.Process(root).children(recursive=True)[:VIEW_PROCESSES]
+    except (psutil.Error, OSError):  # OSError where we have no descriptor left
+        return KernelView()
+    views = (_look_at(process) for process in below)
+    return KernelView(processes=tuple(view for view in views if view is not None))
+
+
+def _look_at(process: psutil.Process) -> ProcessView | None:
+    try:
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessView(
+                pid=process.pid,
+                name=process.name().encode("utf-8", "replace").decode(),
+                state=process.status(),
+                wchan=_wchan(process.pid),
+                rss_bytes=process.memory_info().rss,
+                cpu_s=times.user + times.system,
+                threads=process.num_threads(),
+            )
+    except (psutil.Error, OSError):
+        return None
+
+
+def _wchan(pid: int) -> str | None:
+    try:
+        told = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if told in ("", "0") else told

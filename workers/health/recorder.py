@@ -1,0 +1,131 @@
+"""Makes an incident of a worker's broken incarnation: what was seen when it was found broken, and how it ended."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from workers.engine.incarnation import Incarnation
+from workers.engine.supervisor import Supervisor
+from workers.health.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
+from workers.health.probes import KernelView
+from workers.health.watch import Watch
+from workers.outcome import FailureReason
+from workers.policy.liveness import Verdict
+from workers.process.child import EngineExit
+from workers.spec import WorkerId, WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    incarnation: int
+    reason: str
+    verdict: Verdict | None
+    kernel: KernelView
+    in_flight: tuple[RequestView, ...]
+    pools: Mapping[str, int] | None
+
+
+class IncidentRecorder:
+    """Views the scene before an engine is killed and its requests are ended, and keeps it with the end."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        supervisor: Supervisor,
+        watch: Watch,
+        count_pools: Callable[[], Mapping[str, int] | None],
+    ) -> None:
+        self._id = spec.id
+        self._supervisor = supervisor
+        self._watch = watch
+        self._count_pools = count_pools
+        self._scene: _Scene | None = None
+        folder = spec.state_dir / "incidents" if spec.state_dir else None
+        self.incidents = Incidents(folder / _file_name(spec.id) if folder else None)
+
+    def __repr__(self) -> str:
+        """State whose incidents they are."""
+        return f"<IncidentRecorder {self._id} {self.incidents!r}>"
+
+    @property
+    def has_viewed(self) -> bool:
+        """Whether the present incarnation was found broken already: the first reason stands."""
+        return self._scene is not None and self._scene.incarnation == self._supervisor.now.incarnation
+
+    def view(self, reason: FailureReason, *, is_stalled: bool = False) -> None:
+        """Take in what is there now."""
+        self._scene = self._look(reason, is_stalled=is_stalled)
+
+    def _look(self, reason: str, *, is_stalled: bool) -> _Scene:
+        views = self._watch.views()
+        running = self._supervisor.running
+        if running is not None and not running.is_gone:
+            self._watch.signs.see_kernel()
+        return _Scene(
+            incarnation=self._supervisor.now.incarnation,
+            reason=reason,
+            verdict=Verdict.STALLED if is_stalled else Verdict.DEAD if views else None,
+            kernel=self._watch.signs.kernel,
+            in_flight=views,
+            pools=self._count_pools(),
+        )
+
+    def keep(self, incarnation: Incarnation, because: str) -> None:
+        """Keep an incident of an incarnation that has ended."""
+        if not self.has_viewed:
+            self.view(FailureReason.ENGINE_DIED)
+        scene = self._scene
+        assert scene is not None  # noqa: S101 - just viewed
+        self._add(scene, because, incarnation.exit)
+
+    def note_failure(self, reason: str, because: str) -> None:
+        """Keep an incident of the present incarnation, which lives on."""
+        self._add(self._look(reason, is_stalled=False), because, None)
+
+    def _add(self, scene: _Scene, because: str, ended: EngineExit | None) -> None:
+        stdout_tail, stderr_tail = map(_fitting, self._supervisor.log.tails(TAIL_LINES, incarnation=scene.incarnation))
+        incident = Incident(
+            worker=self._id,
+            incarnation=scene.incarnation,
+            at=datetime.now(UTC),
+            reason=scene.reason,
+            because=because,
+            verdict=scene.verdict,
+            exit=ended,
+            stdout_tail=stdout_tail,
+            stderr_tail=stderr_tail,
+            kernel=scene.kernel,
+            in_flight=scene.in_flight,
+            pools=scene.pools,
+        )
+        try:
+            self.incidents.add(incident)
+        except (OSError, ValueError):
+            logger.exception("worker %s: an incident could not be written", self._id)
+
+    def note_finding(self, incarnation: int, finding: str) -> None:
+        """Add to the incident of an incarnation what was found out after it."""
+        logger.warning("worker %s: engine %d: %s", self._id, incarnation, finding)
+        try:
+            self.incidents.note_finding(incarnation, finding)
+        except (OSError, ValueError):
+            logger.exception("worker %s: an incident could not be written", self._id)
+
+
+def _fitting(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the newest lines that fit; at least the end of the very last."""
+    left, kept = TAIL_CHARS, []
+    for line in reversed(lines):
+        if left <= 0:
+            break
+        kept.append(line[-left:])
+        left -= len(line)
+    return tuple(reversed(kept))
+
+
+def _file_name(worker_id: WorkerId) -> str:
+    return f"{quote(worker_id, safe='')}.jsonl"

@@ -1,0 +1,119 @@
+"""What an engine's failure under one request asks for, before the slot of that request is lent again."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+import anyio
+
+from workers.health.circuit_breaker import CircuitBreaker
+from workers.health.probes import Probe, Song, Vitals
+from workers.outcome import EngineFailed, FailureReason
+from workers.requests.answer import Phase
+from workers.requests.in_flight import Flight, Flights
+
+DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
+CONFIRM_PROBES: Final = 3
+REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
+REFUSAL_PAUSE_MAX_S: Final = 30.0
+CANARY_S: Final = 5.0
+CANARIES: Final = (
+    3  # that an engine refuses before it gets no turns: some refuse half of everything, and serve the rest
+)
+CANARY_PAUSE_S: Final = 0.2
+
+
+class Broken(Protocol):
+    """What recovery can do to a worker."""
+
+    @property
+    def incarnation(self) -> int:
+        """The number of the present engine."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine that is ready."""
+
+    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+        """Kill the present engine, and start another."""
+
+
+class Recovery:
+    """Finds out whether an engine that failed a request is still one."""
+
+    def __init__(self, worker: Broken, vitals: Vitals, flights: Flights, breaker: CircuitBreaker) -> None:
+        self._worker = worker
+        self._vitals = vitals
+        self.flights = flights
+        self._breaker = breaker
+        self._answered: tuple[int, float] = (0, 0.0)  # an incarnation, and when the newest request began that it ended
+
+    def __repr__(self) -> str:
+        """State of what."""
+        return f"<Recovery of {self._worker!r}>"
+
+    def note_answer(self, incarnation: int, flight: Flight) -> None:
+        """Take the fact that an engine has answered a request to its end."""
+        began_at = flight.answer.started_at
+        if incarnation >= self._answered[0]:
+            self._answered = incarnation, max(began_at, self._answered[1] if incarnation == self._answered[0] else 0.0)
+
+    async def recover(self, incarnation: int, flight: Flight, failed: EngineFailed) -> EngineFailed:
+        """Return the failure, with what it proves, when the slot may be lent again; the engine may be broken then."""
+        if failed.reason is FailureReason.ENGINE_UNREACHABLE:
+            await self._confirm_alive(incarnation, flight, failed.detail)
+        elif await self._vitals.probe() is Probe.REFUSED:
+            await self._confirm_dead(incarnation, failed.detail)
+            return failed
+        if failed.retry_after_s is not None:  # its own word: it has too much to do, and this request is not the cause
+            await anyio.sleep(min(failed.retry_after_s, REFUSAL_PAUSE_MAX_S))
+            return failed
+        is_proved = await self._serves_others(incarnation, flight, failed.detail)
+        # An engine that refuses one request refuses the next as well: its slot is held for a moment.
+        await anyio.sleep(REFUSAL_PAUSE_S)
+        return replace(failed, is_proved=is_proved)
+
+    async def _serves_others(self, incarnation: int, flight: Flight, detail: str) -> bool:
+        """Whether the engine answers a request that began after the refused one, or a canary; else it may be ill."""
+        if self._answered[0] == incarnation and self._answered[1] >= flight.answer.started_at:
+            return True
+        for _ in range(CANARIES):
+            if self._breaker.is_open:
+                return False
+            song = await self._vitals.sing(CANARY_S)
+            if song in {Song.HEARD, Song.SILENT}:
+                return song is Song.HEARD
+            await anyio.sleep(CANARY_PAUSE_S)
+        if incarnation == self._worker.incarnation:
+            self._breaker.open(detail)
+        return False
+
+    async def _confirm_alive(self, incarnation: int, flight: Flight, detail: str) -> None:
+        """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.
+
+        A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
+        proves nothing: a healthy engine may be in the middle of a batch, and one that hangs is the watch's.
+        """
+        for _ in range(CONFIRM_PROBES):
+            await anyio.sleep(DEATH_NOTICE_S)
+            if await self._vitals.probe() is not Probe.REFUSED:
+                return
+        if incarnation == self._worker.incarnation and self._worker.is_serving:
+            reason = FailureReason.ENGINE_UNREACHABLE
+            self._worker.break_engine(reason, f"{reason}: {detail}", {flight: reason})
+
+    async def _confirm_dead(self, incarnation: int, detail: str) -> None:
+        """Break an engine whose front answers errors and says itself that it is not ready: what is behind it has died.
+
+        vLLM's API server goes on for five seconds without its engine, and then ends with status 0. Whoever was on the
+        engine may have brought it down.
+        """
+        await anyio.sleep(DEATH_NOTICE_S)
+        if await self._vitals.probe() is not Probe.REFUSED:
+            return
+        if incarnation == self._worker.incarnation and self._worker.is_serving:
+            reason = FailureReason.ENGINE_DIED
+            suspects = {each: reason for each in self.flights if each.answer.phase is not Phase.TOOLS}
+            self._worker.break_engine(
+                reason, f"{reason}: it answers, and says that it is not ready: {detail}", suspects
+            )

@@ -1,0 +1,1 @@
+"""Work that may take long, in processes of ours."""

@@ -1,0 +1,198 @@
+"""Runs what may take long in another process: a thread cannot be ended, and holds up the event loop all the same.
+
+The function and its arguments are pickled, so both are plain, and the function is a module's. The processes run a
+program of ours (``offloaded``) that imports that module alone: what a pool of the library's imports is the program of
+whoever uses us, which may start an engine. They are in a session of their own, since a Ctrl-C is ours to take.
+"""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import Final, Self, TypeVar, TypeVarTuple, cast
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
+from anyio.lowlevel import RunVar
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from workers.errors import OffloadCrowded
+from workers.offload import program
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+AT_ONCE: Final = 2  # of each lane
+CROWD: Final = 100  # calls that wait for a place of a lane that may be refused
+START_LIMIT_S: Final = 20.0  # of a process, on a machine that is busy with everything else
+TRIES: Final = 2  # a process may be the one that the kernel ends when memory is short
+_BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
+QUICK_CHARS: Final = 4096  # of what is judged, and of what it is judged by
+QUICK_S: Final = 0.01  # of the event loop
+ELSEWHERE_S: Final = 0.2  # of one answer or one call, all together, in seconds of the processor
+JUDGE_LIMIT_S: Final = 5.0  # of another process; within it a judgement's own limit is much shorter
+
+
+class Lane(Enum):
+    """Who waits for whom: answers of models never for what strangers post."""
+
+    DOCUMENTS = "documents"  # a call is refused where the queue is long
+    ANSWERS = "answers"
+
+
+async def offload(function: Callable[[*Args], T], *arguments: *Args, limit_s: float, lane: Lane = Lane.ANSWERS) -> T:
+    """Return what ``function`` returns; whoever is ahead in the queue counts towards no limit.
+
+    Raises:
+        TimeoutError: it takes longer than ``limit_s``, and was ended; or its processes died.
+        OffloadCrowded: too many wait already in the lane of documents.
+    """
+    request = pickle.dumps((function, arguments, limit_s))
+    pool = _pool.get(None)
+    if pool is not None:
+        return cast("T", await pool.run(request, limit_s, lane))
+    pool = Pool()
+    try:
+        return cast("T", await pool.run(request, limit_s, lane))
+    finally:
+        await pool.close()
+
+
+async def judge(function: Callable[[*Args, float], T], *arguments: *Args, size: int) -> T:
+    """Return what ``function`` returns, whose last parameter is a limit in seconds: at once where that is quick.
+
+    ``size`` is the longest text that it looks at, in characters.
+
+    Raises:
+        TimeoutError: it takes too long elsewhere as well.
+    """
+    if size <= QUICK_CHARS:
+        with suppress(TimeoutError):  # it may be done in the time that there is elsewhere
+            return function(*arguments, QUICK_S)
+    return await offload(function, *arguments, ELSEWHERE_S, limit_s=JUDGE_LIMIT_S)
+
+
+@asynccontextmanager
+async def offloading() -> AsyncIterator["Pool"]:
+    """Keep the processes for a block, for everything in this event loop; without it each call has one of its own."""
+    pool = _pool.get(None) or Pool()
+    _pool.set(pool)
+    pool.users += 1
+    try:
+        yield pool
+    finally:
+        pool.users -= 1
+        if not pool.users:
+            _pool.set(None)
+            await pool.close()
+
+
+class Pool:
+    """The processes of one event loop: none to begin with, and at most ``AT_ONCE`` a lane."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._is_closed = False
+        self._idle: list[_Helper] = []
+        self._places = {lane: anyio.CapacityLimiter(AT_ONCE) for lane in Lane}
+
+    def __repr__(self) -> str:
+        """State who waits."""
+        return f"<Pool idle={len(self._idle)} {self._places}>"
+
+    async def run(self, request: bytes, limit_s: float, lane: Lane) -> object:
+        """Return what a pickled call returns; raises as ``offload`` does."""
+        places = self._places[lane]
+        if lane is Lane.DOCUMENTS and places.statistics().tasks_waiting >= CROWD:
+            raise OffloadCrowded(f"{CROWD} documents are waiting to be looked at")
+        async with places:
+            for _ in range(TRIES):
+                try:
+                    answer = await self._ask(request, limit_s)
+                except TimeoutError:  # an OSError, and no broken pipe
+                    raise
+                except _BROKEN:
+                    continue
+                return _unpacked(answer)
+            raise TimeoutError("the processes that were to find out have died, or cannot be started")
+
+    async def _ask(self, request: bytes, limit_s: float) -> bytes:
+        helper = await self._helper()
+        try:
+            with anyio.fail_after(limit_s + START_LIMIT_S):
+                answer = await helper.ask(request)
+        except BaseException:
+            await helper.end()
+            raise
+        if self._is_closed:
+            await helper.end()
+        else:
+            self._idle.append(helper)
+        return answer
+
+    async def _helper(self) -> "_Helper":
+        while self._idle:
+            helper = self._idle.pop()
+            if helper.is_alive:
+                return helper
+            await helper.end()
+        return await _Helper.start()
+
+    async def close(self) -> None:
+        """End the processes that have nothing to do; one that runs a call is ended with that."""
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().end()
+
+
+_pool: RunVar[Pool | None] = RunVar("offload pool")
+
+
+class _Helper:
+    """One process, for one call at a time."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._input = cast("ByteSendStream", process.stdin)
+        self._output = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
+
+    @classmethod
+    async def start(cls) -> Self:
+        command = [sys.executable, "-P", "-u", str(Path(program.__file__))]
+        process = await anyio.open_process(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        helper = cls(process)
+        try:
+            await helper._send(pickle.dumps(sys.path))
+        except BaseException:
+            await helper.end()
+            raise
+        return helper
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def ask(self, request: bytes) -> bytes:
+        await self._send(request)
+        size = int.from_bytes(await self._output.receive_exactly(program.HEAD), "big")
+        return await self._output.receive_exactly(size)
+
+    async def _send(self, message: bytes) -> None:
+        await self._input.send(len(message).to_bytes(program.HEAD, "big") + message)
+
+    async def end(self) -> None:
+        with anyio.CancelScope(shield=True):
+            if self.is_alive:
+                self._process.kill()
+            await self._process.aclose()
+
+
+def _unpacked(answer: bytes) -> object:
+    is_error, told = pickle.loads(answer)  # noqa: S301 - of a process of ours
+    if is_error:
+        raise told
+    return told

@@ -1,0 +1,1 @@
+"""The three rings: guardian, orphans, registry. Together they leave no process behind."""

@@ -1,0 +1,276 @@
+"""One engine process under its guardian, from exec to an empty tree."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from workers.errors import SpawnFailed
+from workers.process import guardian
+from workers.process.orphans import end_strays
+from workers.process.registry import run_id
+
+REPORT_LIMIT_BYTES: Final = 64 * 1024
+LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone when the block that started it is left
+LAST_LIMIT_S: Final = 1.0  # for the end of a guardian that had to be killed itself
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to execute: argv, and the whole environment."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineExit:
+    """How the engine's main process ended: a status, or a signal, or neither where it is not known.
+
+    ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of what it had waited for.
+    """
+
+    status: int | None = None
+    signal: int | None = None
+    max_rss_bytes: int | None = field(default=None, compare=False)
+    cpu_s: float | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        if self.signal is not None:
+            known = {number.value: number.name for number in signal.Signals}
+            return f"killed by {known.get(self.signal, f'signal {self.signal}')}"
+        return "ended, nobody knows how" if self.status is None else f"exited with status {self.status}"
+
+
+OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there
+
+
+class OutputFrames:
+    """Takes the guardian's frames apart, however the pipe has cut them."""
+
+    def __init__(self, on_output: OnOutput) -> None:
+        self._on_output = on_output
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take what came through the pipe."""
+        held = self._held
+        held += data
+        head = struct.calcsize(guardian.FRAME_HEAD)
+        at = 0
+        while len(held) - at >= head:
+            stream, size = struct.unpack_from(guardian.FRAME_HEAD, held, at)
+            if len(held) - at - head < size:
+                break
+            self._on_output(stream, bytes(held[at + head : at + head + size]))
+            at += head + size
+        del held[:at]
+
+
+class EngineProcess:
+    """The engine's main process and all its descendants; made by ``run_engine``."""
+
+    def __init__(self, process: Process) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise RuntimeError("a guardian has three pipes")
+        self._guardian = process
+        self._orders = process.stdin
+        self._output = process.stdout
+        self._reports = BufferedByteReceiveStream(process.stderr)
+        self.pid = 0
+        self.exit = EngineExit()
+        self._gone = anyio.Event()
+        self._drained = anyio.Event()
+        self._is_ended = False
+
+    @property
+    def guardian_pid(self) -> int:
+        """The process above the engine's whole tree."""
+        return self._guardian.pid
+
+    def __repr__(self) -> str:
+        """State the process."""
+        return f"<EngineProcess pid={self.pid or None} gone={self.is_gone}>"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no process of the tree is left."""
+        return self._gone.is_set()
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the engine's group."""
+        # A broken pipe says that the guardian is gone, and the tree with it.
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._orders.send(bytes([guardian.ORDER_TERMINATE]))
+
+    async def wait_gone(self) -> EngineExit:
+        """Return when no process of the tree is left."""
+        await self._gone.wait()
+        return self.exit
+
+    async def end(self, limit_s: float) -> None:
+        """Let go of the lifeline, and wait for the tree's death and its last words; shielded, bounded, done once."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        with anyio.CancelScope(shield=True):
+            with (
+                contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError),
+                anyio.move_on_after(limit_s),
+            ):
+                await self._orders.send(
+                    bytes([guardian.ORDER_KILL])
+                )  # its end alone says nothing while a fork holds it
+            await self._orders.aclose()
+            with anyio.move_on_after(limit_s):
+                await self._wait_ended()
+                return
+            with contextlib.suppress(ProcessLookupError):
+                self._guardian.kill()  # it hangs; PDEATHSIG takes the engine with it
+            with anyio.move_on_after(LAST_LIMIT_S):
+                await self._wait_ended()
+
+    async def _wait_ended(self) -> None:
+        await self._guardian.wait()
+        if self.pid:
+            await self._gone.wait()
+            await self._drained.wait()
+        else:
+            self._gone.set()  # it never came to be
+
+    async def wait_started(self) -> None:
+        """Return when the engine's program is running.
+
+        Raises:
+            SpawnFailed: it cannot be executed.
+        """
+        report = await self._next_report()
+        if report.get("event") != "started":
+            raise SpawnFailed(str(report.get("message") or report.get("text") or "the guardian ended"))
+        self.pid = _integer(report, "pid")
+
+    async def follow(self) -> None:
+        """Take the guardian's reports until the tree is gone."""
+        while report := await self._next_report():
+            match report.get("event"):
+                case "exited":
+                    self.exit = _exit(report)
+                case "empty":
+                    self._gone.set()
+                case _:
+                    logger.error("the guardian of engine %d says: %s", self.pid, report.get("text", report))
+        if not self.is_gone:
+            await self.end_without_guardian()
+            logger.warning("the guardian of engine %d was killed; nothing of the engine is left", self.pid)
+
+    async def end_without_guardian(self) -> None:
+        """Return when nothing is left of an engine whose guardian is dead, however long its processes take to die."""
+        # The kernel closes a dead process's pipes before it gives its children to us: they are ours once it is gone.
+        await self._guardian.wait()
+        # PDEATHSIG has killed the main process; it leads the session, and what it had started is a child of ours now.
+        while not await end_strays(self.pid):
+            logger.error("processes of engine %d do not die", self.pid)
+        self._gone.set()
+
+    async def drain(self, on_output: OnOutput) -> None:
+        """Take what the engine prints, to its end."""
+        frames = OutputFrames(on_output)
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for data in self._output:
+                frames.feed(data)
+        self._drained.set()
+
+    async def close(self) -> None:
+        """Close the pipes."""
+        await self._output.aclose()
+        await self._reports.aclose()
+
+    async def _next_report(self) -> dict[str, object]:
+        try:
+            line = await self._reports.receive_until(b"\n", REPORT_LIMIT_BYTES)
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            return {}
+        try:
+            report = json.loads(line)
+        except ValueError:
+            report = None
+        return report if isinstance(report, dict) else {"text": line.decode("utf-8", "replace")}
+
+
+@asynccontextmanager
+async def run_engine(
+    command: Command, on_output: OnOutput, leave_limit_s: float = LEAVE_LIMIT_S
+) -> AsyncIterator[EngineProcess]:
+    """Start ``command`` under a guardian; when the block is left, however it is left, the whole tree is gone.
+
+    ``on_output`` takes what the engine prints, as it comes. An error of the block leaves in a group.
+    A process that hangs in the kernel cannot be killed: after ``leave_limit_s`` the block is left all the same, and
+    ``is_gone`` is false.
+
+    Raises:
+        SpawnFailed: the program cannot be executed.
+    """
+    role = [guardian.GUARD, str(os.getpid())]
+    argv = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), *role, *command.argv]
+    # A session of its own: a Ctrl-C in our terminal is ours to handle, and must not reach the guardian.
+    env = {**command.env, guardian.MARK_TO_BE: run_id()}
+    guardian.become_subreaper()
+    try:
+        with anyio.CancelScope(shield=True):  # a process that is half started has no owner yet
+            process = await anyio.open_process(argv, env=env, start_new_session=True)
+    except (OSError, ValueError) as error:
+        raise SpawnFailed(f"cannot start a process: {error}") from error
+    engine = EngineProcess(process)
+    try:
+        await engine.wait_started()
+        async with anyio.create_task_group() as tasks:
+            # Shielded: what the guardian tells is needed most while the block is being cancelled.
+            readers = anyio.CancelScope(shield=True)
+            tasks.start_soon(_read, engine, on_output, readers)
+            try:
+                yield engine
+            finally:
+                await engine.end(leave_limit_s)
+                readers.cancel()
+    finally:
+        await engine.end(leave_limit_s)
+        await engine.close()
+
+
+async def _read(engine: EngineProcess, on_output: OnOutput, scope: anyio.CancelScope) -> None:
+    with scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.drain, on_output)
+            tasks.start_soon(engine.follow)
+
+
+def _exit(report: Mapping[str, object]) -> EngineExit:
+    status = _integer(report, "status")
+    rss, cpu_s = report.get("max_rss_bytes"), report.get("cpu_s")
+    return EngineExit(
+        status=status if status >= 0 else None,
+        signal=-status if status < 0 else None,
+        max_rss_bytes=rss if isinstance(rss, int) else None,
+        cpu_s=float(cpu_s) if isinstance(cpu_s, int | float) else None,
+    )
+
+
+def _integer(report: Mapping[str, object], field: str) -> int:
+    value = report.get(field)
+    if not isinstance(value, int):
+        raise SpawnFailed(f"the guardian's report has no {field}: {report}")
+    return value

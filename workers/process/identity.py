@@ -1,0 +1,85 @@
+"""Processes by their proven identity: whoever signals one means exactly that one, whatever becomes of its number."""
+
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.process import guardian
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessId:
+    """One process of one boot: pids are given again, a pid with its start time (in clock ticks) is not."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessId | None":
+        """Return the identity of a process that lives, None where there is none."""
+        try:
+            return cls(pid=pid, started=_stat(pid).started)
+        except (OSError, ValueError, IndexError):
+            return None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still is that process, and no zombie."""
+        try:
+            now = _stat(self.pid)
+        except (OSError, ValueError, IndexError):
+            return False
+        return now.started == self.started and now.state not in "ZX"
+
+
+def kill_exactly(process: ProcessId) -> None:
+    """Send SIGKILL to exactly that process: the descriptor keeps meaning it, whatever becomes of its number."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return
+    try:
+        if ProcessId.of(process.pid) == process:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except OSError:
+        logger.exception("process %d is ours and cannot be killed", process.pid)
+    finally:
+        os.close(descriptor)
+
+
+def mark_of(pid: int) -> str:
+    """Return the run of ours below whose guardian a process was started, '' where there is none."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ""  # another user's, or gone
+    for entry in environment.split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name == guardian.MARK.encode():
+            return value.decode("ascii", "replace")
+    return ""
+
+
+def session_of(pid: int) -> int | None:
+    """Return the session of a process, which a zombie has as well; None where there is no process."""
+    try:
+        return _stat(pid).session
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stat:
+    state: str
+    session: int
+    started: int
+
+
+def _stat(pid: int) -> _Stat:
+    """Return fields 3, 6 and 22 of /proc/PID/stat; the second, its name, may hold anything."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return _Stat(state=fields[0], session=int(fields[3]), started=int(fields[19]))

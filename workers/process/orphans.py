@@ -1,0 +1,86 @@
+"""Descendants of an engine whose guardian was killed: the second ring.
+
+We are a subreaper, so the kernel makes them our children. A child of ours that carries our mark has lost its guardian,
+since guardians themselves carry none; nothing else that this process has started is ever touched.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import anyio
+import psutil
+
+from workers.process import guardian
+from workers.process.identity import ProcessId, kill_exactly, mark_of, session_of
+from workers.process.registry import run_id
+
+LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
+PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and nobody else would see what it leaves
+_POLL_S: Final = 0.005
+logger = logging.getLogger(__name__)
+
+
+async def end_strays(session: int | None = None) -> bool:
+    """Kill and collect strays until there is none; return False where one does not die.
+
+    ``session`` is that of an engine whose guardian is dead and collected: its members are strays without a mark too,
+    zombies above all, which have lost theirs.
+    """
+    guardian.become_subreaper()
+    deadline = time.monotonic() + LIMIT_S
+    uncollected: set[int] = set()
+    while (strays := _strays(session) or _strays(session, is_thorough=session is not None)) or uncollected:
+        if time.monotonic() > deadline:
+            return False
+        for stray in strays:
+            kill_exactly(stray)
+            uncollected.add(stray.pid)
+        uncollected = {pid for pid in uncollected if not _collect(pid)}
+        if uncollected:
+            await anyio.sleep(_POLL_S)
+    return True
+
+
+async def patrol() -> None:
+    """Be a subreaper, and end strays now and then, until cancelled."""
+    guardian.become_subreaper()
+    while True:
+        if not await end_strays():
+            logger.error("processes that lost their guardian cannot be killed: %s", _strays(None))
+        await anyio.sleep(PATROL_S)
+
+
+def _strays(session: int | None, *, is_thorough: bool = False) -> list[ProcessId]:
+    own = run_id()
+    found = (
+        ProcessId.of(pid)
+        for pid in (_all_children() if is_thorough else _own_children())
+        if mark_of(pid) == own or (session is not None and session_of(pid) == session)
+    )
+    return [stray for stray in found if stray is not None]
+
+
+def _all_children() -> list[int]:
+    # The kernel's list of children may leave some out while others end; a scan of all processes leaves none out.
+    return [child.pid for child in psutil.Process().children()]
+
+
+def _own_children() -> list[int]:
+    pids: list[int] = []
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids += map(int, listing.read_text(encoding="ascii").split())
+        except OSError:
+            continue  # the thread has ended
+    return pids
+
+
+def _collect(pid: int) -> bool:
+    """Whether the child is collected, by us or by anybody."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True

@@ -1,0 +1,175 @@
+"""The ledger of processes that we have started, and the sweep of what an earlier run of ours has left.
+
+The third ring around an engine: the guardian outlives us, the kernel hands us what outlives a guardian
+(``workers.process.orphans``), and what outlives both is found here by the next start. A process is ours only if it
+proves to be: the same boot, the same pid and the same start time as noted, or the mark of a run of ours in its
+environment. Never by a pid alone, nor by a name.
+"""
+
+import json
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import anyio
+import psutil
+
+from workers.process.identity import ProcessId, kill_exactly, mark_of
+
+SWEEP_LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_POLL_S: Final = 0.005
+_numbers: Final = count()
+logger = logging.getLogger(__name__)
+
+
+def run_id() -> str:
+    """Return what this process of ours marks its engines with; a fork of it is another."""
+    return _run_id(os.getpid())
+
+
+@cache
+def _run_id(_own_pid: int) -> str:
+    return uuid.uuid4().hex
+
+
+class Ledger:
+    """What one run has started, in one file of ``folder``; it is there before the first process is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / f"{run_id()}.{next(_numbers)}.json"
+        self._processes: dict[int, ProcessId] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def __repr__(self) -> str:
+        """State how many processes are noted."""
+        return f"<Ledger {self._file.name} processes={len(self._processes)}>"
+
+    def note(self, *pids: int) -> None:
+        """Note processes that have just been started; a full disk keeps no engine from running."""
+        self._processes = {pid: noted for pid, noted in self._processes.items() if noted.is_alive}
+        for pid in pids:
+            noted = ProcessId.of(pid)
+            if noted is not None:
+                self._processes[pid] = noted
+        try:
+            self._write()
+        except OSError:
+            logger.exception("processes %s could not be noted; a sweep has only their mark to go by", pids)
+
+    def close(self) -> None:
+        """Forget the run: it has ended, and nothing of it is left."""
+        self._file.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        own = ProcessId.of(os.getpid())
+        assert own is not None  # noqa: S101 - we live
+        document = {
+            "boot_id": _boot_id(),
+            "owner": [own.pid, own.started],
+            "processes": [[noted.pid, noted.started] for noted in self._processes.values()],
+        }
+        half = self._file.with_suffix(".half")
+        half.write_text(json.dumps(document), encoding="ascii")
+        half.replace(self._file)
+
+
+@asynccontextmanager
+async def keeping_ledger(state_dir: Path | None) -> AsyncIterator[Ledger | None]:
+    """Sweep what earlier runs have left, then keep a ledger for a block; none where there is nowhere to keep it."""
+    if state_dir is None:
+        yield None
+        return
+    folder = state_dir / "processes"
+    await sweep(folder)
+    ledger = Ledger(folder)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+async def sweep(folder: Path) -> int:
+    """Kill what earlier runs have left, and forget them; return how many processes that were.
+
+    Runs that still live are left alone, and so is everything of another boot: it is gone.
+    """
+    left = [(file, run) for file, run in _runs(folder) if run is None or not run.is_alive]
+    killed: set[ProcessId] = set()
+    ours = [run for _, run in left if run is not None and run.boot_id == _boot_id()]
+    if ours:
+        with anyio.move_on_after(SWEEP_LIMIT_S):
+            while found := {each for each in _remains(ours) if each.is_alive}:
+                for process in found:
+                    kill_exactly(process)
+                killed |= found
+                await anyio.sleep(_POLL_S)
+    for file, run in left:
+        if run is None or run.boot_id != _boot_id() or not any(each.is_alive for each in killed):
+            file.unlink(missing_ok=True)
+    if killed:
+        logger.warning("an earlier run left %d processes; they are killed", len(killed))
+    return len(killed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    run_id: str
+    boot_id: str
+    owner: ProcessId
+    processes: tuple[ProcessId, ...]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.boot_id == _boot_id() and self.owner.is_alive
+
+
+def _runs(folder: Path) -> list[tuple[Path, _Run | None]]:
+    return [(file, _read(file)) for file in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+
+
+def _read(file: Path) -> _Run | None:
+    try:
+        document = json.loads(file.read_text(encoding="ascii"))
+        owner, *processes = (
+            ProcessId(pid=int(pid), started=int(started))
+            for pid, started in (document["owner"], *document["processes"])
+        )
+        return _Run(
+            run_id=file.name.partition(".")[0],
+            boot_id=str(document["boot_id"]),
+            owner=owner,
+            processes=tuple(processes),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remains(runs: list[_Run]) -> Iterator[ProcessId]:
+    """Yield what is left of ended runs: what they noted, all below that, and whatever carries their mark."""
+    marks = {run.run_id for run in runs}
+    noted = {process for run in runs for process in run.processes if process.is_alive}
+    for process in noted:
+        yield process
+        try:
+            below = psutil.Process(process.pid).children(recursive=True)
+        except psutil.Error:
+            continue
+        yield from (identity for identity in (ProcessId.of(child.pid) for child in below) if identity is not None)
+    for pid in psutil.pids():
+        if pid != os.getpid() and mark_of(pid) in marks:
+            identity = ProcessId.of(pid)
+            if identity is not None:
+                yield identity
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip()

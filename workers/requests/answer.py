@@ -1,0 +1,125 @@
+"""What a request has brought so far, over all its generations; whole after any ending, and at any moment before."""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from anyio import CancelScope
+
+from transport.events import Usage
+from workers.policy.repetition import Repetition, RepetitionLimits
+from workers.requests.generation import Generation
+from workers.tools.calls import Signal, ToolRecord
+
+
+class Phase(StrEnum):
+    """Whom a request in flight waits for."""
+
+    ENGINE = "engine"  # the engine is to say something
+    TOOLS = "tools"  # its tools run
+    US = "us"  # the engine has said its last word, and its silence means nothing
+
+
+class Answer:
+    """Written by whoever runs the request; read by everybody."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ended: list[Generation] = []
+        self._words = ""  # of the newest message that was read and had any besides its calls
+        self._is_read = False
+        self._is_begun = False
+        self._loops: tuple[Repetition, Repetition, Repetition] | None = None  # of text, reasoning and arguments
+        self._marks = (0, 0)
+        self._fragments_read = 0
+        self.generation = Generation(clock)
+        self.prompt_chars = 0
+        self.phase = Phase.US
+        self.tool_calls: list[ToolRecord] = []
+        self.signals: list[Signal] = []
+        self.iterations_used = 0
+        self.first_version: int | None = None  # of the weights that its first token was made with
+        self.last_version: int | None = None  # and its last
+        self.deadline: CancelScope | None = None  # in which it is asked for
+
+    def __repr__(self) -> str:
+        """State how far it is."""
+        return f"<Answer {self.phase} generations={len(self._ended) + 1} {self.generation!r}>"
+
+    def begin_generation(self, limits: RepetitionLimits, prompt_chars: int) -> Generation:
+        """Return where the engine's next answer goes; ``prompt_chars`` is how much it has to read for it."""
+        if self._is_begun:
+            self._ended.append(self.generation)
+        self._is_begun, self._is_read = True, False
+        self.generation = Generation(self._clock)
+        self.prompt_chars = prompt_chars
+        self._loops, self._marks = (Repetition(limits), Repetition(limits), Repetition(limits)), (0, 0)
+        self._fragments_read = 0
+        self.phase = Phase.ENGINE
+        return self.generation
+
+    def find_loop(self, *, is_over: bool = False) -> str | None:
+        """Return what the model repeats without end, if it does; reads what came since the last call."""
+        if self._loops is None:
+            return None
+        text, reasoning, *marks = self.generation.since(*self._marks)
+        self._marks = (marks[0], marks[1])
+        fragments = self.generation.tool_call_fragments
+        # Within a text of JSON a line feed is two letters.
+        arguments = "".join(piece.arguments for piece in fragments[self._fragments_read :]).replace("\\n", "\n")
+        self._fragments_read = len(fragments)
+        for loop, words in zip(self._loops, (text, reasoning, arguments), strict=True):
+            found = loop.feed(words) or (loop.end() if is_over else None)
+            if found is not None:
+                return found
+        return None
+
+    def take_words(self, words: str) -> None:
+        """Take what the last message says besides its calls."""
+        self._is_read = True
+        self._words = words or self._words
+
+    @property
+    def text(self) -> str:
+        """The words of the newest message that has any; calls written into a text are none."""
+        return self._words if self._is_read else self.generation.text or self._words
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "\n\n".join(told for told in (each.reasoning for each in self._generations) if told)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the engine stopped, in its own word."""
+        return self.generation.finish_reason
+
+    @property
+    def usage(self) -> Usage | None:
+        """What all generations have cost, as far as the engine has told."""
+        told = [each.usage for each in self._generations if each.usage is not None]
+        if not told:
+            return None
+        return Usage(
+            sum(usage.prompt_tokens for usage in told),
+            sum(usage.completion_tokens for usage in told),
+            sum(usage.cached_tokens for usage in told),
+        )
+
+    @property
+    def output_tokens(self) -> int:
+        """How many pieces of answers have come: about as many as tokens."""
+        return sum(each.output_tokens for each in self._generations)
+
+    @property
+    def started_at(self) -> float:
+        """When it was asked, in the clock's seconds."""
+        return self._generations[0].started_at
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When the first token came, None where none did."""
+        return next((each.first_token_at for each in self._generations if each.first_token_at is not None), None)
+
+    @property
+    def _generations(self) -> list[Generation]:
+        return [*self._ended, self.generation]

@@ -1,0 +1,94 @@
+"""The requests that are in flight on one worker, and the one way in which each of them ends."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+
+from workers.outcome import Outcome
+from workers.policy.liveness import Judgement, Verdict
+from workers.requests.answer import Answer
+from workers.requests.request import RequestId
+
+
+class Flight:
+    """One request in flight: what it has brought, the scope it runs in, and how it ended. The first ending stands."""
+
+    def __init__(self, request_id: RequestId, job_name: str, answer: Answer) -> None:
+        self.id = request_id
+        self.job_name = job_name
+        self.answer = answer
+        self.scope = anyio.CancelScope()
+        self.ending: Outcome | None = None
+        self.judgement = Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)  # the watch's last
+        self._left_s: float | None = None  # of its time, while that stands still
+
+    def __repr__(self) -> str:
+        """State how far it is."""
+        return f"<Flight {self.id} {self.job_name} {self.answer!r} ending={self.ending!r}>"
+
+    def end(self, outcome: Outcome) -> None:
+        """End it from outside; what it does is cancelled."""
+        if self.ending is None:
+            self.ending = outcome
+            self.scope.cancel()
+
+    def freeze(self) -> None:
+        """Let its time stand still: its engine was told to."""
+        deadline = self.answer.deadline
+        if deadline is not None and self._left_s is None:
+            self._left_s = deadline.deadline - anyio.current_time()
+            deadline.deadline = math.inf
+
+    def thaw(self) -> None:
+        """Let its time go on."""
+        if self.answer.deadline is not None and self._left_s is not None:
+            self.answer.deadline.deadline = anyio.current_time() + self._left_s
+        self._left_s = None
+
+
+class Flights:
+    """All requests in flight on one worker; their ids count from 1 over the worker's whole life."""
+
+    def __init__(self) -> None:
+        self._flights: set[Flight] = set()
+        self._last_id = 0
+        self._landed_tokens = 0
+        self._counted_tokens = 0
+        self._counted_at: float | None = None
+        self.tokens_per_s = 0.0
+
+    def __repr__(self) -> str:
+        """State how many there are."""
+        return f"<Flights {len(self._flights)}>"
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[Flight]:
+        """Iterate over those that are in flight now, in the order in which they came; they may end meanwhile."""
+        return iter(sorted(self._flights, key=lambda flight: flight.id))
+
+    def next_id(self) -> RequestId:
+        """Return the id of one more request."""
+        self._last_id += 1
+        return RequestId(self._last_id)
+
+    @contextmanager
+    def admit(self, flight: Flight) -> Iterator[None]:
+        """Hold a request among those in flight for a block."""
+        self._flights.add(flight)
+        try:
+            yield
+        finally:
+            self._flights.discard(flight)
+            self._landed_tokens += flight.answer.output_tokens
+
+    def measure_rate(self, now: float) -> None:
+        """Update ``tokens_per_s`` with what came since the last call."""
+        tokens = self._landed_tokens + sum(flight.answer.output_tokens for flight in self._flights)
+        if self._counted_at is not None and now > self._counted_at:
+            self.tokens_per_s = (tokens - self._counted_tokens) / (now - self._counted_at)
+        self._counted_tokens, self._counted_at = tokens, now

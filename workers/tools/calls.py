@@ -1,0 +1,258 @@
+"""The calls of one message: checked, run at the same time, and turned into what the model is told next.
+
+Seed 002, section 13, is the law here: a limit outrun, an exception, arguments that are malformed, a result that is no
+JSON and an unknown name end the request, each with its own reason; an outcome that disappoints never does.
+"""
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import anyio
+
+from transport.request import ToolCall
+from workers.errors import LedgerClosed, UnknownTool
+from workers.outcome import FailureReason, RequestFailed
+from workers.tools.call_journal import CallLedger, Unverified
+from workers.tools.call_parser import read_json
+from workers.tools.definition import ToolDefinition
+from workers.tools.runner import ToolRunner, ToolUse
+
+DETAIL_CHARS: Final = 500
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolLimits:
+    """How often a model may call tools in one request, how long one call may take, in seconds, and in which form.
+
+    ``fallback`` lets it write a call as text where it gives no structured one.
+    """
+
+    iterations: int = 8
+    timeout_s: float = 60.0
+    fallback: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """A call of an exit tool: recorded and never run. ``raw`` is what the model wrote, where that is no JSON object."""
+
+    name: str
+    arguments: Mapping[str, object] | None
+    raw: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRecord:
+    """One call of a tool as it is kept: what was asked, and what came of it, in the iteration counted from 0.
+
+    ``said`` is what the model said in the message that held the call; ``reason`` is None where the call has a result.
+    """
+
+    iteration: int
+    id: str
+    name: str
+    arguments: Mapping[str, object] | str
+    result: object = None
+    reason: FailureReason | None = None
+    detail: str | None = None
+    said: str = ""
+    duration_s: float = 0.0
+
+
+class ToolTrouble(Exception):
+    """A call that ends its request; caught where the calls of its message are run."""
+
+    def __init__(self, reason: FailureReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments that a model wrote, None where they are no JSON object; nothing at all is an empty one."""
+    if not text.strip():
+        return {}
+    try:
+        arguments = read_json(text)
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def signal_of(call: ToolCall) -> Signal:
+    """Return the signal that a call of an exit tool stands for; a malformed one is a signal too."""
+    arguments = read_arguments(call.arguments)
+    return Signal(name=call.name, arguments=arguments, raw=call.arguments if arguments is None else None)
+
+
+class MessageTools:
+    """Runs the calls of one message at the same time; the first that fails ends the others."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, ToolDefinition],
+        runner: ToolRunner | None,
+        limits: ToolLimits,
+        job_name: str,
+        ledger: CallLedger | None = None,
+    ) -> None:
+        self._tools = tools
+        self._runner = runner
+        self._limits = limits
+        self._job_name = job_name
+        self._ledger = ledger
+
+    def __repr__(self) -> str:
+        """State which tools there are."""
+        return f"<MessageTools {sorted(self._tools)} of {self._job_name}>"
+
+    async def run(
+        self, calls: Sequence[ToolCall], iteration: int, said: str, records: list[ToolRecord]
+    ) -> list[str] | RequestFailed:
+        """Return each call's result as JSON, in their order; ``records`` takes every call, whatever became of it."""
+        try:
+            uses = [await self._check(call) for call in calls]
+        except ToolTrouble as trouble:
+            records += [_refused(call, iteration, said, trouble) for call in calls]
+            return RequestFailed(reason=trouble.reason, detail=str(trouble))
+        results: list[str | None] = [None] * len(uses)
+        kept: dict[int, ToolRecord] = {}
+        troubles: list[ToolTrouble] = []
+
+        async def run_one(place: int, use: ToolUse) -> None:
+            started_at = anyio.current_time()
+            record = ToolRecord(iteration=iteration, id=use.call_id, name=use.name, arguments=use.arguments, said=said)
+            try:
+                results[place] = encoded = await self._run_noted(use)
+                record = replace(record, result=json.loads(encoded))
+            except ToolTrouble as trouble:
+                troubles.append(trouble)
+                record = replace(record, reason=trouble.reason, detail=str(trouble))
+                tasks.cancel_scope.cancel()
+            except BaseException:
+                record = replace(record, reason=FailureReason.CANCELLED, detail="cut off")
+                raise
+            finally:
+                kept[place] = replace(record, duration_s=round(anyio.current_time() - started_at, 3))
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for place, use in enumerate(uses):
+                    tasks.start_soon(run_one, place, use)
+        finally:
+            records += [kept[place] for place in sorted(kept)]
+        if troubles:
+            return RequestFailed(reason=troubles[0].reason, detail=str(troubles[0]))
+        told = [result for result in results if result is not None]
+        if len(told) < len(uses):
+            return RequestFailed(
+                reason=FailureReason.TOOL_EXCEPTION, detail="a tool has cancelled the task that ran it"
+            )
+        return told
+
+    async def _check(self, call: ToolCall) -> ToolUse:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"the model called {call.name!r}, which it was not given")
+        arguments = read_arguments(call.arguments)
+        if arguments is None:
+            arguments = tool.of_text(call.arguments)
+        if arguments is None:
+            raise ToolTrouble(
+                FailureReason.TOOL_ARGUMENTS, f"{call.name}: no JSON object: {call.arguments[:DETAIL_CHARS]}"
+            )
+        fault = await tool.faults_of(arguments)
+        if fault is not None:
+            raise ToolTrouble(FailureReason.TOOL_ARGUMENTS, f"{call.name}: {fault[:DETAIL_CHARS]}")
+        return ToolUse(call_id=call.id, name=call.name, arguments=arguments, job_name=self._job_name)
+
+    async def _run_noted(self, use: ToolUse) -> str:
+        """Run a call between two notes of it; one that was begun in an earlier attempt is not simply made again."""
+        if self._ledger is None:
+            return await self._run_one(use)
+        policy = self._tools[use.name].unverified
+        try:
+            begun = await self._ledger.begin(use.name, use.arguments, policy)
+        except LedgerClosed as error:
+            raise ToolTrouble(FailureReason.SHUTDOWN, f"{use.name}: {error}") from error
+        if begun.result is not None:
+            return begun.result
+        if begun.was_begun and policy is not Unverified.RETRY:
+            return _unverified(use, policy)
+        use = replace(use, key=begun.key)
+        try:
+            result = await self._run_one(use)
+        except ToolTrouble as trouble:
+            await self._ledger.end(begun.key, result=None, failure=f"{trouble.reason}: {trouble}")
+            raise
+        await self._ledger.end(begun.key, result=result, failure=None)
+        return result
+
+    async def _run_one(self, use: ToolUse) -> str:
+        if self._runner is None:
+            raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"{use.name}: no tool runner is configured for this model")
+        result: object = None
+        with anyio.move_on_after(self._limits.timeout_s) as limit:
+            try:
+                result = await self._runner.run(use)
+            except UnknownTool as error:
+                raise ToolTrouble(FailureReason.TOOL_UNKNOWN, str(error)) from error
+            except anyio.get_cancelled_exc_class() as error:
+                if _is_cancelled():
+                    raise
+                raise self._failed(use, error) from error  # the tool's own doing, and nobody's wish
+            except BaseException as error:
+                raise self._failed(use, error) from error  # whatever a library of the operator's ends processes with
+        if limit.cancelled_caught:
+            raise ToolTrouble(
+                FailureReason.TOOL_TIMEOUT, f"{use.name}: no result within tools.timeout_s = {self._limits.timeout_s:g}"
+            )
+        return _encode(use, result)
+
+    def _failed(self, use: ToolUse, error: BaseException) -> ToolTrouble:
+        logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=error)
+        text = f"{use.name}: {type(error).__name__}: {error}"
+        return ToolTrouble(FailureReason.TOOL_EXCEPTION, text.encode("utf-8", "replace").decode()[:DETAIL_CHARS])
+
+
+def _unverified(use: ToolUse, policy: Unverified) -> str:
+    told = (
+        f"{use.name} was called with these arguments before, in an attempt that was interrupted; "
+        "whether it took effect is not known"
+    )
+    if policy is Unverified.FAIL:
+        raise ToolTrouble(FailureReason.TOOL_EXCEPTION, f"unverified: {told}")
+    return json.dumps({"unverified": told})
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs this."""
+    task = asyncio.current_task()
+    return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
+
+
+def _encode(use: ToolUse, result: object) -> str:
+    # The standard library's encoder, and strict: NaN is no JSON, and an object of the runner's own is a defect of it.
+    try:
+        encoded = json.dumps(result, allow_nan=False, ensure_ascii=False)
+        encoded.encode()
+        return encoded  # noqa: TRY300 - what is tried is the encoding
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: its result is no JSON: {error}") from error
+
+
+def _refused(call: ToolCall, iteration: int, said: str, trouble: ToolTrouble) -> ToolRecord:
+    return ToolRecord(
+        iteration=iteration,
+        id=call.id,
+        name=call.name,
+        arguments=read_arguments(call.arguments) or call.arguments,
+        reason=trouble.reason,
+        detail=str(trouble),
+        said=said,
+    )

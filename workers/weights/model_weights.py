@@ -1,0 +1,384 @@
+"""The weights of one model: which version its workers have, one update of them at a time, and who is behind."""
+
+import logging
+import shutil
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.abc import TaskGroup, TaskStatus
+
+from transport.control import EngineControl
+from transport.errors import EngineError
+from workers.engine.launch.vllm import is_extended
+from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
+from workers.outcome import FailureReason
+from workers.states import Hold, WorkerState
+from workers.supervised import SupervisedWorker
+from workers.weights.checkpoint import check_checkpoint, check_tensors
+from workers.weights.current_version import Standing, StandingFile
+from workers.weights.group import Group, GroupRequest, GroupState
+from workers.weights.group_join import JOIN_POLL_S, join_engines, watch_joining
+from workers.weights.keeper import keep_weights
+from workers.weights.phases import Backend
+from workers.weights.receiver import ReceiverFiles
+from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer, reload_checkpoint
+from workers.weights.update import UpdateRequest, UpdateState, WeightUpdate
+from workers.weights.update_run import Observe, UpdateRun
+
+REMEMBERED: Final = 20
+BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
+logger = logging.getLogger(__name__)
+
+
+class ModelWeights:
+    """Written by its own tasks alone; ``run`` must be running for anything to happen.
+
+    ``lock`` is held while a model's engines are changed, by whomever.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        workers: Sequence[SupervisedWorker],
+        state_dir: Path | None,
+        observe: Observe,
+        lock: anyio.Lock,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.workers = {worker.spec.id: worker for worker in workers}
+        self.updates: deque[WeightUpdate] = deque(maxlen=REMEMBERED)
+        self.group: Group | None = None
+        self.is_keeping = False
+        self.ended: Counter[UpdateState] = Counter()
+        self._policy = workers[0].spec.weights
+        self._model = workers[0].spec.model
+        self._is_extended = is_extended(workers[0].spec)
+        self._file = StandingFile(name=name, state_dir=state_dir)
+        self.standing = self._file.read(self._model)
+        self._observe = observe
+        self._clock = clock
+        self._lock = lock
+        self._tasks: TaskGroup | None = None
+        self._numbers = 0
+        self._run: UpdateRun | None = None
+        self._ended = anyio.Event()
+        self._kept = anyio.Event()
+        self._catching_up: set[tuple[str, int]] = set()
+        self._fault: str | None = None  # why nobody can be brought to the model's version from its checkpoint
+
+    def __repr__(self) -> str:
+        """State the version."""
+        return f"<ModelWeights {self.name} {self.standing.version} group={self.group and self.group.state}>"
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Own the tasks until cancelled."""
+        with tempfile.TemporaryDirectory(prefix="roundhouse-weights-") as folder:
+            self._files = ReceiverFiles(Path(folder))
+            async with anyio.create_task_group() as self._tasks:
+                task_status.started()
+                await anyio.sleep_forever()
+
+    # What a trainer asks for
+
+    @property
+    def running(self) -> WeightUpdate | None:
+        """The update that is under way."""
+        newest = self.updates[-1] if self.updates else None
+        return newest if newest is not None and newest.state is UpdateState.RUNNING else None
+
+    async def init(self, request: GroupRequest) -> Group:
+        """Tell every engine to join a trainer's group; return when all have been told, and the trainer may join.
+
+        Raises:
+            UpdateRunning: not now.
+            NoWorkerReady: there is nobody to tell.
+            InvalidUpdate: the model's engines know no such backend.
+            EngineError: an engine cannot be told.
+        """
+        if self.running is not None:
+            raise UpdateRunning(f"model {self.name}: weights {self.running.version} are on their way")
+        if request.backend is not self._policy.backend:
+            raise InvalidUpdate(f"backend: the engines of {self.name} were started for {self._policy.backend}")
+        async with self._lock:
+            if not self._serving():
+                raise NoWorkerReady(f"model {self.name}: no engine of it answers")
+            self._numbers += 1
+            group = Group(self._numbers, request)
+            self.group = group
+            try:
+                group.members = await join_engines(group, self._serving(), self._files, self._start_soon)
+            except (EngineError, TimeoutError) as error:
+                group.fail(str(error) or "an engine did not answer in time")
+                raise
+        self._start_soon(watch_joining, group, self._files)
+        return group
+
+    async def update(self, request: UpdateRequest) -> WeightUpdate:
+        """Begin an update; return when every engine was told to receive, so that a trainer may send, or at its end.
+
+        Raises:
+            WeightsError: it cannot begin.
+        """
+        transfer = await self._check(request)
+        update, run = self._begin(request, transfer)
+        self._start_soon(self._perform, run, self.group if transfer.needs_all else None)
+        await run.told.wait()
+        return update
+
+    async def wait_over(self, number: int, limit_s: float) -> bool:
+        """Return whether an update has ended, at the latest after ``limit_s``."""
+        with anyio.move_on_after(limit_s):
+            while self.running is not None and self.running.number == number:
+                await self._ended.wait()
+        return self.running is None or self.running.number != number
+
+    async def wait_kept(self) -> None:
+        """Return when nothing is being written for workers that start later."""
+        while self.is_keeping:
+            await self._kept.wait()
+
+    async def _check(self, request: UpdateRequest) -> Transfer:
+        self._check_turn(request)
+        if not self._serving():
+            raise NoWorkerReady(f"model {self.name}: no engine of it answers")
+        if request.checkpoint is not None:
+            await anyio.to_thread.run_sync(check_checkpoint, Path(request.checkpoint), self._model)
+            return CheckpointTransfer(is_extended=self._is_extended)
+        await anyio.to_thread.run_sync(check_tensors, request.tensors, self._model)
+        while self.group is not None and self.group.state is GroupState.JOINING:  # noqa: ASYNC110 - its limit ends that
+            await anyio.sleep(JOIN_POLL_S)
+        group = self._whole_group(request.group)
+        return GlooTransfer(group, self._files) if self._policy.backend is Backend.GLOO else NativeTransfer()
+
+    def _check_turn(self, request: UpdateRequest) -> None:
+        if self.running is not None:
+            raise UpdateRunning(f"model {self.name}: weights {self.running.version} are on their way")
+        if request.version is not None and request.version <= self.standing.version:
+            raise VersionNotNewer(f"model {self.name} has weights {self.standing.version}, and versions only rise")
+
+    def _whole_group(self, number: int | None) -> Group:
+        group = self.group
+        if group is not None and number not in (None, group.number):
+            raise GroupMissing(f"model {self.name}: another trainer has made group {group.number} since; make it again")
+        if group is None or group.state is not GroupState.READY:
+            told = "there is none" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
+            raise GroupMissing(f"model {self.name}: no group with a trainer ({told}); make it with weights/init")
+        for worker in self._serving():
+            if not group.has(worker.spec.id, worker.incarnation):
+                group.fail(f"{worker.spec.id} is not in it")
+                raise GroupMissing(f"model {self.name}: {worker.spec.id} is not in the trainer's group; make it again")
+        return group
+
+    def _begin(self, request: UpdateRequest, transfer: Transfer) -> tuple[WeightUpdate, UpdateRun]:
+        self._check_turn(request)  # again: somebody may have been quicker while a checkpoint was looked at
+        self._numbers += 1
+        workers = {worker.spec.id: worker for worker in self._serving()}
+        update = WeightUpdate(
+            self._numbers,
+            self.standing.version + 1 if request.version is None else request.version,
+            self.standing.version,
+            request,
+            self._clock,
+            {name: worker.incarnation for name, worker in workers.items()},
+        )
+        self.updates.append(update)
+        for worker in self.workers.values():
+            if worker.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
+                worker.drain_nowait(f"weights {update.version} are on their way", Hold.BEHIND)
+        return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
+
+    async def _perform(self, run: UpdateRun, group: Group | None) -> None:
+        update = run.update
+        try:
+            async with self._lock:
+                self._run = run
+                await run.run(lambda: self._commit(update))
+        except Exception as error:
+            logger.exception("model %s: weights %d: a defect of Roundhouse", self.name, update.version)
+            update.state, update.error = UpdateState.FAILED, f"{type(error).__name__}: {error}"
+        finally:
+            self._run = None
+            self.ended[update.state] += 1
+            if group is not None and update.state is not UpdateState.COMPLETED:
+                group.fail(f"weights {update.version}: {update.error}")
+            self._ended.set()
+            self._ended = anyio.Event()
+        if update.request.tensors and update.state is not UpdateState.FAILED and self._policy.backend is Backend.GLOO:
+            self.is_keeping = self._policy.keep
+            self._start_soon(self._keep, update)
+        self._bring_all()
+
+    async def _commit(self, update: WeightUpdate) -> None:
+        """Take the new version as the model's, before anybody goes on with it."""
+        await self._stand(
+            Standing(
+                version=update.version,
+                launched=self.standing.launched,
+                model=self._model,
+                checkpoint=update.request.checkpoint,
+            )
+        )
+        survivors = {share.worker for share in update.survivors}
+        for worker in self.workers.values():
+            if worker.spec.id in survivors:
+                worker.resume_nowait(f"weights {update.version}", Hold.BEHIND)
+            else:  # it was starting as the update began: it has what it was launched with, or got last
+                worker.drain_nowait(f"it lacks weights {update.version}", Hold.BEHIND)
+
+    async def _stand(self, standing: Standing) -> None:
+        self.standing, self._fault = standing, None
+        try:
+            await anyio.to_thread.run_sync(self._file.write, standing)
+        except OSError:
+            logger.exception("model %s: weights %d: the version could not be kept", self.name, standing.version)
+
+    # Who is behind
+
+    def take_change(self, worker: SupervisedWorker) -> None:
+        """Take the fact that a worker's state has changed. Nothing here waits."""
+        weights = worker.weights
+        if weights is None:
+            return
+        if self._run is not None:
+            self._run.take_change(worker)
+        if self.group is not None:
+            self.group.take_change(worker.spec.id, worker.incarnation if worker.is_serving else None, worker.because)
+        if worker.state is WorkerState.STARTING and weights.incarnation != worker.incarnation:
+            weights.change(self.standing.launched, worker.incarnation)
+            if self.standing.version != self.standing.launched or self.running is not None:
+                worker.drain_nowait(f"it has weights {weights.version}", Hold.BEHIND)
+        elif worker.is_serving and Hold.BEHIND in worker.holds:
+            self._bring(worker)
+
+    def _bring_all(self) -> None:
+        for worker in self._serving():
+            if Hold.BEHIND in worker.holds:
+                self._bring(worker)
+
+    def _bring(self, worker: SupervisedWorker) -> None:
+        place = (worker.spec.id, worker.incarnation)
+        if place not in self._catching_up and self._tasks is not None:
+            self._catching_up.add(place)
+            self._start_soon(self._catch_up, worker, worker.incarnation)
+
+    async def _catch_up(self, worker: SupervisedWorker, incarnation: int) -> None:
+        """Bring an engine that was started anew to the model's version, before it takes traffic."""
+        try:
+            while worker.incarnation == incarnation and worker.is_serving:
+                async with self._lock:
+                    if worker.incarnation == incarnation and worker.is_serving:
+                        self._fault = await self._bring_to(worker, incarnation)
+                if self._fault is None:
+                    return
+                logger.warning("worker %s: %s", worker.spec.id, self.missing)
+                await anyio.sleep(BRING_AGAIN_S)
+        except (TimeoutError, EngineError) as error:
+            because = f"it could not be brought to weights {self.standing.version}: {str(error) or 'not in time'}"
+            if worker.incarnation == incarnation and worker.is_serving:
+                worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
+        finally:
+            self._catching_up.discard((worker.spec.id, incarnation))
+
+    async def _bring_to(self, worker: SupervisedWorker, incarnation: int) -> str | None:
+        """Do it; return why it cannot be done now, where an engine that tried would break."""
+        standing, weights = self.standing, worker.weights
+        if weights is None:
+            return None
+        if weights.version != standing.version:
+            if standing.checkpoint is None:
+                logger.warning("worker %s: %s", worker.spec.id, self.missing)
+                return None
+            try:
+                await anyio.to_thread.run_sync(check_checkpoint, Path(standing.checkpoint), self._model)
+            except InvalidUpdate as error:
+                return str(error)
+            await self._load(worker, standing.version, standing.checkpoint)
+            if worker.incarnation != incarnation:
+                return None
+            weights.change(standing.version, incarnation)
+        worker.resume_nowait(f"weights {standing.version}", Hold.BEHIND)
+        return None
+
+    async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
+        control = EngineControl(worker.endpoint)
+        worker.pause_watch()  # it may have turns in flight: it came up before the update that it missed had ended
+        try:
+            with anyio.fail_after(self._policy.receive_s):
+                await control.pause(clear_cache=True)
+                await reload_checkpoint(control, checkpoint, is_extended=self._is_extended)
+                await control.label(version)
+                await control.resume()
+        finally:
+            worker.unpause_watch()
+
+    @property
+    def init_s(self) -> float:
+        """How long a trainer's group may take to come together, where nobody says otherwise."""
+        return self._policy.init_s
+
+    def waits_for(self, worker: SupervisedWorker) -> str:
+        """Return what a worker waits for that is behind."""
+        if not worker.is_serving:
+            return f"its engine: {worker.because}"
+        if self._fault is not None:
+            return self.missing
+        if self.standing.checkpoint is not None or (worker.weights and worker.weights.version == self.standing.version):
+            return f"its turn to be brought to weights {self.standing.version}"
+        return self.missing
+
+    @property
+    def missing(self) -> str:
+        """What nobody can bring a worker to."""
+        how = "nobody has kept them, the trainer's next update brings them"
+        if self._fault is not None:
+            how = f"their checkpoint cannot be read ({self._fault}); put it back, or bring others"
+        elif self.is_keeping:
+            how = "they are being written"
+        return f"waits for weights {self.standing.version}: {how}"
+
+    async def _keep(self, update: WeightUpdate) -> None:
+        """Have an engine write what a trainer sent, so that whoever starts later can be brought to it."""
+        folder = self._file.kept_folder(update.version) if self._policy.keep else None
+        engines = [(self.workers[share.worker], share.incarnation) for share in update.survivors]
+        try:
+            is_kept = await keep_weights(engines, self._files, update.number, folder, self._policy.keep_s)
+            if folder is None:
+                return
+            if self.standing.version == update.version and is_kept:
+                standing = Standing(version=update.version, launched=self.standing.launched, model=self._model)
+                await self._stand(msgspec.structs.replace(standing, checkpoint=str(folder)))
+            elif self.standing.version == update.version:
+                logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
+        finally:
+            self.is_keeping = False
+            self._kept.set()
+            self._kept = anyio.Event()
+        await anyio.to_thread.run_sync(_remove_useless, folder, self.standing.checkpoint)
+        self._bring_all()
+
+    def _serving(self) -> list[SupervisedWorker]:
+        return [worker for worker in self.workers.values() if worker.is_serving]
+
+    def _start_soon(self, what: Callable[..., object], *args: object) -> None:
+        if self._tasks is None:
+            raise NoWorkerReady(f"model {self.name} is not running")
+        self._tasks.start_soon(what, *args)  # type: ignore[arg-type]
+
+
+def _remove_useless(folder: Path, checkpoint: str | None) -> None:
+    """Remove what was kept, up to the version in ``folder``, but for the checkpoint that is in use."""
+    for other in folder.parent.glob("version-*"):
+        if _version(other) <= _version(folder) and str(other) != checkpoint:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _version(folder: Path) -> int:
+    return int(folder.name.partition("-")[2])
