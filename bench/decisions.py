@@ -10,9 +10,9 @@ import tracemalloc
 from random import Random
 
 from service.conversations.job import TurnKey
-from service.scheduling import events
-from service.scheduling.core import SchedulingCore
-from service.scheduling.policies import POLICIES
+from service.scheduling.core import events
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.policies import POLICIES
 from tests.simulation import job_of
 
 SLOTS = 64

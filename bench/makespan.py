@@ -25,7 +25,7 @@ import httpx
 from bench.as_a_user_would import AsAUserWould
 from bench.drawn_engine import duration
 from service.conversations.job import Job, Mode, TurnKey
-from service.scheduling.policies import POLICIES
+from service.scheduling.core.policies import POLICIES
 from tests.simulation import WAITS, job_of, lower_bound, mixes
 
 PORT = 9880

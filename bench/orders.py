@@ -6,7 +6,7 @@ python -m bench.orders [--seeds N] [--rounds N]
 import argparse
 from statistics import mean
 
-from service.scheduling.policies import POLICIES
+from service.scheduling.core.policies import POLICIES
 from tests.simulation import Schedule, drawn, mixes, simulate
 
 SLOTS = (4, 8, 32)

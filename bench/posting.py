@@ -26,8 +26,8 @@ from service.conversations.job import JobId
 from service.conversations.limits import Limits
 from service.conversations.spec import JobRules, parse_job
 from service.store.claims import Claims
+from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 from service.store.records import NewJob
-from service.store.sqlite import FILE_NAME, SqliteDatabase
 
 PORT = 9885
 CLIENTS = 64

@@ -9,19 +9,19 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from service.config.rules import rules_of
 from service.config.schema import Config
 from service.conversations.job import Job, JobId
 from service.conversations.spec import parse_job
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
-from service.documents import Place, line_of, parse_document
 from service.errors import ConfigError, InvalidJob
 from service.export import Export, folder_for
-from service.faults import path_of
-from service.jobs import Jobs, JobView, canonical_json, hash_of
-from service.node import Node, open_node
-from service.rules import rules_of
-from service.store import reading
+from service.formats.documents import Place, line_of, parse_document
+from service.formats.faults import path_of
+from service.node.jobs import Jobs, JobView, canonical_json, hash_of
+from service.node.node import Node, open_node
+from service.store import queries
 from workers.spec import WorkerSpec
 
 STORE_FOLDER: Final = ".roundhouse"
@@ -93,7 +93,7 @@ async def _check_owner(node: Node, file: JobFile, folder: Path) -> None:
     """
     owner = await anyio.to_thread.run_sync(lambda: Export(folder).owner)
     text = canonical_json(file.document)
-    known = await node.store.read(reading.job_by_key(_key(file), hash_of(text), datetime.now(UTC)))
+    known = await node.store.read(queries.job_by_key(_key(file), hash_of(text), datetime.now(UTC)))
     if owner is not None and (known is None or known.id != owner):
         raise ConfigError(
             f"{file.source}: {folder} holds the transcripts of another job named {file.job.name!r}, or of this one "

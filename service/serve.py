@@ -17,9 +17,9 @@ from service.api.app import build_app
 from service.api.door import Door, most_connections
 from service.config.schema import Config
 from service.errors import ConfigError
-from service.node import open_node
-from service.retention import release_always
-from service.webhooks import Webhooks
+from service.node.node import open_node
+from service.node.retention import release_always
+from service.node.webhooks import Webhooks
 from workers.spec import WorkerSpec
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before

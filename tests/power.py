@@ -7,10 +7,10 @@ from typing import Any
 
 import apsw
 
-from service.store.database import Row
-from service.store.exclusive import ExclusiveMembership
-from service.store.migrations import migrate, migrations_of
-from service.store.sqlite import WRITER_PRAGMAS
+from service.store.databases.database import Row
+from service.store.databases.membership_exclusive import ExclusiveMembership
+from service.store.databases.migrations import migrate, migrations_of
+from service.store.databases.sqlite import WRITER_PRAGMAS
 
 NAME = "forgetful"
 SHARED = ("-shm",)  # memory, not a file, as far as durability goes
@@ -106,7 +106,7 @@ class _Cursor:
 
 
 class ForgetfulConnection:
-    """A ``service.store.database.Connection`` on that disk."""
+    """A ``service.store.databases.database.Connection`` on that disk."""
 
     def __init__(self, path: Path, synchronous: str) -> None:
         self._raw = apsw.Connection(str(path), vfs=NAME)
@@ -141,7 +141,7 @@ class ForgetfulConnection:
 
 
 class ForgetfulDatabase:
-    """A ``service.store.database.Database`` on that disk; nobody reads from it before it is restored."""
+    """A ``service.store.databases.database.Database`` on that disk; nobody reads from it before it is restored."""
 
     readers = 1
 

@@ -11,11 +11,11 @@ from itertools import count
 from random import Random
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
-from service.conversations.speaking import dependencies_of
-from service.scheduling import events
-from service.scheduling.core import SchedulingCore
-from service.scheduling.policies import POLICIES
-from service.scheduling.warmth import Reading
+from service.conversations.turn_order import dependencies_of
+from service.scheduling.core import events
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import Reading
 
 SIGMA = 0.8  # of the logarithm of an answer's length
 SCALES = (0.5, 1.0, 2.0)  # of the agents of a conversation

@@ -15,10 +15,10 @@ from service.config.load import load_config
 from service.config.schema import Config, ModelConfig
 from service.config.workers import worker_specs
 from service.conversations.limits import Limits
-from service.documents import parse_document
 from service.errors import ServiceError
+from service.formats.documents import parse_document
 from service.run import read_job_file
-from service.scheduling.policies import POLICIES
+from service.scheduling.core.policies import POLICIES
 from transport import errors as transport_errors
 from transport.errors import EngineError
 from workers.outcome import FailureReason

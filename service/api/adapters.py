@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from service.api.body import body_of, read_document
 from service.api.problems import refused
 from service.api.schemas import Answer
+from service.config.roots import outside_of
 from service.config.schema import ModelName
 from service.conversations.limits import Limits
 from service.errors import AdapterInvalid, Fault
-from service.faults import StrictModel, faults_of
-from service.node import Node
-from service.roots import outside_of
+from service.formats.faults import StrictModel, faults_of
+from service.node.node import Node
 from workers.adapters.model_adapters import ModelAdapters
 
 

@@ -22,7 +22,7 @@ from service.api.weights import WEIGHTS_BODIES, weights_router
 from service.api.workers import health_router, workers_router
 from service.config.schema import Config
 from service.conversations.spec import JobSpec
-from service.node import Node
+from service.node.node import Node
 
 
 def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:

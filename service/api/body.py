@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, Crowded
-from service.jobs import SMALL_BYTES
+from service.node.jobs import SMALL_BYTES
 from workers.errors import OffloadCrowded
 from workers.offload.pool import Lane, offload
 

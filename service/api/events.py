@@ -9,7 +9,7 @@ from starlette.responses import StreamingResponse
 
 from service.conversations.job import JobId
 from service.errors import JobNotFound
-from service.jobs import Jobs
+from service.node.jobs import Jobs
 from service.scheduling.turn import Progress
 from service.store.records import StoredEvent
 

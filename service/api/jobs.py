@@ -20,7 +20,7 @@ from service.conversations.limits import Limits
 from service.conversations.states import ENDED_TURNS, ConversationState, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import InvalidParameter
-from service.jobs import Jobs, JobView
+from service.node.jobs import Jobs, JobView
 from service.store.records import StoredJob
 
 MAX_KEY_LENGTH: Final = 255

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Match
 
 from service.api import schemas
 from service.errors import Fault, ServiceError
-from service.faults import path_of
+from service.formats.faults import path_of
 
 MEDIA_TYPE: Final = "application/problem+json"
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")

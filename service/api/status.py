@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from service.api import schemas
 from service.api.problems import refused
 from service.api.workers import tool_servers, worker_document
-from service.node import Node
-from service.status import status_of
+from service.node.node import Node
+from service.node.status import status_of
 
 
 def status_router(node: Node) -> APIRouter:

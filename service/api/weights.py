@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from service.api.body import body_of, read_document
 from service.api.problems import refused
 from service.api.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
+from service.config.roots import outside_of
 from service.conversations.limits import Limits
 from service.errors import (
     EngineRefused,
@@ -24,8 +25,7 @@ from service.errors import (
     UpdateUnderWay,
     WeightsFailed,
 )
-from service.faults import StrictModel, faults_of
-from service.roots import outside_of
+from service.formats.faults import StrictModel, faults_of
 from transport.errors import EngineError
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet

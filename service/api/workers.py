@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query
 
 from service.api import schemas
 from service.api.problems import refused
+from service.config.tools import Equipment
 from service.conversations.transcript import rfc3339
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
 from service.store.store import Store
-from service.tools import Equipment
 from workers.engine.log_ring import LogLine
 from workers.fleet import Fleet
 from workers.health.incident import Incident, incident_document

@@ -13,8 +13,8 @@ from service.api.status import status_document
 from service.cli.plain import plain
 from service.cli.status_table import table
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_TURNS
-from service.jobs import JobView
-from service.node import Node
+from service.node.jobs import JobView
+from service.node.node import Node
 
 PLAIN_INTERVAL_S: Final = 1.0  # where the output is no terminal: a line a second at most
 REFRESH_HZ: Final = 4

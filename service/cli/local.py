@@ -18,14 +18,14 @@ from service.cli.console import display, print_transcript
 from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.config.load import build_config, load_config, read_text
-from service.config.masking import masked
+from service.config.roots import roots_of
 from service.config.schema import Config
+from service.config.secrets import masked
 from service.config.workers import models_without_file, tiny_model_path, worker_specs
-from service.documents import parse_document
 from service.errors import ConfigError
 from service.export import folder_for
-from service.jobs import JobView
-from service.roots import roots_of
+from service.formats.documents import parse_document
+from service.node.jobs import JobView
 from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen, serve
 from workers.spec import WorkerSpec

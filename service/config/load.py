@@ -12,9 +12,9 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.config.schema import Config
-from service.documents import Place, line_of, parse_document
 from service.errors import ConfigError
-from service.faults import faults_of
+from service.formats.documents import Place, line_of, parse_document
+from service.formats.faults import faults_of
 
 PIPE_WAIT_MS: Final = 5000
 PIPE_BYTES: Final = 64 * 1024 * 1024

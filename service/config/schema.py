@@ -7,10 +7,10 @@ from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.conversations.job import GroupBy
 from service.conversations.limits import Limits
-from service.faults import StrictModel
-from service.hosts import canonical_host, canonical_origin
-from service.scheduling.policies import POLICIES
-from service.signing import signing_key
+from service.formats.faults import StrictModel
+from service.formats.hosts import canonical_host, canonical_origin
+from service.formats.signatures import signing_key
+from service.scheduling.core.policies import POLICIES
 
 
 def _usable_path(path: Path) -> Path:

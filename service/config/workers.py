@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from service.config.schema import Config, ModelConfig, WeightsConfig
+from service.config.tools import check_programs, python_tools
 from service.errors import ConfigError
-from service.tools import check_programs, python_tools
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec

@@ -7,7 +7,7 @@ import msgspec
 from pydantic import Field
 
 from service.errors import Fault
-from service.faults import StrictModel
+from service.formats.faults import StrictModel
 
 CHOICE_CHARS: Final = 64
 

@@ -14,8 +14,8 @@ from service.conversations.job import Agent, Conversation, Job, JobId, Mode, Pro
 from service.conversations.limits import Limits, metadata_faults, size_faults, too_many
 from service.conversations.validation import Validation, folded
 from service.errors import Crowded, Fault, InvalidJob
-from service.faults import StrictModel, faults_of, unknown
-from service.hosts import canonical_host
+from service.formats.faults import StrictModel, faults_of, unknown
+from service.formats.hosts import canonical_host
 from workers.errors import InvalidTool, OffloadCrowded
 from workers.requests.request import parse_tools
 from workers.tools.definition import ToolDefinition

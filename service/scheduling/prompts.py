@@ -6,7 +6,7 @@ from datetime import datetime
 
 from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
-from service.conversations.rendering import Rejected, render_conversation, render_rejections, render_told
+from service.conversations.prompt_messages import Rejected, render_conversation, render_rejections, render_told
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from workers.outcome import FailureReason
 from workers.requests.request import Request

@@ -20,21 +20,21 @@ from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
 from service.conversations.states import TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.errors import StoreUnavailable
-from service.scheduling import events
 from service.scheduling.admission import Admission, Piece
-from service.scheduling.blame import Blame
-from service.scheduling.calls import TurnCalls, describe_calls
-from service.scheduling.core import SchedulingCore
-from service.scheduling.endings import Endings
-from service.scheduling.findings import WorkerFindings
-from service.scheduling.landing import End, Landing
-from service.scheduling.life import LifeCounts
+from service.scheduling.closures import Endings
+from service.scheduling.core import events
+from service.scheduling.core.blame.blame import Blame
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.policies import PolicyFactory
+from service.scheduling.core.view import PoolsView
+from service.scheduling.counts import LifeCounts
 from service.scheduling.outlet import Outlet, Pause
-from service.scheduling.policies import PolicyFactory
 from service.scheduling.prompts import JobPrompts
+from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.scheduling.turn import Progress, TurnRun
+from service.scheduling.turn_endings import End, Landing
 from service.scheduling.turns import Turns
-from service.scheduling.view import PoolsView
+from service.scheduling.worker_findings import WorkerFindings
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet

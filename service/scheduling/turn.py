@@ -11,11 +11,11 @@ import anyio
 from service.conversations.charges import Charges
 from service.conversations.job import Agent, TurnKey
 from service.conversations.markup import Said, read_markup
-from service.conversations.rendering import Rejected
+from service.conversations.prompt_messages import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
-from service.scheduling.judging import judge
-from service.scheduling.warmth import Reading
+from service.scheduling.answer_validity import judge
+from service.scheduling.core.queue.affinity import Reading
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
 from workers.requests.answer import Answer

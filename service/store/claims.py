@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState
-from service.store import writing
-from service.store.database import Claim, Connection, Membership
+from service.store import operations
+from service.store.databases.database import Claim, Connection, Membership
 from service.store.records import ConversationMoved, NewJob, Record, StoredJob, TurnEnded
 
 Place = tuple[JobId, str]  # a conversation
@@ -67,26 +67,26 @@ class Claims:
 
     def post(self, connection: Connection, new: NewJob, *, claims: bool) -> tuple[StoredJob, list[Claim], bool]:
         """Insert a job, or return the one of the same key and body."""
-        stored = writing.find_posted(connection, new)
+        stored = operations.find_posted(connection, new)
         if stored is not None:
             return stored, [], False
         job = new.job
-        number = self._membership.add_job(connection, writing.job_columns(new), job)
+        number = self._membership.add_job(connection, operations.job_columns(new), job)
         if number is None:
-            stored = writing.find_posted(connection, new)  # another node was quicker, this very moment
+            stored = operations.find_posted(connection, new)  # another node was quicker, this very moment
             assert stored is not None  # noqa: S101 - its key is why ours was not inserted
             return stored, [], False
         owner, fence = (self._membership.node_id, 1) if claims else (None, 0)
         rows = [
-            (job.id, talk.id, place, writing.to_json(talk.metadata), ConversationState.QUEUED.value, owner, fence)
+            (job.id, talk.id, place, operations.to_json(talk.metadata), ConversationState.QUEUED.value, owner, fence)
             for place, talk in enumerate(job.conversations)
         ]
         self._membership.add_conversations(connection, rows, job)
-        writing.keep_document(connection, new)
-        writing.tell_posted(connection, new)
+        operations.keep_document(connection, new)
+        operations.tell_posted(connection, new)
         self._membership.tell(connection, [job.id], is_work=not claims)
         taken = [Claim(job_id=job.id, conversation_id=talk.id, fence=1) for talk in job.conversations] if claims else []
-        return writing.as_stored(new, number), self._arrive(taken), True
+        return operations.as_stored(new, number), self._arrive(taken), True
 
     def take(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
@@ -117,7 +117,7 @@ class Claims:
         refused = 0
         changed: dict[JobId, None] = {}
         for record in records:
-            place = writing.place_of(record)
+            place = operations.place_of(record)
             fence = self._fence(place)
             if fence is None:
                 refused += 1
@@ -125,9 +125,9 @@ class Claims:
                 continue
             changed[place[0]] = None
             if not isinstance(record, ConversationMoved):
-                writing.apply(connection, record)
+                operations.apply(connection, record)
                 continue
-            writing.move_conversation(connection, record, fence)
+            operations.move_conversation(connection, record, fence)
             if record.state in ENDED_CONVERSATIONS:
                 ended.append(place)
                 self._leaving.add(place)

@@ -9,8 +9,8 @@ import msgspec
 
 from service.conversations.job import JobId
 from service.conversations.transcript import rfc3339
-from service.store import reading
-from service.store.database import Connection
+from service.store import queries
+from service.store.databases.database import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ def add(connection: Connection, job_id: JobId, at: datetime) -> None:
     if row is None or row[0] is None:
         return
     webhook = msgspec.json.decode(row[0])
-    stored = reading.job(job_id)(connection)
-    tally = reading.tally(job_id)(connection)
+    stored = queries.job(job_id)(connection)
+    tally = queries.tally(job_id)(connection)
     body = {
         "type": "job.ended",
         "timestamp": rfc3339(at),

@@ -12,9 +12,9 @@ import anyio.to_thread
 
 from service.conversations.job import JobId
 from service.errors import StoreError, StoreUnavailable
-from service.store import writing
+from service.store import operations
 from service.store.claims import Applied, Claims, Place
-from service.store.database import Claim, Connection, Database
+from service.store.databases.database import Claim, Connection, Database
 from service.store.records import NewJob, Record, StoredJob
 from service.store.writer import Watchers, Write, Writer
 
@@ -153,7 +153,7 @@ class Store:
             StoreUnavailable: the database is in trouble.
         """
         return await self._write(
-            frozenset({job_id}), lambda connection: writing.request_cancel(connection, self._membership, job_id)
+            frozenset({job_id}), lambda connection: operations.request_cancel(connection, self._membership, job_id)
         )
 
     async def delete(self, job_id: JobId) -> None:
@@ -164,7 +164,7 @@ class Store:
             NotEnded: it has not ended.
             StoreUnavailable: the database is in trouble.
         """
-        await self._write(frozenset({job_id}), lambda connection: writing.delete(connection, job_id))
+        await self._write(frozenset({job_id}), lambda connection: operations.delete(connection, job_id))
 
     async def write(self, operation: Query[T]) -> T:
         """Run an operation of ``service.store`` that somebody waits for.
@@ -203,7 +203,7 @@ class Store:
     # Reading
 
     async def read(self, query: Query[T]) -> T:
-        """Run one of the queries of ``service.store.reading`` beside the event loop.
+        """Run one of the queries of ``service.store.queries`` beside the event loop.
 
         Raises:
             StoreUnavailable: the database is in trouble.
@@ -223,7 +223,7 @@ class Store:
             self._readers.pop().close()
 
     def _facts(self, records: Sequence[Record]) -> tuple[frozenset[JobId], Query[Applied]]:
-        jobs = frozenset(writing.place_of(record)[0] for record in records)
+        jobs = frozenset(operations.place_of(record)[0] for record in records)
         return jobs, lambda connection: self._claims.apply(connection, records)
 
     async def _write(

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from service.conversations.job import JobId
 from service.errors import ServiceError, StoreError, StoreUnavailable
-from service.store.database import Connection, Database, Fenced, Membership
+from service.store.databases.database import Connection, Database, Fenced, Membership
 
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
 MAX_FACTS: Final = 2000  # of all writes of a group, as far as they can be told beforehand

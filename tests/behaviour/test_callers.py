@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from standardwebhooks import Webhook
 
-from service.hosts import canonical_host
+from service.formats.hosts import canonical_host
 from tests.behaviour.service import Document, Service, run_command, scripted_model, serving
 from tests.waiting import wait_for
 

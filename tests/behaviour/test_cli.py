@@ -54,9 +54,11 @@ def only_lines(done: subprocess.CompletedProcess[str], code: int, *texts: str) -
         assert text in done.stderr, done.stderr
 
 
-def test_the_demo_shows_progress_prints_a_transcript_and_leaves_nothing(free_ports: Callable[[int], int]) -> None:
-    """Issue A: the built-in debate on two embedded engines, exit 0, no process left."""
-    done = run_command("demo", "--port", str(free_ports(2)))
+def test_the_demo_shows_progress_prints_a_transcript_and_leaves_nothing(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """The built-in debate on two embedded engines, exit 0, no process left."""
+    done = run_command("demo", "--port", str(free_ports(2)), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "demo: 36/36 turns, 4/4 conversations" in done.stdout
     assert done.stdout.count("[round ") == 9
@@ -64,7 +66,7 @@ def test_the_demo_shows_progress_prints_a_transcript_and_leaves_nothing(free_por
     assert done.stderr.startswith("tiny: no model is named, so ")
     assert done.stderr.endswith("tiny.gguf stands in; its text is noise\n")
     commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    assert not [command for command in commands if "roundhouse-demo-" in command]
+    assert not [command for command in commands if f"{tmp_path}/roundhouse-demo-" in command]
 
 
 def test_run_writes_transcripts_a_manifest_and_an_index(folder: Path) -> None:

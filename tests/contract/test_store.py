@@ -13,10 +13,11 @@ from service.conversations.job import Job, JobId
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
-from service.store import reading
-from service.store.database import Claim, Connection, Database
-from service.store.memory import MemoryDatabase
-from service.store.postgres import PostgresDatabase
+from service.store import queries
+from service.store.databases.database import Claim, Connection, Database
+from service.store.databases.memory import MemoryDatabase
+from service.store.databases.postgres import PostgresDatabase
+from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 from service.store.records import (
     ConversationMoved,
     NewJob,
@@ -29,7 +30,6 @@ from service.store.records import (
     TurnMoved,
     TurnRequeued,
 )
-from service.store.sqlite import FILE_NAME, SqliteDatabase
 from service.store.store import Store, StoreWatchers, open_store
 from tests.unit.service.jobs import DEBATE, job, key
 from tests.waiting import LIMIT_S
@@ -127,13 +127,13 @@ async def test_what_is_posted_is_read(store: Store, committed: list[frozenset[Jo
     stored, claims, is_new = await store.post(new(job(*DEBATE, rounds=2, conversations=3)), claims=True)
     assert is_new
     assert claims == [Claim(job_id=J, conversation_id=f"c{number}", fence=1) for number in range(3)]
-    assert await store.read(reading.job(J)) == stored
+    assert await store.read(queries.job(J)) == stored
     assert (stored.state, stored.total_conversations, stored.total_turns) == (JobState.QUEUED, 3, 18)
     assert (stored.created_at, stored.started_at) == (NOW, None)
-    assert await store.read(reading.conversation_states(J)) == dict.fromkeys(
+    assert await store.read(queries.conversation_states(J)) == dict.fromkeys(
         ("c0", "c1", "c2"), ConversationState.QUEUED
     )
-    events, is_over = await store.read(reading.events(J, 0, 9))
+    events, is_over = await store.read(queries.events(J, 0, 9))
     assert ([(event.number, event.kind) for event in events], is_over) == ([(1, "job")], False)
     assert committed == [frozenset({J})]
 
@@ -144,31 +144,31 @@ async def test_a_key_is_one_job(store: Store) -> None:
     assert await store.post(new(job(*DEBATE, name="two"), "k"), claims=True) == (first, [], False)
     with pytest.raises(IdempotencyConflict):
         await post(store, job(*DEBATE, name="three"), "k", body_hash="other")
-    assert len(await store.read(reading.jobs(None, 10, None))) == 1
+    assert len(await store.read(queries.jobs(None, 10, None))) == 1
 
 
 async def test_a_key_is_free_again_after_its_time(store: Store) -> None:
     """It is kept for a configured time; the job that had it stays."""
     await store.post(new(job(*DEBATE, name="one"), "k", kept_s=-1), claims=True)
-    assert await store.read(reading.job_by_key("k", "h", NOW)) is None
+    assert await store.read(queries.job_by_key("k", "h", NOW)) is None
     assert (await store.post(new(job(*DEBATE, name="two"), "k", body_hash="other"), claims=True))[2]
-    assert len(await store.read(reading.jobs(None, 10, None))) == 2
+    assert len(await store.read(queries.jobs(None, 10, None))) == 2
 
 
 async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
     """A result is recorded exactly once: the second is refused with all that came with it, and the store fails."""
     await post(store, job(*DEBATE))
     await append(store, ended("a"), ended("m", TurnState.FAILED))
-    assert await store.read(reading.turns(J, ["c0"])) == [turn("a"), turn("m", TurnState.FAILED)]
-    talk = await store.read(reading.conversation(J, "c0"))
+    assert await store.read(queries.turns(J, ["c0"])) == [turn("a"), turn("m", TurnState.FAILED)]
+    talk = await store.read(queries.conversation(J, "c0"))
     assert talk.turns == (turn("a"), turn("m", TurnState.FAILED))
-    tally = await store.read(reading.tally(J))
+    tally = await store.read(queries.tally(J))
     assert tally.turns == {TurnState.COMPLETED: 1, TurnState.FAILED: 1}
     durable: list[bool] = []
     store.append_nowait([moved(ConversationState.RUNNING), ended("a", text="another")], lambda: durable.append(True))
     with pytest.raises(StoreError, match=r"(?i)unique"), anyio.fail_after(LIMIT_S):
         await store.wait_failed()
-    assert (await store.read(reading.job(J))).state is JobState.QUEUED
+    assert (await store.read(queries.job(J))).state is JobState.QUEUED
     with pytest.raises(StoreError, match=r"(?i)unique"):
         await store.flush()
     assert durable == []
@@ -180,7 +180,7 @@ async def test_facts_are_applied_in_order_and_told_once(store: Store) -> None:
     in_flight = TurnMoved(key=key("a"), state=TurnState.IN_FLIGHT, worker="w", at=NOW)
     running, completed = moved(ConversationState.RUNNING), moved(ConversationState.COMPLETED)
     await append(store, running, running, in_flight, completed)
-    events, is_over = await store.read(reading.events(J, 0, 99))
+    events, is_over = await store.read(queries.events(J, 0, 99))
     assert is_over
     assert [(event.number, event.kind) for event in events] == [
         (1, "job"),
@@ -190,9 +190,9 @@ async def test_facts_are_applied_in_order_and_told_once(store: Store) -> None:
         (5, "conversation"),
         (6, "end"),
     ]
-    assert await store.read(reading.events(J, 3, 1)) == (events[3:4], False)
-    assert await store.read(reading.events(J, 6, 1)) == ([], True)
-    stored = await store.read(reading.job(J))
+    assert await store.read(queries.events(J, 3, 1)) == (events[3:4], False)
+    assert await store.read(queries.events(J, 6, 1)) == ([], True)
+    stored = await store.read(queries.job(J))
     assert (stored.state, stored.started_at, stored.finished_at) == (JobState.COMPLETED, NOW, NOW)
 
 
@@ -213,12 +213,12 @@ async def test_a_job_ends_with_its_last_conversation(
     await append(store, moved(ConversationState.RUNNING))
     if is_cancelled:
         await store.request_cancel(J)
-        assert await store.read(reading.to_cancel()) == [J]
+        assert await store.read(queries.to_cancel()) == [J]
     await append(store, moved(ConversationState(ends[0])))
-    assert (await store.read(reading.job(J))).state is JobState.RUNNING
+    assert (await store.read(queries.job(J))).state is JobState.RUNNING
     await append(store, moved(ConversationState(ends[1]), "c1"))
-    assert (await store.read(reading.job(J))).state is state
-    assert await store.read(reading.to_cancel()) == []
+    assert (await store.read(queries.job(J))).state is state
+    assert await store.read(queries.to_cancel()) == []
 
 
 async def test_only_an_ended_job_is_deleted_and_whole(store: Store) -> None:
@@ -230,11 +230,11 @@ async def test_only_an_ended_job_is_deleted_and_whole(store: Store) -> None:
         await store.delete(J)
     await append(store, moved(ConversationState.FAILED))
     await store.delete(J)
-    for query in (reading.job(J), reading.events(J, 0, 9), reading.conversation(J, "c0")):
+    for query in (queries.job(J), queries.events(J, 0, 9), queries.conversation(J, "c0")):
         with pytest.raises(JobNotFound):
             await store.read(query)
-    assert await store.read(reading.turns(J, ["c0"])) == []
-    assert len(await store.read(reading.jobs(None, 10, None))) == 1
+    assert await store.read(queries.turns(J, ["c0"])) == []
+    assert len(await store.read(queries.jobs(None, 10, None))) == 1
     assert (await store.post(new(job(*DEBATE), "j"), claims=True))[2]
 
 
@@ -242,7 +242,7 @@ async def test_a_cancel_is_durable_and_changes_no_ended_job(store: Store) -> Non
     """The next life must know of it."""
     await post(store, job(*DEBATE))
     await store.request_cancel(J)
-    assert (await store.read(reading.job(J))).is_cancel_requested
+    assert (await store.read(queries.job(J))).is_cancel_requested
     with pytest.raises(JobNotFound):
         await store.request_cancel(JobId("none"))
 
@@ -259,10 +259,10 @@ async def test_many_writers_at_once_are_all_written(store: Store) -> None:
         for number in range(200):
             tasks.start_soon(post_one, number)
     assert sum(is_new for _, is_new in results) == 50
-    assert len(await store.read(reading.jobs(None, 1000, None))) == 50
-    numbers = [stored.number for stored in await store.read(reading.jobs(JobState.QUEUED, 1000, None))]
+    assert len(await store.read(queries.jobs(None, 1000, None))) == 50
+    numbers = [stored.number for stored in await store.read(queries.jobs(JobState.QUEUED, 1000, None))]
     assert numbers == sorted(set(numbers), reverse=True)
-    assert len(await store.read(reading.jobs(None, 1000, numbers[20]))) == 29
+    assert len(await store.read(queries.jobs(None, 1000, numbers[20]))) == 29
 
 
 async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> None:
@@ -279,7 +279,7 @@ async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> 
         (claim,) = await store.claim(["m"], 10)
         assert (claim.conversation_id, claim.fence) == ("c0", 2)
         assert await store.claim(["m"], 10) == []
-        assert await store.read(reading.turns(J, ["c0"])) == [turn("a")]
+        assert await store.read(queries.turns(J, ["c0"])) == [turn("a")]
         await append(store, ended("b"))
 
 
@@ -287,16 +287,16 @@ async def test_what_nobody_here_runs_is_refused(store: Store, caplog: pytest.Log
     """Of a conversation that was released, or never claimed, nothing is written, and the log says so."""
     await store.post(new(job(*DEBATE, conversations=2)), claims=False)
     await append(store, ended("a"))
-    assert await store.read(reading.turns(J, ["c0"])) == []
+    assert await store.read(queries.turns(J, ["c0"])) == []
     assert "a late result of a in round 0, completed" in caplog.text
     assert len(await store.claim(["m"], 10)) == 2
     store.release_nowait({(J, "c0"): ["m"]})
     await append(store, ended("a"))
-    assert await store.read(reading.turns(J, ["c0"])) == []
+    assert await store.read(queries.turns(J, ["c0"])) == []
     (again,) = await store.claim(["m"], 10)
     assert (again.conversation_id, again.fence) == ("c0", 2)
     await append(store, ended("a"))
-    assert len(await store.read(reading.turns(J, ["c0"]))) == 1
+    assert len(await store.read(queries.turns(J, ["c0"]))) == 1
 
 
 async def test_what_a_turn_has_behind_it_outlives_us(store: Store) -> None:
@@ -314,9 +314,9 @@ async def test_what_a_turn_has_behind_it_outlives_us(store: Store) -> None:
 
     first, second = requeued(attempt), requeued(attempt, attempt)
     await append(store, first, second)
-    assert await store.read(reading.unfinished_turns(J, ["c0"])) == [second.so_far]
+    assert await store.read(queries.unfinished_turns(J, ["c0"])) == [second.so_far]
     await append(store, ended("a", TurnState.FAILED))
-    assert await store.read(reading.unfinished_turns(J, ["c0"])) == []
+    assert await store.read(queries.unfinished_turns(J, ["c0"])) == []
 
 
 async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None:
@@ -330,13 +330,13 @@ async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None
 
     await append(store, started("x", 1), started("y", 2), started("x", 1))
     await append(store, ToolCallEnded(key=key("a"), call="y", outcome='{"result": 1}', at=NOW))
-    assert await store.read(reading.tool_calls(key("a"))) == [
+    assert await store.read(queries.tool_calls(key("a"))) == [
         StoredToolCall(call="x", number=1, name="pay", arguments="{}", policy="ask_model", outcome=None),
         StoredToolCall(call="y", number=2, name="pay", arguments="{}", policy="ask_model", outcome='{"result": 1}'),
     ]
-    assert await store.read(reading.tool_calls(key("b"))) == []
+    assert await store.read(queries.tool_calls(key("b"))) == []
     await append(store, started("y", 2))  # again, since it had failed: what came of it is not known any more
-    assert [call.outcome for call in await store.read(reading.tool_calls(key("a")))] == [None, None]
+    assert [call.outcome for call in await store.read(queries.tool_calls(key("a")))] == [None, None]
 
 
 async def test_what_is_posted_and_claimed_at_once_comes_once(store: Store) -> None:
@@ -376,4 +376,4 @@ async def test_what_cannot_be_written_harms_nobody_else(store: Store) -> None:
             tasks.start_soon(ask)
             tasks.start_soon(post, store, job(*DEBATE, name=f"j{number}"))
     assert len(failed) == 20
-    assert len(await store.read(reading.jobs(None, 100, None))) == 20
+    assert len(await store.read(queries.jobs(None, 100, None))) == 20

@@ -12,9 +12,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from service.errors import StoreUnavailable
-from service.store import reading
+from service.store import queries
 from service.store.cluster import Cluster, LeaseEvents, NodeReport
-from service.store.postgres import PostgresDatabase
+from service.store.databases.postgres import PostgresDatabase
 from service.store.store import Store, StoreWatchers, open_store
 from tests.contract.test_store import new
 from tests.postgres import PostgresServer
@@ -124,14 +124,14 @@ async def test_a_flow_that_goes_silent_is_given_up(postgres: PostgresServer) -> 
         database.prepare()
         with open_store(database) as store:
             await store.post(new(job(agent("a"), name="before")), claims=False)
-            await store.read(reading.jobs(None, 10, None))
+            await store.read(queries.jobs(None, 10, None))
             portal.call(proxy.silence)
             with pytest.raises(StoreUnavailable):
                 await store.post(new(job(agent("a"), name="refused")), claims=False)
-            assert len(await store.read(reading.jobs(None, 10, None))) == 1
+            assert len(await store.read(queries.jobs(None, 10, None))) == 1
             await wait_until(lambda: store.trouble is None, "it is well again")
             await store.post(new(job(agent("a"), name="after")), claims=False)
-            names = {stored.name for stored in await store.read(reading.jobs(None, 10, None))}
+            names = {stored.name for stored in await store.read(queries.jobs(None, 10, None))}
             assert names == {"before", "after"}
 
 

@@ -13,11 +13,11 @@ from service.conversations.charges import Charges
 from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState
 from service.errors import StoreError, StoreUnavailable
-from service.store import reading
-from service.store.database import Connection
-from service.store.migrations import migrate, migrations_of
-from service.store.postgres import PostgresDatabase
-from service.store.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase, own_folder
+from service.store import queries
+from service.store.databases.database import Connection
+from service.store.databases.migrations import migrate, migrations_of
+from service.store.databases.postgres import PostgresDatabase
+from service.store.databases.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase, own_folder
 from service.store.store import StoreWatchers, open_store
 from tests.contract.test_store import J, append, ended, moved, new
 from tests.power import Disk, ForgetfulDatabase
@@ -56,7 +56,7 @@ async def lose_power(folder: Path, seed: int, synchronous: str) -> tuple[int, in
     repaired = SqliteDatabase(restored / FILE_NAME)
     repaired.prepare()
     with open_store(repaired) as store:
-        there = {stored.id for stored in await store.read(reading.jobs(None, 100_000, None))}
+        there = {stored.id for stored in await store.read(queries.jobs(None, 100_000, None))}
     return len(acknowledged), len(set(acknowledged) - there)
 
 
@@ -129,10 +129,10 @@ async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, 
         await append(store, ended("m"), moved(ConversationState.COMPLETED))
         await wait_until(lambda: told[-1:] == [None], "it is well again")
         assert store.trouble is None
-        turns = await store.read(reading.turns(J, ["c0"]))
+        turns = await store.read(queries.turns(J, ["c0"]))
         assert [turn.key.agent_id for turn in turns] == ["a", "b", "m"]
-        assert (await store.read(reading.job(J))).state is JobState.COMPLETED
-        events, _ = await store.read(reading.events(J, 0, 99))
+        assert (await store.read(queries.job(J))).state is JobState.COMPLETED
+        events, _ = await store.read(queries.events(J, 0, 99))
         assert [event.number for event in events] == list(range(1, len(events) + 1))
     assert told[0] is not None
 
@@ -186,8 +186,8 @@ async def test_an_older_file_is_brought_up_to_date_and_a_copy_is_kept(tmp_path: 
         (claim,) = await store.claim([], None)
         assert (claim.job_id, claim.conversation_id) == ("old", "c1")
         await append(store, moved(ConversationState.COMPLETED, "c1", "old"))
-        assert (await store.read(reading.job(JobId("old")))).state is JobState.COMPLETED
-        events, is_over = await store.read(reading.events(JobId("old"), 0, 99))
+        assert (await store.read(queries.job(JobId("old")))).state is JobState.COMPLETED
+        events, is_over = await store.read(queries.events(JobId("old"), 0, 99))
         assert ([event.kind for event in events], is_over) == (["job", "conversation", "end"], True)
     (copy,) = list(tmp_path.glob(f"{FILE_NAME}.before-*"))  # noqa: ASYNC240
     with closing(sqlite3.connect(copy)) as connection:
@@ -230,7 +230,7 @@ async def test_deaths_that_were_charged_in_company_become_suspicion(
     writer.close()
     database.prepare()
     with open_store(database) as store:
-        turns = await store.read(reading.unfinished_turns(JobId("old"), ["c0"]))
+        turns = await store.read(queries.unfinished_turns(JobId("old"), ["c0"]))
     charges = {turn.key.agent_id: turn.charges for turn in turns}
     assert charges == {"a": Charges(), "b": Charges(is_suspect=True)}
     assert {turn.rejected for turn in turns} == {(("No.", "why"),)}
@@ -247,9 +247,9 @@ async def test_documents_of_the_version_before_are_kept(
     writer.close()
     database.prepare()
     with open_store(database) as store:
-        assert await store.read(reading.document(JobId("old"))) == '{"a": 1}'
-        assert (await store.read(reading.job(JobId("old")))).metadata == {"of": "mine"}
-        assert [job.id for job in await store.read(reading.jobs(None, 10, None))] == ["old"]
+        assert await store.read(queries.document(JobId("old"))) == '{"a": 1}'
+        assert (await store.read(queries.job(JobId("old")))).metadata == {"of": "mine"}
+        assert [job.id for job in await store.read(queries.jobs(None, 10, None))] == ["old"]
 
 
 def damage_pages(path: Path) -> None:

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from service.conversations.job import Job, TurnKey
-from service.scheduling.deaths import MOST_DEATHS
+from service.scheduling.core.blame.deaths import MOST_DEATHS
 from tests.breaking import Break, Engine, Outcome, Way, World
 from tests.unit.service.jobs import agent, job
 

@@ -6,11 +6,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
 from service.conversations.states import TurnState
-from service.scheduling import events
-from service.scheduling.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
-from service.scheduling.core import SchedulingCore
-from service.scheduling.policies import POLICIES
-from service.scheduling.warmth import Reading
+from service.scheduling.core import events
+from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import Reading
 
 MODELS = ("m", "n")
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}

@@ -8,9 +8,9 @@ import pytest
 from service.conversations.discussion import Discussion
 from service.conversations.job import Agent, Job, JobId, Mode
 from service.conversations.markup import Said, read_markup
-from service.conversations.rendering import render_rejections
+from service.conversations.prompt_messages import render_rejections
 from service.conversations.validation import Validation
-from service.scheduling.judging import judge
+from service.scheduling.answer_validity import judge
 from workers.offload.pool import offloading
 
 

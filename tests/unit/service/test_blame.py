@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
-from service.scheduling.blame import (
+from service.scheduling.core.blame.blame import (
     Blame,
     DeathExplained,
     DeathUnexplained,
@@ -14,8 +14,8 @@ from service.scheduling.blame import (
     Trial,
     Verdict,
 )
-from service.scheduling.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
-from service.scheduling.load_limits import PROBATION, LoadLimits
+from service.scheduling.core.blame.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
+from service.scheduling.core.blame.load_limits import PROBATION, LoadLimits
 from tests.unit.service.jobs import key
 
 A, B, C = key("a"), key("b"), key("c")

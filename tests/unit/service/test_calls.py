@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.scheduling.calls import TurnCalls, describe_calls
+from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
 from tests.unit.service.jobs import key
 from workers.errors import LedgerClosed

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 from service.cli.app import app
 from service.config.load import load_config
 from service.config.workers import worker_specs
-from service.documents import parse_document
 from service.errors import ConfigError
+from service.formats.documents import parse_document
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from service.conversations.job import Agent, Job, JobId
 from service.conversations.limits import Limits
-from service.conversations.rendering import render_conversation
+from service.conversations.prompt_messages import render_conversation
 from service.conversations.spec import JobRules, find_cycle, parse_job, parse_stored
 from service.conversations.visibility import Spoken, Utterance, visible_before
 from service.errors import InvalidJob

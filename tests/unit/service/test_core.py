@@ -4,8 +4,8 @@ import pytest
 
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ConversationState, JobState, TurnState, job_state_after
-from service.scheduling.core import SchedulingCore
-from service.scheduling.events import (
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import (
     Action,
     ContinueCancel,
     ContinueDispatch,
@@ -26,7 +26,7 @@ from service.scheduling.events import (
     WorkerNotReady,
     WorkerReady,
 )
-from service.scheduling.policies import POLICIES
+from service.scheduling.core.policies import POLICIES
 from tests.unit.service.jobs import DEBATE, agent, job, key
 
 J = JobId("j")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from service.config.load import load_config
+from service.config.roots import outside_of
 from service.errors import ConfigError
-from service.hosts import canonical_host, canonical_origin
-from service.roots import outside_of
-from service.store.sqlite import own_folder
-from service.webhooks import is_public
+from service.formats.hosts import canonical_host, canonical_origin
+from service.node.webhooks import is_public
+from service.store.databases.sqlite import own_folder
 
 HEALTHCHECK = Path(__file__).parents[3] / "deploy" / "healthcheck.py"
 

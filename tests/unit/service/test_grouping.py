@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.conversations.job import GroupBy, Mode, TurnKey
-from service.scheduling.core import SchedulingCore
-from service.scheduling.events import (
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import (
     Action,
     JobAdmitted,
     JobCancelled,
@@ -16,8 +16,8 @@ from service.scheduling.events import (
     TurnRejected,
     WorkerReady,
 )
-from service.scheduling.grouping import STREAK
-from service.scheduling.policies import POLICIES
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.groups import STREAK
 from tests.unit.service.jobs import agent, job
 
 

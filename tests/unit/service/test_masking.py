@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from service.config.masking import MASK, mask_text, masked
+from service.config.secrets import MASK, mask_text, masked
 
 SECRET = "S3cr3t"  # noqa: S105 - a stand-in
 

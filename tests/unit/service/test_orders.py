@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
-from service.scheduling.core import SchedulingCore
-from service.scheduling.events import (
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import (
     AbandonTurn,
     ConversationEnded,
     JobAdmitted,
@@ -22,9 +22,9 @@ from service.scheduling.events import (
     TurnRejected,
     WorkerReady,
 )
-from service.scheduling.policies import POLICIES
-from service.scheduling.policies.critical_path import AGEING_TURNS
-from service.scheduling.ready import JobLoad, ReadyTurn
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.policies.critical_path import AGEING_TURNS
+from service.scheduling.core.queue.ready_queue import JobLoad, ReadyTurn
 from tests.simulation import drawn, job_of, mixes, simulate
 
 TIMELINE = {("A1", 0): 4, ("A2", 0): 8, ("A3", 0): 4, ("A1", 1): 3, ("A2", 1): 6, ("A3", 1): 2}

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from service.conversations.charges import Charges
-from service.scheduling.deaths import TurnRecord
-from service.scheduling.retry import refuse
+from service.scheduling.core.blame.deaths import TurnRecord
+from service.scheduling.core.blame.retry import refuse
 from workers.outcome import EngineFailed, FailureReason
 
 REJECTED, UNREACHABLE = FailureReason.ENGINE_REJECTED, FailureReason.ENGINE_UNREACHABLE

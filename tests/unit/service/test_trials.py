@@ -1,6 +1,7 @@
-from service.scheduling.blame import JobDistrusted, SuspectsCleared, Trial
-from service.scheduling.core import SchedulingCore
-from service.scheduling.events import (
+from service.scheduling.core.blame.blame import JobDistrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame.trials import STARTS_A_SLOT, STARTS_BEFORE_LAST, TRIALS_IN_A_ROW
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import (
     Action,
     JobAdmitted,
     StartTurn,
@@ -10,8 +11,7 @@ from service.scheduling.events import (
     WorkerNotReady,
     WorkerReady,
 )
-from service.scheduling.policies import POLICIES
-from service.scheduling.trials import STARTS_A_SLOT, STARTS_BEFORE_LAST, TRIALS_IN_A_ROW
+from service.scheduling.core.policies import POLICIES
 from tests.unit.service.jobs import agent, job, key
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from service.conversations.job import JobId, Mode, TurnKey
-from service.scheduling.core import SchedulingCore
-from service.scheduling.events import (
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import (
     Action,
     HoldOver,
     HoldTurn,
@@ -19,8 +19,8 @@ from service.scheduling.events import (
     WorkerNotReady,
     WorkerReady,
 )
-from service.scheduling.policies import POLICIES
-from service.scheduling.warmth import LEAST_TOKENS, Reading
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import LEAST_TOKENS, Reading
 from tests.unit.service.jobs import agent, job, key
 
 READ_S = 0.01  # a token

@@ -1,0 +1,1 @@
+"""One node: its jobs, its workers, its place among others."""

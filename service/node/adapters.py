@@ -1,0 +1,137 @@
+"""LoRA adapters by their names, which agents use as models: those of the configuration, and those loaded since."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from service.errors import (
+    AdapterInUse,
+    AdapterInvalid,
+    AdapterNotFound,
+    AdaptersTooMany,
+    EngineRefused,
+    Fault,
+    ModelNotFound,
+    ModelUnavailable,
+    NameTaken,
+    StoreUnavailable,
+)
+from service.node.jobs import Jobs
+from workers.adapters.model_adapters import ModelAdapters
+from workers.errors import (
+    AdapterError,
+    AdaptersFull,
+    AdapterTaken,
+    InvalidAdapter,
+    NoEngineReady,
+)
+from workers.fleet import Fleet
+
+SETTLE_LIMIT_S: Final = 10.0
+
+
+class Adapters:
+    """The one list of names; a name means one version of one adapter of one model."""
+
+    def __init__(self, fleet: Fleet, models: Iterable[str]) -> None:
+        self._fleet = fleet
+        self._models = frozenset(models)
+        self._arriving: Counter[tuple[str, str]] = Counter()
+        self._leaving: set[str] = set()
+
+    def __repr__(self) -> str:
+        """State the names."""
+        return f"<Adapters {list(self.names())}>"
+
+    def names(self) -> dict[str, str]:
+        """Return every adapter that jobs may ask for, with the model that it stands on."""
+        return {
+            name: model
+            for model, adapters in self._fleet.adapters.items()
+            for name in adapters.names
+            if name not in self._leaving
+        }
+
+    def of(self, model: str) -> ModelAdapters:
+        """Return a model's adapters.
+
+        Raises:
+            ModelNotFound: it can have none here.
+        """
+        adapters = self._fleet.adapters.get(model)
+        if adapters is None:
+            raise ModelNotFound(model, self._fleet.models(), list(self._fleet.adapters), "that takes adapters")
+        return adapters
+
+    async def load(self, model: str, name: str, path: Path) -> bool:
+        """Have a model's engines serve an adapter by its name, kept over restarts; return whether they did not before.
+
+        Raises:
+            ServiceError: it cannot be; nothing has changed.
+        """
+        adapters = self.of(model)
+        if name in self._models:
+            raise NameTaken(f"{name} is a model")
+        arriving = [owner for owner, other in self._arriving if other == name]
+        past = [owner for owner, other in self._fleet.adapters.items() if name in other.past]
+        for owner in (*arriving, *past, self.names().get(name, model)):
+            if owner != model:
+                raise NameTaken(f"{name} is an adapter of {owner}, was one, or is about to be")
+        if name in self._leaving:
+            raise NameTaken(f"{name} is about to be unloaded")
+        self._arriving[model, name] += 1
+        try:
+            with _translated():
+                return await adapters.load(name, path)
+        finally:
+            self._arriving[model, name] -= 1
+            self._arriving += Counter()  # without what is none
+
+    async def unload(self, model: str, name: str, jobs: Jobs, users: Callable[[str], int]) -> None:
+        """Have a model's engines forget an adapter that no unfinished job here uses; none may ask for it from here on.
+
+        ``users`` counts the jobs on the scheduler that ask for a name.
+
+        Raises:
+            ServiceError: it cannot be; nothing has changed.
+        """
+        adapters = self.of(model)
+        if name not in adapters.loaded or name in self._leaving:
+            raise AdapterNotFound(model, name, is_configured=name in adapters.configured)
+        self._leaving.add(name)
+        try:
+            await self._wait_settled(jobs)
+            count = users(name)
+            if count:
+                raise AdapterInUse(f"{count} unfinished jobs use {name}; cancel them, or wait for their ends")
+            with _translated():
+                await adapters.unload(name)
+        finally:
+            self._leaving.discard(name)
+
+    async def _wait_settled(self, jobs: Jobs) -> None:
+        """Return when every job that may have been accepted with the name is on the scheduler."""
+        with anyio.move_on_after(SETTLE_LIMIT_S):
+            await jobs.wait_settled()
+            return
+        raise StoreUnavailable("jobs are still being taken or read back; try again")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except InvalidAdapter as error:
+        raise AdapterInvalid([Fault(path="path", message=str(error))]) from error
+    except AdapterTaken as error:
+        raise NameTaken(str(error)) from error
+    except AdaptersFull as error:
+        raise AdaptersTooMany(str(error)) from error
+    except NoEngineReady as error:
+        raise ModelUnavailable(str(error)) from error
+    except AdapterError as error:
+        raise EngineRefused(str(error)) from error

@@ -1,0 +1,44 @@
+"""From ``store.url`` to a database that is ready."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from service.config.schema import StoreConfig
+from service.store.databases.database import Database
+from service.store.databases.memory import MemoryDatabase
+from service.store.databases.sqlite import FILE_NAME, SqliteDatabase, own_folder
+
+LOCAL: Final = frozenset({"sqlite", "memory"})
+
+
+def is_shared(config: StoreConfig) -> bool:
+    """Whether other nodes may use the same store."""
+    return config.url not in LOCAL
+
+
+@contextmanager
+def open_database(config: StoreConfig, state_dir: Path, models: Sequence[str]) -> Iterator[Database]:
+    """Prepare the database of a configuration for a block, in which the state directory is this process's own.
+
+    ``models`` are what this node serves.
+
+    Raises:
+        StoreError: the folder is another's, or the database is damaged, of a newer version, or cannot be reached.
+    """
+    with own_folder(state_dir):
+        if config.url == "memory":
+            with closing(MemoryDatabase()) as memory:
+                memory.prepare()
+                yield memory
+        elif config.url == "sqlite":
+            file = SqliteDatabase(state_dir / FILE_NAME)
+            file.prepare()
+            yield file
+        else:
+            from service.store.databases.postgres import PostgresDatabase  # noqa: PLC0415 - a tenth of a second that few need
+
+            server = PostgresDatabase(config.url, config.lease_s, models)
+            server.prepare()
+            yield server

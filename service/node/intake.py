@@ -1,0 +1,254 @@
+"""What this node runs of what is stored: claims conversations, and puts them on the scheduler where they were left.
+
+A node that has its database to itself claims everything. One among several claims about as much as its slots will need
+next, so that what waits can go wherever a slot gets free first; what it has claimed stays with it, since its engines
+know the prompts.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import anyio
+
+from service.conversations.job import Job, JobId
+from service.errors import StoreUnavailable
+from service.node.resumed_jobs import Share, read_shares
+from service.scheduling.outlet import Pause
+from service.scheduling.scheduler import Scheduler
+from service.store import queries
+from service.store.databases.database import Claim
+from service.store.store import Store
+
+LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
+POLL_S: Final = 1.0  # hints may be lost; looking is what counts
+HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
+JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
+PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
+logger = logging.getLogger(__name__)
+
+
+class Intake:
+    """Between the store and the scheduler; its tasks are those of ``run``.
+
+    ``adapters`` gives the names of adapters of this moment, each with the model that it stands on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        models: Sequence[str],
+        adapters: Callable[[], Mapping[str, str]],
+        *,
+        is_shared: bool,
+    ) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._models = tuple(models)
+        self._adapters = adapters
+        self._is_shared = is_shared
+        self._hint = anyio.Event()
+        self._is_starting_over = False
+        self._claimed: Sequence[Claim] = ()  # before anything was served
+        self._admitting = 0
+        self._admitted = anyio.Event()
+        self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
+        self.epoch = 0  # grows when everything that was claimed is another node's
+        self._is_drained = False  # the last claim brought less than there was room for
+        self._parsed: OrderedDict[JobId, Job] = OrderedDict()
+        self._parsed_with: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        """State whether others take a share."""
+        return f"<Intake shared={self._is_shared}>"
+
+    # Claiming
+
+    async def claim_first(self) -> None:
+        """Claim what the life before has left, so that nothing of it is anybody's when this one begins to serve."""
+        if not self._is_shared:
+            self._claimed = await self._store.claim(self._models, None)
+
+    async def run(self) -> None:
+        """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
+        claimed, self._claimed = self._claimed, ()
+        while not self._scheduler.is_closing:
+            hint, is_done = self._hint, True
+            try:
+                await self.admit(claimed, self.epoch)
+                await self._cancel_wanted()
+                if self._scheduler.paused_by is None:
+                    await self.take()
+            except StoreUnavailable as error:  # what could not be read comes with a later claim
+                is_done = False  # and nobody may ever hint at that where a node is alone
+                logger.debug("nothing is claimed: %s", error)
+            claimed = ()
+            with anyio.move_on_after(POLL_S if self._is_shared or not is_done else None) as patience:
+                await hint.wait()
+            self._is_drained &= not patience.cancelled_caught
+
+    def hint(self, *, is_work: bool) -> None:
+        """Look again: a slot may be free, or (``is_work``) there may be something to claim."""
+        if is_work or (self._is_shared and not self._is_drained):
+            self._is_drained &= not is_work
+            self._hint.set()
+            self._hint = anyio.Event()
+
+    async def start_over(self) -> None:
+        """Drop everything that was claimed: another node has taken over."""
+        self._is_starting_over = True
+        self.epoch += 1
+        try:
+            await self._scheduler.forget_all()
+            # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
+            with suppress(StoreUnavailable):  # taken over again: that comes next
+                await self._store.unlearn_all()
+        finally:
+            self._is_starting_over = False
+        self._scheduler.unpause(Pause.LEASE)
+        self.hint(is_work=True)
+
+    async def take(self, job_id: JobId | None = None) -> None:
+        """Claim what there is room for, or only what is of one job, and go on with it."""
+        if self._scheduler.is_closing or self._is_starting_over:
+            return
+        if not self._is_shared:
+            await self._take(self._models, None, job_id)
+            return
+        # A conversation that another node has left may want an adapter by its name. Not one that a job here took for
+        # another node's, before it was loaded here: that job would let it go again.
+        adapters = self._known_adapters()
+        foreign = self._scheduler.view.models() if adapters else frozenset()
+        is_drained = True
+        for model, room in self._rooms().items():
+            names = [model, *(name for name, base in adapters.items() if base == model and name not in foreign)]
+            is_drained &= await self._take(names, room, job_id) < room
+        self._is_drained = is_drained
+
+    async def _take(self, models: Sequence[str], limit: int | None, job_id: JobId | None) -> int:
+        epoch = self.epoch
+        claims = await self._store.claim(models, limit, job_id)
+        await self.admit(claims, epoch)
+        return len(claims)
+
+    def _known_adapters(self) -> Mapping[str, str]:
+        """Return the names of this moment; what was parsed with others has to be parsed again."""
+        adapters = dict(self._adapters())
+        if adapters != self._parsed_with:
+            self._parsed.clear()
+            self._parsed_with = adapters
+        return adapters
+
+    def has_room_for(self, job: Job) -> bool:
+        """Whether a new job is claimed as it is posted."""
+        if not self._is_shared:
+            return True
+        rooms = self._rooms()
+        turns = len(job.conversations)
+        return all(rooms.get(model, 0) >= turns for model in job.first_models)
+
+    def _rooms(self) -> Mapping[str, int]:
+        """Return how many turns more each model should have here, where it should have any."""
+        if self._scheduler.paused_by is not None:
+            return {}
+        view = self._scheduler.view
+        rooms = {
+            # What nobody will ever serve is claimed as well: it is ended here, with the reason.
+            model: HOPELESS if view.is_hopeless(model) else view.free(model) + (LOOKAHEAD - 1) * view.slots(model)
+            for model in self._models
+            if view.slots(model) or view.is_hopeless(model)
+        }
+        return {model: room for model, room in rooms.items() if room > 0}
+
+    async def _cancel_wanted(self) -> None:
+        if not self._is_shared:
+            return
+        live = set(self._scheduler.view.jobs())
+        for job_id in await self._store.read(queries.to_cancel()):
+            if job_id in live:
+                self._scheduler.cancel(job_id)
+            await self._take([], None, job_id)  # what nobody runs needs no model to end
+
+    # Admitting
+
+    def admit_posted(self, job: Job, claims: Sequence[Claim], epoch: int) -> None:
+        """Put a job that was claimed as it was posted on the scheduler."""
+        if claims and self._may_admit(claims, epoch):
+            self._scheduler.admit(job)
+
+    async def admit(self, claims: Sequence[Claim], epoch: int) -> None:
+        """Put conversations on the scheduler, each where it was left.
+
+        ``epoch`` is that of the moment when the claim was handed in: of an earlier one nothing is ours any more, and
+        what the store knows of it is taken back by whoever has begun the new one.
+
+        Raises:
+            StoreUnavailable: they cannot be read; those that are not on the scheduler come with a later claim.
+        """
+        if not self._may_admit(claims, epoch):
+            return
+        wanted: dict[JobId, list[str]] = {}
+        for claim in claims:
+            wanted.setdefault(claim.job_id, []).append(claim.conversation_id)
+        self._admitting += 1
+        try:
+            while wanted and epoch == self.epoch:
+                some = dict(islice(wanted.items(), JOBS_A_READ))
+                shares = await self._store.read(
+                    partial(read_shares, wanted=some, known=dict(self._parsed), adapters=self._known_adapters())
+                )
+                if epoch == self.epoch:
+                    for share in shares:
+                        self._go_on(share)
+                    for job_id in some:
+                        del wanted[job_id]
+        finally:
+            self._admitting -= 1
+            if not self._admitting:
+                self._cancelled.clear()
+                self._admitted.set()
+                self._admitted = anyio.Event()
+            if wanted and epoch == self.epoch:
+                self._store.unlearn_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
+
+    async def wait_admitted(self) -> None:
+        """Return at a moment when everything that was claimed is on the scheduler."""
+        while self._claimed or self._admitting:
+            await self._admitted.wait()
+        await self._scheduler.admission.wait_done()
+
+    def _may_admit(self, claims: Sequence[Claim], epoch: int) -> bool:
+        if epoch != self.epoch:
+            return False
+        if self._is_starting_over:
+            self._store.unlearn_nowait([(claim.job_id, claim.conversation_id) for claim in claims])
+        return not self._is_starting_over
+
+    def cancel(self, job_id: JobId) -> None:
+        """End a job here, whether it is on the scheduler by now or about to be."""
+        if self._admitting or self._claimed:
+            self._cancelled.add(job_id)
+        self._scheduler.cancel(job_id)
+        if self._is_shared:
+            self.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
+
+    def _go_on(self, share: Share) -> None:
+        job = share.job
+        missing = sorted(set(job.models) - set(self._models))
+        if missing and not self._is_shared:
+            logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
+        if share.ended or share.unfinished:
+            logger.info("job %s goes on with %d of %d turns done", job.id, len(share.ended), job.total_turns)
+        is_cancelled = share.is_cancelled or job.id in self._cancelled
+        self._scheduler.admit(job, share.ended, share.unfinished, is_cancelled=is_cancelled)
+        if not self._is_shared:  # whoever is alone has all of it now
+            return
+        self._parsed[job.id] = share.whole
+        self._parsed.move_to_end(job.id)
+        while len(self._parsed) > PARSED_JOBS:
+            self._parsed.popitem(last=False)

@@ -1,0 +1,310 @@
+"""Jobs as callers use them: posted, watched, read, cancelled, deleted; shared by the HTTP surface and the terminal."""
+
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from service.conversations.job import Job, JobId
+from service.conversations.spec import JobRules, check_schemas, parse_job
+from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, TurnState
+from service.conversations.transcript import Turn, transcript_document, transcript_pieces
+from service.errors import NoSlotAvailable, NotFinished, ShuttingDown, StoreUnavailable
+from service.node.followers import JobWatch
+from service.node.intake import Intake
+from service.scheduling.scheduler import Scheduler
+from service.scheduling.turn import Progress
+from service.store import deliveries, queries
+from service.store.neighbours import Neighbours
+from service.store.records import NewJob, StoredEvent, StoredJob, Tally
+from service.store.store import Store
+
+SMALL_BYTES: Final = 16 * 1024  # of a body or a job that is looked at sooner than a thread would take it up
+EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job with its counts."""
+
+    stored: StoredJob
+    tally: Tally
+    ready: int
+    in_flight: int
+
+
+class Jobs:
+    """All jobs of this Roundhouse."""
+
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        intake: Intake,
+        watch: JobWatch,
+        neighbours: Neighbours,
+        rules: Callable[[], JobRules],
+    ) -> None:
+        self.watch = watch
+        self._store = store
+        self._scheduler = scheduler
+        self._intake = intake
+        self._neighbours = neighbours
+        self._rules = rules
+        self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
+        self._takings: set[anyio.Event] = set()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        """State whether jobs are taken."""
+        return f"<Jobs closed={self._is_closed} {self._scheduler!r}>"
+
+    def close(self) -> None:
+        """Take no new jobs, and let whoever follows one go."""
+        self._is_closed = True
+        self.watch.close()
+
+    # Posting
+
+    async def post(
+        self, document: object, key: str | None = None, *, queue: bool = True, size: int = SMALL_BYTES
+    ) -> tuple[StoredJob, bool]:
+        """Take a job; when this returns it is durable. Return it, and whether it is new.
+
+        ``size`` is how many bytes it came in: of more than a few, what is to be done with it is done in a thread.
+
+        Raises:
+            InvalidJob: with everything that is wrong with it.
+            IdempotencyConflict: the key is another body's.
+            NoSlotAvailable: with ``queue`` false, if a first turn would have to wait; nothing is stored then.
+            ShuttingDown: no new jobs are taken.
+            StoreUnavailable: the store is in trouble.
+        """
+        is_small = size <= SMALL_BYTES
+        text, hashed = _canonical(document) if is_small else await anyio.to_thread.run_sync(_canonical, document)
+        now = datetime.now(UTC)
+        if key is not None:
+            # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
+            stored = await self._store.read(queries.job_by_key(key, hashed, now))
+            if stored is not None:
+                return stored, False
+        if self._is_closed:
+            raise ShuttingDown("the service is stopping and takes no new jobs")
+        if self._store.trouble is not None:
+            raise StoreUnavailable(self._store.trouble)
+        with self._taking():
+            return await self._take(document, text, hashed, key, now, queue=queue)
+
+    async def _take(
+        self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, *, queue: bool
+    ) -> tuple[StoredJob, bool]:
+        rules = self._rules()
+        is_small = len(text) <= SMALL_BYTES
+        await check_schemas(document, rules.limits, is_small=is_small)
+        if is_small:
+            job = parse_job(document, new_job_id(), rules)
+        else:
+            job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
+        new = NewJob(
+            job=job,
+            document=text.decode(),
+            body_hash=hashed,
+            idempotency_key=key,
+            key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
+            created_at=now,
+        )
+        if queue:
+            return await self._store_and_admit(new, claims=self._intake.has_room_for(job))
+        with self._promise(job):
+            return await self._store_and_admit(new, claims=True)
+
+    async def _store_and_admit(self, new: NewJob, *, claims: bool) -> tuple[StoredJob, bool]:
+        epoch = self._intake.epoch
+        stored, claimed, is_new = await self._store.post(new, claims=claims)
+        if not self._is_closed:  # closed meanwhile: it is stored, and the next life admits it
+            self._intake.admit_posted(new.job, claimed, epoch)
+            self._intake.hint(is_work=not claims)
+        return stored, is_new
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        taken = anyio.Event()
+        self._takings.add(taken)
+        try:
+            yield
+        finally:
+            self._takings.discard(taken)
+            taken.set()
+
+    async def wait_settled(self) -> None:
+        """Return when every job that is being taken or read back at this moment is on the scheduler, or refused."""
+        for taken in list(self._takings):
+            await taken.wait()
+        await self._intake.wait_admitted()
+
+    @contextmanager
+    def _promise(self, job: Job) -> Iterator[None]:
+        """Hold the slots of a job's first turns against other jobs of its kind, from the check to its admission."""
+        wanted = Counter(agent.model for agent in job.agents if not agent.waits_for)
+        for model in wanted:
+            wanted[model] *= len(job.conversations)
+        if not all(self._scheduler.free(model) - self._promised[model] >= count for model, count in wanted.items()):
+            raise NoSlotAvailable("not every first turn can start at once")
+        self._promised += wanted
+        try:
+            yield
+        finally:
+            self._promised -= wanted
+
+    # Looking
+
+    def view_of_new(self, stored: StoredJob) -> JobView:
+        """Return a job that was stored this very moment: nothing of it can have ended."""
+        tally = Tally(conversations={}, turns={})
+        counts = self._scheduler.view.of_job(stored.id)
+        return JobView(stored=stored, tally=tally, ready=counts[TurnState.READY], in_flight=counts[TurnState.IN_FLIGHT])
+
+    async def deliveries(self, job_id: JobId) -> list[dict[str, object]]:
+        """Return what became of the messages that its caller was to be sent.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        await self._store.read(queries.job(job_id))
+        return await self._store.read(deliveries.of_job(job_id))
+
+    async def get(self, job_id: JobId) -> JobView:
+        """Return a job.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        return await self._view(await self._store.read(queries.job(job_id)))
+
+    async def page(self, state: JobState | None, limit: int, before: int | None) -> list[JobView]:
+        """List jobs, the newest first."""
+        return [await self._view(stored) for stored in await self._store.read(queries.jobs(state, limit, before))]
+
+    async def events_after(self, job_id: JobId, number: int) -> tuple[list[StoredEvent], bool]:
+        """Return the next events of a job, and whether none will follow them.
+
+        Raises:
+            JobNotFound: there is none, or it was deleted.
+        """
+        return await self._store.read(queries.events(job_id, number, EVENTS_A_READ))
+
+    def progress(self, job_id: JobId) -> Sequence[Progress]:
+        """Return how far the turns of a job are that are in flight."""
+        return self._scheduler.progress(job_id)
+
+    # Reading
+
+    async def transcript(self, job_id: JobId, conversation_id: str) -> dict[str, object]:
+        """Return one conversation as it is so far, turns in flight with what they have said.
+
+        Raises:
+            JobNotFound: there is no such job.
+            ConversationNotFound: it has no such conversation.
+        """
+        return transcript_document(*await self._conversation(job_id, conversation_id))
+
+    async def transcript_json(self, job_id: JobId, conversation_id: str) -> Iterator[bytes]:
+        """Return the same as JSON, in pieces.
+
+        Raises:
+            JobNotFound: there is no such job.
+            ConversationNotFound: it has no such conversation.
+        """
+        return transcript_pieces(*await self._conversation(job_id, conversation_id))
+
+    async def _conversation(
+        self, job_id: JobId, conversation_id: str
+    ) -> tuple[str, Mapping[str, object], ConversationState, str | None, Sequence[Turn]]:
+        # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
+        partial = self._scheduler.turns_in_flight(job_id, conversation_id)
+        talk = await self._store.read(queries.conversation(job_id, conversation_id))
+        ended = {turn.key for turn in talk.turns}
+        turns = [*talk.turns, *(turn for turn in partial if turn.key not in ended)]
+        return talk.id, talk.metadata, talk.state, talk.reason, turns
+
+    async def ended_conversations(self, job_id: JobId) -> list[str]:
+        """Return the ids of the conversations of a job that have ended."""
+        states = await self._store.read(queries.conversation_states(job_id))
+        return [name for name, state in states.items() if state in ENDED_CONVERSATIONS]
+
+    async def transcripts(self, job_id: JobId) -> AsyncIterator[Iterator[bytes]]:
+        """Iterate over the JSON of all transcripts of a job that has ended, one in memory at a time."""
+        for conversation_id in await self._store.read(queries.conversation_states(job_id)):
+            yield await self.transcript_json(job_id, conversation_id)
+
+    async def ended(self, job_id: JobId) -> StoredJob:
+        """Return a job that has ended.
+
+        Raises:
+            JobNotFound: there is no such job.
+            NotFinished: it has not ended.
+        """
+        stored = await self._store.read(queries.job(job_id))
+        if stored.state not in ENDED_JOBS:
+            raise NotFinished(job_id, stored.state)
+        return stored
+
+    # Ending
+
+    async def cancel(self, job_id: JobId) -> StoredJob:
+        """Ask for the end of a job; it is durable that this was asked when this returns.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        stored = await self._store.request_cancel(job_id)
+        self._intake.cancel(job_id)
+        return stored
+
+    async def delete(self, job_id: JobId) -> None:
+        """Release all that is stored of a job.
+
+        Raises:
+            JobNotFound: there is none.
+            NotEnded: it has not ended.
+        """
+        await self._store.delete(job_id)
+
+    async def _view(self, stored: StoredJob) -> JobView:
+        tally = await self._store.read(queries.tally(stored.id))
+        counts = self._scheduler.view.of_job(stored.id)
+        ready, in_flight = self._neighbours.counts(stored.id)
+        return JobView(
+            stored=stored,
+            tally=tally,
+            ready=counts[TurnState.READY] + ready,
+            in_flight=counts[TurnState.IN_FLIGHT] + in_flight,
+        )
+
+
+def new_job_id() -> JobId:
+    """Return an id that no job has had."""
+    return JobId(f"job-{secrets.token_hex(8)}")
+
+
+def canonical_json(document: object) -> bytes:
+    """Return the JSON of a document, the same bytes for the same content."""
+    return msgspec.json.encode(document, order="deterministic")
+
+
+def _canonical(document: object) -> tuple[bytes, str]:
+    text = canonical_json(document)
+    return text, hash_of(text)
+
+
+def hash_of(canonical: bytes) -> str:
+    """Return what tells one document's canonical JSON from another's."""
+    return hashlib.sha256(canonical).hexdigest()

@@ -1,0 +1,152 @@
+"""One Roundhouse, put together: the only place that knows all its parts."""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from service.config.rules import rules_of
+from service.config.schema import Config
+from service.config.tools import Equipment, open_tools
+from service.conversations.spec import JobRules
+from service.errors import StoreUnavailable
+from service.node.adapters import Adapters
+from service.node.database_choice import is_shared, open_database
+from service.node.followers import JobWatch
+from service.node.intake import Intake
+from service.node.jobs import Jobs
+from service.node.metrics import Metrics
+from service.node.shared_queue import Outlet, join_cluster, watch_store
+from service.node.status import pools_of
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.scheduler import Scheduler
+from service.store.neighbours import Alone, Neighbours
+from service.store.store import Store, open_store
+from workers.fleet import Fleet
+from workers.offload.pool import offloading
+from workers.spec import WorkerSpec
+
+STOPPING: Final = "the service is stopping"
+LANDING_S: Final = 2.0
+LEAVING_S: Final = 5.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A running Roundhouse."""
+
+    fleet: Fleet
+    scheduler: Scheduler
+    store: Store
+    intake: Intake
+    jobs: Jobs
+    neighbours: Neighbours
+    metrics: Metrics
+    adapters: Adapters
+    tools: Equipment
+
+    async def unclaimed(self) -> dict[str, str]:
+        """Return what the conversations wait for that no node runs, by the model that they need next."""
+        if isinstance(self.neighbours, Alone):
+            return {}
+        from service.store.databases.membership_shared import unclaimed  # noqa: PLC0415 - a node alone needs none of it
+
+        known = {*self.fleet.models(), *self.neighbours.models()}
+        return {
+            model: f"{count} conversations: "
+            + (f"a slot of {model}, on any node" if model in known else f"a node that has {model}")
+            for model, count in (await self.store.read(unclaimed)).items()
+        }
+
+    async def shut_down(self, drain_s: float, hurry: anyio.Event) -> None:
+        """Admit nothing new, give turns in flight ``drain_s``, then stop every engine; ``hurry`` cuts it short."""
+        self.jobs.close()
+        self.scheduler.close_nowait()
+        self.intake.hint(is_work=True)  # it ends with the scheduler's closing
+        self.fleet.drain_nowait(STOPPING)
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as patience:
+                tasks.start_soon(self._hurry, hurry, patience)
+                with anyio.move_on_after(drain_s):
+                    await self.scheduler.wait_idle()
+                    await self.fleet.wait_kept()
+                await self.fleet.stop(STOPPING)
+            await self.fleet.stop(STOPPING, at_once=hurry.is_set())
+            await self._leave(hurry)
+            tasks.cancel_scope.cancel()
+
+    async def _leave(self, hurry: anyio.Event) -> None:
+        """Have the last turns tell their ends, and leave what is unfinished; a store in trouble is not waited for."""
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as patience:
+                tasks.start_soon(self._hurry, hurry, patience)
+                with anyio.move_on_after(LANDING_S):
+                    await self.scheduler.wait_idle()
+                # Another node may have taken over: then nothing of ours is left to be written.
+                with anyio.move_on_after(LEAVING_S), suppress(StoreUnavailable):
+                    await self.store.leave()
+            tasks.cancel_scope.cancel()
+
+    async def _hurry(self, hurry: anyio.Event, patience: anyio.CancelScope) -> None:
+        await hurry.wait()
+        patience.cancel()
+
+
+@asynccontextmanager
+async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path) -> AsyncIterator[Node]:
+    """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.
+
+    When the block is left, however it is left, no process of it is left.
+
+    Raises:
+        StoreError: the store cannot be opened, or a write failed while the block ran (then in a group).
+    """
+    watch, models = JobWatch(), tuple(config.models)
+    with open_database(config.store, state_dir, models) as database, open_store(database) as store:
+        async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
+            metrics = Metrics()
+            specs = [replace(spec, state_dir=state_dir) for spec in tools.specs]
+
+            def count_pools() -> dict[str, int]:
+                return asdict(pools_of(scheduler, fleet))
+
+            fleet = Fleet(
+                specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True, count_pools=count_pools
+            )
+            metrics.watch(fleet)
+            outlet = Outlet(store, models, config.store.lease_s, watch)
+            order = config.scheduling
+            scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
+            adapters = Adapters(fleet, models)
+            intake = Intake(store, scheduler, models, adapters.names, is_shared=is_shared(config.store))
+            watch_store(store, tasks, scheduler, intake, watch)
+            await tasks.start(scheduler.run)
+            tasks.start_soon(store.wait_failed)
+            if is_shared(config.store):
+                outlet.neighbours = await join_cluster(config.store, store, tasks, scheduler, intake, watch, fleet)
+            rules = partial(_rules, config, adapters, outlet.neighbours)
+            jobs = Jobs(store, scheduler, intake, watch, outlet.neighbours, rules)
+            async with fleet.running():
+                yield Node(
+                    fleet=fleet,
+                    scheduler=scheduler,
+                    store=store,
+                    intake=intake,
+                    jobs=jobs,
+                    neighbours=outlet.neighbours,
+                    metrics=metrics,
+                    adapters=adapters,
+                    tools=tools,
+                )
+            tasks.cancel_scope.cancel()
+
+
+def _rules(config: Config, adapters: Adapters, neighbours: Neighbours) -> JobRules:
+    return rules_of(config, adapters.names(), neighbours.known_models())

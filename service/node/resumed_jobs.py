@@ -1,0 +1,64 @@
+"""What a node goes on with of a job: some of its conversations, and where each was left."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from service.conversations.job import Job, JobId
+from service.conversations.spec import parse_stored
+from service.conversations.transcript import Turn, UnfinishedTurn
+from service.errors import InvalidJob, JobNotFound
+from service.store import queries
+from service.store.databases.database import Connection
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Conversations of one job, with the turns that have ended and what others have behind them.
+
+    ``whole`` is the job with all its conversations.
+    """
+
+    whole: Job
+    job: Job
+    ended: Sequence[Turn]
+    unfinished: Sequence[UnfinishedTurn]
+    is_cancelled: bool
+
+
+def read_shares(
+    connection: Connection,
+    wanted: Mapping[JobId, Sequence[str]],
+    known: Mapping[JobId, Job],
+    adapters: Mapping[str, str],
+) -> list[Share]:
+    """Read conversations of several jobs at one moment; ``known`` are jobs that need not be parsed again.
+
+    ``adapters`` are the names of adapters, each with the model that it stands on.
+    A job that is there no more has no share, nor has one that was accepted by another version and means nothing here.
+    """
+    shares: list[Share] = []
+    for job_id, names in wanted.items():
+        try:
+            stored = queries.job(job_id)(connection)
+        except JobNotFound:
+            logger.warning("job %s was deleted as it was claimed", job_id)
+            continue
+        try:
+            whole = known.get(job_id) or parse_stored(queries.document(job_id)(connection), job_id, adapters)
+        except InvalidJob as error:
+            logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error)  # noqa: TRY400
+            continue
+        mine = frozenset(names)
+        shares.append(
+            Share(
+                whole=whole,
+                job=replace(whole, conversations=tuple(talk for talk in whole.conversations if talk.id in mine)),
+                ended=queries.turns(job_id, names)(connection),
+                unfinished=queries.unfinished_turns(job_id, names)(connection),
+                is_cancelled=stored.is_cancel_requested,
+            )
+        )
+    return shares

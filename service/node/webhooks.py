@@ -1,0 +1,181 @@
+"""Tells callers of the ends of their jobs: at least once, signed, from the outbox that the end itself was written to.
+
+The form is that of Standard Webhooks (standardwebhooks.com): ``webhook-id``, ``webhook-timestamp`` and
+``webhook-signature``, an HMAC-SHA256 over id, timestamp and body.
+"""
+
+import ipaddress
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+import anyio
+import httpx
+from anyio.abc import TaskGroup
+
+from service.config.schema import WebhooksConfig
+from service.errors import StoreUnavailable
+from service.formats.hosts import canonical_host
+from service.formats.signatures import sign
+from service.store import deliveries
+from service.store.deliveries import Delivery
+from service.store.store import Store
+
+POLL_S: Final = 1.0
+AT_ONCE: Final = 32  # messages that are sent at the same time
+AT_ONCE_A_HOST: Final = 4
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 3600.0
+DETAIL_CHARS: Final = 200
+# Translated by whoever is on the way: RFC 6052, RFC 8215 and RFC 2765.
+TRANSLATED: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
+COMPATIBLE: Final = ipaddress.IPv6Network("::/96")  # IPv4 in IPv6's first form, which is no more
+logger = logging.getLogger(__name__)
+
+
+class Webhooks:
+    """Takes messages from the store when they are due; its tasks are those of ``run``."""
+
+    def __init__(self, store: Store, config: WebhooksConfig) -> None:
+        self._store = store
+        self._config = config
+        self._sending: Counter[bytes] = Counter()  # by host and port
+        # No proxy of the environment, no redirect: what was checked is where it goes.
+        self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
+
+    def __repr__(self) -> str:
+        """State whom it may tell."""
+        return f"<Webhooks to {self._config.hosts}>"
+
+    async def run(self) -> None:
+        """Send whatever is due, until cancelled."""
+        async with self._http, anyio.create_task_group() as tasks:
+            while True:
+                try:
+                    await self._send_due(tasks)
+                except StoreUnavailable as error:
+                    logger.debug("no messages are sent: %s", error)
+                await anyio.sleep(POLL_S)
+
+    async def _send_due(self, tasks: TaskGroup) -> None:
+        hold_s = 2 * self._config.timeout_s + POLL_S  # whoever dies while it sends leaves it to others
+        while self._sending.total() < AT_ONCE and await self._store.read(deliveries.is_any_due(datetime.now(UTC))):
+            room = AT_ONCE - self._sending.total()
+            due = await self._store.write(partial(deliveries.take, now=datetime.now(UTC), hold_s=hold_s, limit=room))
+            late: list[str] = []
+            for delivery in due:
+                host = httpx.URL(delivery.url).netloc
+                if self._sending[host] >= AT_ONCE_A_HOST:
+                    late.append(delivery.id)
+                    continue
+                self._sending[host] += 1
+                tasks.start_soon(self._send_counted, delivery, host)
+            if late:  # one that hangs must not keep the others from being told
+                later = datetime.now(UTC) + timedelta(seconds=2 * POLL_S)
+                await self._store.write(partial(deliveries.postpone, delivery_ids=late, until=later))
+
+    async def _send_counted(self, delivery: Delivery, host: bytes) -> None:
+        try:
+            await self._send(delivery)
+        finally:
+            self._sending[host] -= 1
+
+    async def _send(self, delivery: Delivery) -> None:
+        error: str | None = None
+        is_final = False
+        try:
+            with anyio.fail_after(self._config.timeout_s):
+                status, told = await self._post(delivery)
+            if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+                error = f"answered {status}: {told}"
+                is_final = status == HTTPStatus.GONE
+        except TimeoutError:
+            error = f"no answer within webhooks.timeout_s = {self._config.timeout_s:g} s"
+        except Exception as failure:  # noqa: BLE001 - whatever a receiver does, it must not end the service
+            error = f"{type(failure).__name__}: {failure}"[:DETAIL_CHARS]
+        now = datetime.now(UTC)
+        is_final |= now - delivery.created_at > timedelta(seconds=self._config.give_up_s)
+        state = "delivered" if error is None else "given_up" if is_final else "waiting"
+        next_at = now + timedelta(seconds=pause_after(delivery.attempts))
+        if error is not None:
+            logger.warning(
+                "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, delivery.url, state, error
+            )
+        text = None if error is None else error.replace("\0", "")
+        try:
+            await self._store.write(lambda each: deliveries.settle(each, delivery.id, state, next_at, text))
+        except StoreUnavailable:
+            logger.warning("webhook %s is sent again, since its end cannot be written", delivery.id)
+
+    async def _post(self, delivery: Delivery) -> tuple[int, str]:
+        """Return the receiver's status, and how its answer begins; the rest of it is not read."""
+        url = httpx.URL(delivery.url)
+        if canonical_host(url.host) not in self._config.hosts:
+            raise ValueError(f"{url.host} is not one of webhooks.hosts any more")
+        address = await self._address(url)
+        body = delivery.body.encode()
+        headers = {
+            "content-type": "application/json",
+            "host": url.netloc.decode(),
+            **self._signed(delivery, body, datetime.now(UTC)),
+        }
+        # By the address that was checked: a second look-up could bring another.
+        request = self._http.build_request(
+            "POST",
+            url.copy_with(host=address),
+            content=body,
+            headers=headers,
+            extensions={"sni_hostname": url.host},
+        )
+        answer = await self._http.send(request, stream=True)
+        try:
+            begin = b"" if answer.is_success else await anext(answer.aiter_bytes(DETAIL_CHARS), b"")
+        finally:
+            await answer.aclose()
+        return answer.status_code, begin[:DETAIL_CHARS].decode("utf-8", "replace")
+
+    async def _address(self, url: httpx.URL) -> str:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        found = await anyio.getaddrinfo(url.host, port)
+        addresses = [str(entry[4][0]) for entry in found]
+        if not self._config.private:
+            addresses = [address for address in addresses if is_public(address)]
+        if not addresses:
+            raise ValueError(f"{url.host} has only private addresses, and webhooks.private is false")
+        return addresses[0]
+
+    def _signed(self, delivery: Delivery, body: bytes, now: datetime) -> Mapping[str, str]:
+        at = str(int(now.timestamp()))
+        headers = {"webhook-id": delivery.id, "webhook-timestamp": at}
+        if delivery.secret is None:
+            return headers
+        secret = self._config.secrets.get(delivery.secret)
+        if secret is None:
+            raise ValueError(f"the secret {delivery.secret!r} is configured no more")
+        return {**headers, "webhook-signature": sign(secret, delivery.id, at, body)}
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the public network, whatever form it is hidden in."""
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        inside = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]
+        if found in COMPATIBLE or any(found in network for network in TRANSLATED):
+            inside.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+        if found.is_site_local or any(each is not None and not each.is_global for each in inside):
+            return False
+        if found in COMPATIBLE:
+            return False
+    return found.is_global and not found.is_multicast
+
+
+def pause_after(attempts: int) -> float:
+    """Return how long to wait after so many tries, in seconds: doubled each time, and spread."""
+    pause_s = min(LONGEST_PAUSE_S, math.ldexp(FIRST_PAUSE_S, min(attempts - 1, 16)))
+    return pause_s * random.uniform(0.75, 1.25)  # noqa: S311

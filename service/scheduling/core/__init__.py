@@ -1,0 +1,1 @@
+"""What the scheduler decides. Pure: events in, actions out."""

@@ -1,0 +1,111 @@
+"""How much work is left, as far as can be known: what turns of each agent have cost so far, and what each job has left.
+
+Weights are in turns of average length, so that what nothing is known of yet (1.0) compares with what has been measured.
+Pure.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from service.conversations.job import Conversation, Job, Mode
+from service.conversations.turn_order import Place, dependencies_of
+from service.scheduling.core.means import Mean
+from service.scheduling.core.queue.ready_queue import JobLoad
+
+SMALLEST: Final = 0.001  # of a turn: what costs nothing is still a turn
+
+
+class Estimates:
+    """What a turn costs, by model and agent id: jobs of one kind name their agents alike."""
+
+    def __init__(self) -> None:
+        self._all = Mean()
+        self._by_agent: dict[tuple[str, str], Mean] = {}
+
+    def __repr__(self) -> str:
+        """State how much is known."""
+        return f"<Estimates agents={len(self._by_agent)} turns={self._all.count} mean={self._all.value:.3f}>"
+
+    def learn(self, model: str, agent_id: str, seconds: float) -> None:
+        """Take how long one turn has held its slot."""
+        self._all.add(seconds)
+        self._by_agent.setdefault((model, agent_id), Mean()).add(seconds)
+
+    def weight(self, model: str, agent_id: str) -> float:
+        """Return the cost of one turn of that agent, in turns of average length."""
+        known = self._by_agent.get((model, agent_id))
+        if known is None or not self._all.value:
+            return 1.0
+        return max(known.value / self._all.value, SMALLEST)
+
+
+class JobBacklog:
+    """What is left of one job; ``refresh`` makes it current, at the end of each of its turns."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.dependencies = dependencies_of(job)
+        self.models = job.models
+        self._turns_left = [0] * len(job.agents)
+        self._rounds_left: dict[str, int] = {}
+        self._most_rounds: list[tuple[int, str]] = []
+        self.extend(job.conversations)
+        self._weights: list[float] = []
+        self._tails: list[float] = []  # the longest chain within a round that begins with each agent
+        self._later: list[float] = []  # what each further round adds to it
+
+    def __repr__(self) -> str:
+        """State how many turns are left."""
+        return f"<JobBacklog {self._job.id} turns={sum(self._turns_left)}>"
+
+    def extend(self, conversations: Sequence[Conversation]) -> None:
+        """Take conversations in, of which nothing has been said."""
+        rounds = sum(conversation.rounds for conversation in conversations)
+        self._turns_left = [left + rounds for left in self._turns_left]
+        self._rounds_left |= {conversation.id: conversation.rounds for conversation in conversations}
+        self._most_rounds += [(-conversation.rounds, conversation.id) for conversation in conversations]
+        heapq.heapify(self._most_rounds)
+
+    @property
+    def turns_left(self) -> int:
+        """How many turns have not ended."""
+        return sum(self._turns_left)
+
+    def refresh(self, estimates: Estimates) -> None:
+        """Take what is known now of the cost of turns."""
+        agents = self._job.agents
+        self._weights = [estimates.weight(agent.model, agent.id) for agent in agents]
+        if self._job.mode is Mode.FREE:
+            self._tails = self._later = self._weights
+        else:
+            self._tails = self.dependencies.tails(self._weights)
+            self._later = [max(self._tails)] * len(agents)
+
+    def path(self, place: Place, rounds: int) -> float:
+        """Return the longest chain that begins with a turn, in a conversation of so many rounds."""
+        return self._tails[place.agent] + (rounds - place.round - 1) * self._later[place.agent]
+
+    def end_turns(self, agents: Iterable[int]) -> None:
+        """Take one turn of each of these agents off."""
+        for agent in agents:
+            self._turns_left[agent] -= 1
+
+    def drop_turns(self, rounds: int, spoken: Sequence[int]) -> None:
+        """Take off what agents have left in a conversation that is over; ``spoken`` counts what each had said in it."""
+        self._turns_left = [left - (rounds - said) for left, said in zip(self._turns_left, spoken, strict=True)]
+
+    def note_rounds(self, conversation_id: str, rounds_left: int) -> None:
+        """Take how many rounds a conversation has left; 0 where it has ended."""
+        if self._rounds_left[conversation_id] != rounds_left:
+            self._rounds_left[conversation_id] = rounds_left
+            heapq.heappush(self._most_rounds, (-rounds_left, conversation_id))
+
+    def load(self, model: str) -> JobLoad:
+        """Return what is left, as the queue of one model sees it."""
+        costs = [left * weight for left, weight in zip(self._turns_left, self._weights, strict=True)]
+        of_model = (cost for cost, agent in zip(costs, self._job.agents, strict=True) if agent.model == model)
+        while -self._most_rounds[0][0] != self._rounds_left[self._most_rounds[0][1]]:
+            heapq.heappop(self._most_rounds)
+        path = -self._most_rounds[0][0] * max(self._later)
+        return JobLoad(priority=self._job.priority, work=sum(costs), model_work=sum(of_model), path=path)

@@ -1,0 +1,106 @@
+"""Which worker of a model tries its suspects, and when. Pure.
+
+One worker of a model at a time tries suspects, one after the other, and takes nothing else meanwhile. Where there is
+no other worker for the turns that wait, trials and turns alternate in a measure that is told in the design notes.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.in_flight_pool import Seats
+from service.scheduling.core.queue.ready_pool import ReadyPool
+from service.scheduling.core.queue.ready_queue import ReadyTurn
+
+TRIALS_IN_A_ROW: Final = 4  # where no other worker serves the turns that wait; one that died alone counts as two
+STARTS_A_SLOT: Final = 4  # waiting turns that are then started first, for each slot
+STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job whose turns were convicted
+
+
+class Trials:
+    """Reserves workers for suspects; the core starts whoever is due."""
+
+    def __init__(self, ready: ReadyPool, seats: Seats) -> None:
+        self._ready = ready
+        self._seats = seats
+        self._measures: dict[str, TrialMeasure] = {}  # of models that have had suspects
+
+    def __repr__(self) -> str:
+        """State whose turn it is."""
+        return f"<Trials {self._measures}>"
+
+    def due(self) -> Iterator[tuple[str, ReadyTurn, str]]:
+        """Take each suspect that is to be tried now, with its model and the worker; whoever asks puts it there."""
+        for model, suspects in self._ready.suspects.items():
+            trial, worker = suspects.next_trial, self._seats.reserved(model)
+            if worker is not None and self._seats.is_trying(worker):
+                continue
+            if trial is None or not self._may_try(model, trial):
+                self._seats.release(model)
+                continue
+            worker = worker or self._choose(model)
+            if worker is None:
+                continue
+            self._seats.reserve(model, worker)
+            for turn in self._ready.held.all_for(worker):
+                self._ready.unhold(turn.key, model)
+            if self._seats.is_empty(worker):
+                self._measures[model].note_trial(trial, self._seats.total(model))
+                yield model, suspects.pop(), worker
+
+    def note_start(self, model: str) -> None:
+        """Take the fact that a turn of a model begins that is no suspect."""
+        if model in self._measures:
+            self._measures[model].note_start()
+
+    def _may_try(self, model: str, trial: Trial) -> bool:
+        measure = self._measures.setdefault(model, TrialMeasure())
+        has_others, is_alone = self._ready.has_others(model), self._seats.is_alone(model)
+        return measure.allows(trial, self._seats.total(model), has_others=has_others, is_alone=is_alone)
+
+    def _choose(self, model: str) -> str | None:
+        """Return an empty worker, as a new engine's is, else one that has to drain first; None is to wait."""
+        worker = self._seats.emptiest(model)
+        if worker is None or self._seats.is_empty(worker):
+            return worker
+        # What comes back is empty, and no slot need stand idle for a trial until then.
+        return None if self._seats.is_coming(model) and self._ready.has_others(model) else worker
+
+
+class TrialMeasure:
+    """Whose turn it is, of one model's suspects and of the turns that wait for the same workers."""
+
+    def __init__(self) -> None:
+        self._trials = 0
+        self._owed = 0  # starts of waiting turns before the next trial
+        self._owed_last: int | None = None  # the same, where the next suspect's job is distrusted, from its turn on
+
+    def __repr__(self) -> str:
+        """State what is owed."""
+        return f"<TrialMeasure trials={self._trials} owed={self._owed},{self._owed_last}>"
+
+    def allows(self, trial: Trial, slots: int, *, has_others: bool, is_alone: bool) -> bool:
+        """Whether a trial may begin, on a model of so many slots.
+
+        ``has_others`` says that turns wait which are no suspects, ``is_alone`` that no other worker takes them.
+        """
+        if not has_others or not slots:
+            return bool(slots)
+        if trial is Trial.LAST and self._owed_last is None:
+            self._owed_last = STARTS_BEFORE_LAST * slots
+        is_owed = (self._owed > 0 and is_alone) or (trial is Trial.LAST and self._owed_last != 0)
+        return not is_owed
+
+    def note_trial(self, trial: Trial, slots: int) -> None:
+        """Take the fact that a trial begins, on a model of so many slots."""
+        self._trials += 2 if trial is Trial.FIRST else 1
+        if self._trials >= TRIALS_IN_A_ROW:
+            self._trials, self._owed = 0, STARTS_A_SLOT * slots
+        if trial is Trial.LAST:
+            self._owed_last = None
+
+    def note_start(self) -> None:
+        """Take the fact that a waiting turn begins."""
+        self._owed -= self._owed > 0
+        if self._owed_last:
+            self._owed_last -= 1

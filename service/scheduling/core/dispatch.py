@@ -1,0 +1,148 @@
+"""Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them on seats."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from service.conversations.job import JobId, Mode, TurnKey
+from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame.trials import Trials
+from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, HoldTurn, StartTurn
+from service.scheduling.core.in_flight_pool import Seats
+from service.scheduling.core.live import LiveJob, Talk
+from service.scheduling.core.queue.affinity import Paces, Reading
+from service.scheduling.core.queue.groups import GroupedQueue, Shifts
+from service.scheduling.core.queue.ready_pool import ReadyPool
+from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
+
+PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tried: some 20 ms of the event loop
+
+
+class Dispatcher:
+    """Starts what can be started; it shares pool, seats and jobs with the core, in the same task."""
+
+    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, seats: Seats) -> None:
+        self._jobs = jobs
+        self._ready = ready
+        self._seats = seats
+        self._shifts = Shifts()
+        self._paces = Paces()
+        self._trials = Trials(ready, seats)
+
+    def __repr__(self) -> str:
+        """State what it starts from."""
+        return f"<Dispatcher {self._ready!r} {self._seats!r}>"
+
+    def learn(self, model: str, seconds: float, reading: Reading | None) -> None:
+        """Learn what turns of a model take."""
+        self._paces.learn(model, seconds, reading)
+
+    def start_all(self) -> Iterator[Action]:
+        """Start turns until no slot is free that one of them may have."""
+        yield from self._start_trials()
+        for model, ready in self._ready.queues.items():
+            while ready.has_front and self._seats.has_free(model):
+                turn = ready.pop()
+                if not self._is_cancelled(turn):
+                    yield from self._start(model, turn)
+        yield from self._start_held()
+        for model, ready in self._ready.queues.items():
+            yield from self._start_ready(model, ready)
+        yield from self._start_trials()  # of those whose jobs have turned out to be distrusted
+
+    def _start_trials(self) -> Iterator[Action]:
+        for model, turn, worker in self._trials.due():
+            yield from self._start(model, turn, is_suspect=True, worker=worker)
+
+    def _start_ready(self, model: str, ready: ReadyQueue) -> Iterator[Action]:
+        if isinstance(ready, GroupedQueue):
+            yield from self._start_grouped(model, ready)
+            return
+        passed_over = 0
+        while ready and self._seats.has_free(model):
+            if passed_over == PASSED_AT_ONCE:
+                yield ContinueDispatch()
+                return
+            first = self._first_in_line(ready.pop(), model, ready)
+            if self._is_cancelled(first):
+                passed_over += 1
+                continue
+            if self._is_to_be_tried(first):
+                passed_over += 1
+                self._ready.suspect(first, model, Trial.LAST)
+                continue
+            hold = self._hold(model, first)
+            if hold is not None:
+                yield hold
+            else:
+                yield from self._start(model, first)
+
+    def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
+        for worker in self._seats.with_room(model):
+            free, slots = self._seats.offer(worker)
+            for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
+                first = self._first_in_line(turn, model, ready)
+                if self._is_to_be_tried(first):
+                    self._ready.suspect(first, model, Trial.LAST)
+                elif not self._is_cancelled(first):
+                    yield from self._start(model, first, worker=worker)
+
+    def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
+        """Return who starts where ``turn`` was to: in free mode whoever is first in its conversation's own queue."""
+        first = self._talk(turn.key).first_in_line(turn, model)
+        if first is not turn:
+            ready.discard(first.key)
+            ready.push(turn)
+        return first
+
+    def _is_cancelled(self, turn: ReadyTurn) -> bool:
+        """Whether a turn that was taken is of a job that is being ended: it waits for that, and for no slot."""
+        if not self._jobs[turn.key.job_id].is_cancelled:
+            return False
+        self._ready.count_out(turn.key)
+        return True
+
+    def _is_to_be_tried(self, turn: ReadyTurn) -> bool:
+        return self._jobs[turn.key.job_id].is_distrusted and not turn.is_front
+
+    def _start_held(self) -> Iterator[Action]:
+        """Start those whose worker has a slot for them now."""
+        for worker in self._ready.held.workers:
+            for turn in self._ready.held.all_for(worker)[: self._seats.offer(worker)[0]]:
+                self._ready.held.discard(turn.key)
+                yield from self._start(self._talk(turn.key).model(turn.key), turn)
+
+    def _hold(self, model: str, turn: ReadyTurn) -> HoldTurn | None:
+        """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
+        talk = self._talk(turn.key)
+        warm = talk.warm(turn.agent_order)
+        # In free mode nobody overtakes: who speaks when is what the others hear.
+        if warm is None or turn.is_front or turn.was_held or talk.live.job.mode is Mode.FREE:
+            return None
+        free, slots = self._seats.offer(warm.worker)
+        if free or not slots:
+            return None
+        seconds = self._paces.worth_waiting(model, warm, slots, self._ready.held.count(warm.worker))
+        if seconds is None:
+            return None
+        self._ready.held.put(turn, warm.worker)
+        return HoldTurn(key=turn.key, worker=warm.worker, seconds=seconds)
+
+    def _start(
+        self, model: str, turn: ReadyTurn, *, is_suspect: bool = False, worker: str | None = None
+    ) -> Iterator[Action]:
+        key = turn.key
+        talk = self._talk(key)
+        warm = talk.warm(turn.agent_order)
+        worker = worker or self._seats.best(model, warm.worker if warm else None)
+        assert worker is not None  # noqa: S101 - whoever dispatches has looked
+        self._seats.seat(key, worker, is_suspect=is_suspect)
+        if not is_suspect:
+            self._trials.note_start(model)
+        self._ready.count_out(key)
+        if not talk.is_started:
+            talk.is_started = True
+            yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
+        yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)
+
+    def _talk(self, key: TurnKey) -> Talk:
+        return self._jobs[key.job_id].talks[key.conversation_id]

@@ -1,0 +1,228 @@
+"""What the scheduler is told, and what it answers: events in the past tense, actions in the imperative. Values only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.conversations.job import Job, JobId, TurnKey
+from service.conversations.states import ConversationState, TurnState
+from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.queue.affinity import Reading
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdmitted:
+    """Conversations of a job are to be run here: all of ``job``, whether others of it are here already or not.
+
+    ``ended`` holds the turns that ended before, in an earlier life of the service or on another node. ``suspects`` are
+    turns that have not ended, each of which may have brought down an engine before.
+    """
+
+    job: Job
+    ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
+    suspects: frozenset[TurnKey] = frozenset()
+    is_cancelled: bool = False  # somebody asked for its end in that earlier life
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelled:
+    """A caller wants no more of a job."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    """A worker's slots may be used."""
+
+    worker: str
+    model: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotReady:
+    """A worker's slots may not be used; the turns on them tell their own end.
+
+    ``returns`` says that another engine of it is on its way.
+    """
+
+    worker: str
+    returns: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLost:
+    """No worker of a model will ever be ready again unless an operator helps: its turns wait for nothing.
+
+    ``is_elsewhere`` says that another node has one: then conversations that need the model next are left to it.
+    """
+
+    model: str
+    is_elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRegained:
+    """An operator has helped: a worker of the model may get ready."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCompleted:
+    """A turn has spoken; ``seconds`` is how long its last attempt held its slot."""
+
+    key: TurnKey
+    seconds: float | None = None
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldOver:
+    """A turn was to wait for its worker, and the time for that is over."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnInterrupted:
+    """A turn's engine failed; the turn is to run again.
+
+    With a ``trial`` it is a suspect: it may have brought the engine down, and runs alone on a worker that takes nothing
+    else meanwhile, so that the next death, if there is one, has one cause.
+    """
+
+    key: TurnKey
+    trial: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRejected:
+    """A turn's answer is not valid; it is to be asked again, ahead of all that waits."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFailed:
+    """A turn has failed for good, and its conversation with it."""
+
+    key: TurnKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCutOff:
+    """A turn in flight was ended because its conversation was."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """Nothing more is to be started until further notice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpaused:
+    """Turns may be started again."""
+
+
+TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
+WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
+Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | HoldOver | Paused | Unpaused | Suspicion
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnIsReady:
+    """The turn waits for nothing but a slot."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTurn:
+    """Run the turn on a slot of the worker, and tell its end."""
+
+    key: TurnKey
+    worker: str
+    is_suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldTurn:
+    """Tell when so many seconds have passed: for so long the turn waits for the worker that knows its prompt."""
+
+    key: TurnKey
+    worker: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonTurn:
+    """Fail a ready turn that no worker will ever take."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOffTurn:
+    """End the turn that is in flight, since its conversation has ended, and tell when it has."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueCancel:
+    """Tell once more that the job is cancelled, when what has followed so far is stored: there is more to end."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueDispatch:
+    """Have the core decide once more, after everybody else has had a moment: there was much to pass over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationStarted:
+    """The first turn of a conversation is being started."""
+
+    job_id: JobId
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationEnded:
+    """Nothing of the conversation runs or will run; ``unspoken`` are its turns that never ended."""
+
+    job_id: JobId
+    conversation_id: str
+    state: ConversationState
+    reason: str | None
+    unspoken: Sequence[TurnKey]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationReleased:
+    """Nothing of the conversation runs here, and what comes next is for another node: it needs one of ``models``."""
+
+    job_id: JobId
+    conversation_id: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """All conversations of the job that were here have ended or left."""
+
+    job_id: JobId
+
+
+Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
+Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | ContinueCancel | ContinueDispatch | Move

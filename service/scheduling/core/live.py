@@ -1,0 +1,178 @@
+"""Jobs and conversations that have not ended, as the core keeps them."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import overload
+
+from service.conversations.job import Conversation, Job, Mode, TurnKey
+from service.conversations.states import ConversationState
+from service.conversations.turn_order import Place, speaking_order
+from service.scheduling.core.backlog import JobBacklog
+from service.scheduling.core.queue.affinity import Warm
+from service.scheduling.core.queue.ready_queue import ReadyTurn
+
+
+class LiveJob:
+    """One job that has not ended."""
+
+    def __init__(self, job: Job, suspects: frozenset[TurnKey], *, is_cancelled: bool) -> None:
+        self.job = job
+        self.suspects = suspects  # of an earlier life of the service
+        self.backlog = JobBacklog(job)
+        self.places = {agent.id: number for number, agent in enumerate(job.agents)}
+        self.talks: dict[str, Talk] = {}
+        self.is_cancelled = is_cancelled
+        self.is_distrusted = False  # its turns were convicted one after the other: the others are tried as well
+
+    def __repr__(self) -> str:
+        """State how many conversations are left."""
+        return f"<LiveJob {self.job.id} conversations={len(self.talks)}>"
+
+    def extend(self, job: Job, suspects: frozenset[TurnKey]) -> None:
+        """Take further conversations of the job."""
+        self.suspects |= suspects
+        self.backlog.extend(job.conversations)
+
+    def end_talk(self, talk: "Talk") -> None:
+        """Take the end of a conversation, or that it is here no more."""
+        del self.talks[talk.conversation.id]
+        self.backlog.drop_turns(talk.conversation.rounds, talk.spoken_by_agent())
+        self.backlog.note_rounds(talk.conversation.id, 0)
+
+
+class Unspoken(Sequence[TurnKey]):
+    """The turns of a conversation that never ended; there may be a quarter of a million, so each is made when asked."""
+
+    def __init__(self, job: Job, conversation: Conversation, ended: AbstractSet[TurnKey]) -> None:
+        self._job = job
+        self._conversation = conversation
+        self._ended = ended
+
+    def __repr__(self) -> str:
+        """State how many."""
+        return f"<Unspoken {len(self)} of {self._job.id}/{self._conversation.id}>"
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self._job.agents) * self._conversation.rounds - len(self._ended)
+
+    def __iter__(self) -> Iterator[TurnKey]:
+        """Iterate in the order of rounds and agents."""
+        for number in range(self._conversation.rounds):
+            for agent in self._job.agents:
+                key = TurnKey(self._job.id, self._conversation.id, agent.id, number)
+                if key not in self._ended:
+                    yield key
+
+    @overload
+    def __getitem__(self, place: int) -> TurnKey: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[TurnKey, ...]: ...
+    def __getitem__(self, place: int | slice) -> TurnKey | tuple[TurnKey, ...]:
+        """Return some of them."""
+        return tuple(self)[place]
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether these are the same turns."""
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        """Hash by the conversation."""
+        return hash((self._job.id, self._conversation.id))
+
+
+class Talk:
+    """One conversation that has not ended; ``open`` are its turns that are ready or in flight."""
+
+    __slots__ = ("_ended", "_lines", "_warm", "conversation", "ending", "is_started", "live", "number", "open", "order")
+
+    def __init__(self, live: LiveJob, conversation: Conversation, number: int) -> None:
+        self.live = live
+        self.conversation = conversation
+        self.number = number
+        self.order = speaking_order(live.job, live.backlog.dependencies, conversation.rounds)
+        self.open: set[TurnKey] = set()
+        self.is_started = False
+        self.ending: tuple[ConversationState, str | None] | None = None
+        # None until there is anything: a hundred thousand conversations may wait at once.
+        self._ended: set[TurnKey] | None = None
+        self._warm: dict[int, Warm] | None = None  # by agent
+        self._lines: dict[tuple[str, str], deque[ReadyTurn]] | None = None  # in free mode: of a model and a signature
+
+    def __repr__(self) -> str:
+        """State how far it is."""
+        return f"<Talk {self.live.job.id}/{self.conversation.id} {self.order!r}>"
+
+    @property
+    def has_ended_all(self) -> bool:
+        """Whether every turn has ended."""
+        return len(self._ended or ()) == len(self.live.job.agents) * self.conversation.rounds
+
+    def key(self, place: Place) -> TurnKey:
+        """Return the key of a turn."""
+        job = self.live.job
+        return TurnKey(job.id, self.conversation.id, job.agents[place.agent].id, place.round)
+
+    def place(self, key: TurnKey) -> Place:
+        """Return the place of a turn."""
+        return Place(self.live.places[key.agent_id], key.round)
+
+    def model(self, key: TurnKey) -> str:
+        """Return the model that a turn is asked of."""
+        return self.live.job.agents[self.live.places[key.agent_id]].model
+
+    def end(self, key: TurnKey) -> None:
+        """Take the end of a turn, however it ended."""
+        if self._ended is None:
+            self._ended = set()
+        self._ended.add(key)
+        self.live.backlog.end_turns([self.live.places[key.agent_id]])
+
+    def in_order(self, keys: Iterable[TurnKey]) -> list[TurnKey]:
+        """Return turns in the order of rounds and agents."""
+        return sorted(keys, key=lambda key: (key.round, self.live.places[key.agent_id]))
+
+    def unspoken(self) -> "Unspoken":
+        """Return the turns that have not ended; the conversation is over."""
+        return Unspoken(self.live.job, self.conversation, self._ended or frozenset())
+
+    def spoken_by_agent(self) -> list[int]:
+        """Count each agent's turns that have ended."""
+        counts = Counter(key.agent_id for key in self._ended or ())
+        return [counts[agent.id] for agent in self.live.job.agents]
+
+    def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...], int]]:
+        """Iterate over the turns that wait for others, for whom, and in which round."""
+        agents = self.live.job.agents
+        for place, others, number in self.order.waiting():
+            yield self.key(place), tuple(agents[other].id for other in others), number
+
+    def warm(self, agent: int) -> Warm | None:
+        """Return which worker knows an agent's prompt."""
+        return self._warm.get(agent) if self._warm is not None else None
+
+    def keep_warm(self, agent: int, warm: Warm) -> None:
+        """Take the fact that a worker knows an agent's prompt."""
+        if self._warm is None:
+            self._warm = {}
+        self._warm[agent] = warm
+
+    def queue(self, turn: ReadyTurn, model: str) -> None:
+        """Take the fact that a turn waits for a slot of a model."""
+        if self.live.job.mode is Mode.FREE:
+            if self._lines is None:
+                self._lines = {}
+            self._lines.setdefault((model, turn.signature), deque()).append(turn)
+
+    def in_line(self, turn: ReadyTurn, model: str, place: int) -> ReadyTurn:
+        """Return who would start with the n-th place of this conversation among the ready turns of a model."""
+        line = self._lines.get((model, turn.signature)) if self._lines is not None else None
+        return turn if turn.is_front or not line or place >= len(line) else line[place]
+
+    def first_in_line(self, turn: ReadyTurn, model: str) -> ReadyTurn:
+        """Return who starts where ``turn`` was to: itself, or in free mode whoever has waited longer."""
+        line = self._lines.get((model, turn.signature)) if self._lines is not None else None
+        if turn.is_front or not line:
+            return turn
+        return line.popleft()

@@ -1,0 +1,11 @@
+"""First ready, first served, within a job's priority."""
+
+from service.scheduling.core.queue.ready_queue import Rank, RankedQueue, ReadyTurn
+
+
+class Policy(RankedQueue):
+    """The moment at which a turn got ready."""
+
+    def rank(self, turn: ReadyTurn) -> Rank:
+        """Order by priority and age."""
+        return (-turn.job_priority, turn.ready_order)

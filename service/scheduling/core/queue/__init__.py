@@ -1,0 +1,1 @@
+"""The turns that are ready, and their order. Pure."""

@@ -1,0 +1,113 @@
+"""When a turn waits for the worker whose cache holds its prompt, though another has a free slot. Pure.
+
+Elsewhere the whole prompt is read again. So a turn waits while that would cost more than the wait, and never for
+longer than it would cost: at worst it comes as late again as if it had gone elsewhere at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from service.conversations.job import TurnKey
+from service.scheduling.core.means import Mean
+from service.scheduling.core.queue.ready_queue import ReadyTurn
+
+LEAST_TOKENS: Final = 512  # of a prompt, read anew: of fewer the time is not that of reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What an engine has read for a turn: tokens that it had not in its cache, and seconds to the first of the answer.
+
+    ``context_tokens`` is what its cache holds after the turn, prompt and answer.
+    """
+
+    fresh_tokens: int
+    seconds: float
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    """Where an agent of a conversation was last, and how many tokens are in the cache there."""
+
+    worker: str
+    tokens: int = 0
+
+
+class Paces:
+    """How fast the engines of each model read and how long its turns take, in seconds."""
+
+    def __init__(self) -> None:
+        self._by_token: dict[str, Mean] = {}
+        self._by_turn: dict[str, Mean] = {}
+
+    def __repr__(self) -> str:
+        """State of how many models something is known."""
+        return f"<Paces models={len(self._by_turn)}>"
+
+    def learn(self, model: str, turn_s: float, reading: Reading | None) -> None:
+        """Take what one turn has shown."""
+        self._by_turn.setdefault(model, Mean()).add(turn_s)
+        if reading is not None and reading.fresh_tokens >= LEAST_TOKENS:
+            self._by_token.setdefault(model, Mean()).add(reading.seconds / reading.fresh_tokens)
+
+    def worth_waiting(self, model: str, warm: Warm, slots: int, others: int) -> float | None:
+        """Return for how long a turn should wait for one of ``slots``, all taken, behind ``others``; None for not.
+
+        The lengths of turns are taken as without memory: the next of them ends after a mean divided by the slots.
+        """
+        read, turn = self._by_token.get(model), self._by_turn.get(model)
+        if read is None or turn is None:
+            return None
+        cost = read.value * warm.tokens
+        return cost if turn.value * (others + 1) / slots < cost else None
+
+
+class Holding:
+    """Ready turns that wait for one certain worker, the longest wait first."""
+
+    def __init__(self) -> None:
+        self._by_worker: dict[str, dict[TurnKey, ReadyTurn]] = {}
+        self._worker_of: dict[TurnKey, str] = {}
+
+    def __repr__(self) -> str:
+        """State how many wait for whom."""
+        return f"<Holding { ({worker: len(turns) for worker, turns in self._by_worker.items()}) }>"
+
+    def __iter__(self) -> Iterator[tuple[ReadyTurn, str]]:
+        """Iterate over the turns, each with its worker."""
+        return ((turn, worker) for worker, turns in self._by_worker.items() for turn in turns.values())
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that somebody waits for."""
+        return tuple(self._by_worker)
+
+    def count(self, worker: str) -> int:
+        """Count those who wait for a worker."""
+        return len(self._by_worker.get(worker, ()))
+
+    def put(self, turn: ReadyTurn, worker: str) -> None:
+        """Let a turn wait for a worker."""
+        self._by_worker.setdefault(worker, {})[turn.key] = turn
+        self._worker_of[turn.key] = worker
+
+    def all_for(self, worker: str) -> tuple[ReadyTurn, ...]:
+        """Return who waits for a worker, the longest wait first."""
+        return tuple(self._by_worker.get(worker, {}).values())
+
+    def worker_of(self, key: TurnKey) -> str | None:
+        """Return the worker that a turn waits for, None where it waits for none in particular."""
+        return self._worker_of.get(key)
+
+    def discard(self, key: TurnKey) -> ReadyTurn | None:
+        """Let a turn wait no more; return it, if it did."""
+        worker = self._worker_of.pop(key, None)
+        if worker is None:
+            return None
+        turns = self._by_worker[worker]
+        turn = turns.pop(key)
+        if not turns:
+            del self._by_worker[worker]
+        return turn

@@ -1,0 +1,121 @@
+"""The pre-departure pool of seed 000: the turns of all models that wait for nothing but a slot. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from service.conversations.job import JobId, TurnKey
+from service.scheduling.core.backlog import JobBacklog
+from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame.suspects import SuspectQueue
+from service.scheduling.core.policies import PolicyFactory
+from service.scheduling.core.queue.affinity import Holding
+from service.scheduling.core.queue.groups import GroupedQueue
+from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
+
+
+class ReadyPool:
+    """Written by the core alone; a ready turn is in one place of it.
+
+    That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
+    an engine, that of the suspects; or it is held for one certain worker.
+    """
+
+    def __init__(self, policy: PolicyFactory, *, is_grouped: bool = False) -> None:
+        self._policy = policy
+        self._is_grouped = is_grouped
+        self.queues: dict[str, ReadyQueue] = {}
+        self.suspects: dict[str, SuspectQueue] = {}
+        self.held = Holding()
+        self.by_job: Counter[JobId] = Counter()
+
+    def __repr__(self) -> str:
+        """State how many wait."""
+        return f"<ReadyPool {len(self)}>"
+
+    def __len__(self) -> int:
+        """Count the turns."""
+        return self.by_job.total()
+
+    def add(self, turn: ReadyTurn, model: str, trial: Trial | None = None) -> None:
+        """Take a turn that has got ready; with a ``trial`` it is a suspect."""
+        if trial is None:
+            self._queue(model).push(turn)
+        else:
+            self.suspect(turn, model, trial)
+        self.by_job[turn.key.job_id] += 1
+
+    def suspect(self, turn: ReadyTurn, model: str, trial: Trial) -> None:
+        """Have a turn tried that is counted already, and was taken from its queue."""
+        self.suspects.setdefault(model, SuspectQueue()).push(turn, trial)
+
+    def clear_suspect(self, key: TurnKey, model: str) -> None:
+        """Let a suspect, if it waits as one, go ahead as any turn that was on a slot before."""
+        turn = self.suspects[model].discard(key) if model in self.suspects else None
+        if turn is not None:
+            self._queue(model).push(turn)
+
+    def has_others(self, model: str) -> bool:
+        """Whether turns wait for a model that are no suspects."""
+        return bool(self.queues.get(model))
+
+    def count_out(self, key: TurnKey) -> None:
+        """Count a turn no more that was taken from its queue."""
+        self.by_job[key.job_id] -= 1
+        if not self.by_job[key.job_id]:
+            del self.by_job[key.job_id]
+
+    def discard(self, key: TurnKey, model: str) -> None:
+        """Drop a turn, wherever it waits."""
+        found = self.queues[model].discard(key) if model in self.queues else None
+        if found is None and model in self.suspects:
+            found = self.suspects[model].discard(key)
+        if found is not None or self.held.discard(key) is not None:
+            self.count_out(key)
+
+    def take_all(self, model: str) -> Iterator[TurnKey]:
+        """Take every turn that waits for a model, one at a time."""
+        for queue in self._of(model):
+            while queue:
+                key = queue.pop().key
+                self.count_out(key)
+                yield key
+
+    def keys(self, model: str) -> list[TurnKey]:
+        """List the turns that wait for any worker of a model, in no order."""
+        return [key for queue in self._of(model) for key in queue]
+
+    def unhold(self, key: TurnKey, model: str) -> None:
+        """Let a turn wait for any worker again, ahead of all that were on no slot: it has had its place."""
+        turn = self.held.discard(key)
+        if turn is not None:
+            self._queue(model).push(turn.after_hold())
+
+    def waiting(self, model: str) -> int:
+        """Count the turns that any free slot of a model would take."""
+        return sum(map(len, self._of(model)))
+
+    def note_slots(self, model: str, slots: int) -> None:
+        """Take how many slots a model has."""
+        self._queue(model).note_slots(slots)
+
+    def note_load(self, job_id: JobId, backlog: JobBacklog, *, has_ended: bool = False) -> None:
+        """Take what is left of a job."""
+        for model in backlog.models:
+            self._queue(model).note_load(job_id, None if has_ended else backlog.load(model))
+
+    def heads(self, count: int) -> list[tuple[ReadyTurn, bool]]:
+        """Return the turns that go next, of all models in turn, and whether each is a suspect; then those held."""
+        suspects = [(queue.heads(count), True) for queue in self.suspects.values() if queue]
+        heads = [*suspects, *((queue.heads(count), False) for queue in self.queues.values() if queue)]
+        merged = [
+            (turn, suspect) for place in range(count) for turns, suspect in heads for turn in turns[place : place + 1]
+        ]
+        return [*merged, *((turn, False) for turn, _ in self.held)][:count]
+
+    def _queue(self, model: str) -> ReadyQueue:
+        if model not in self.queues:
+            self.queues[model] = GroupedQueue(self._policy) if self._is_grouped else self._policy()
+        return self.queues[model]
+
+    def _of(self, model: str) -> list[SuspectQueue | ReadyQueue]:
+        return [pool[model] for pool in (self.suspects, self.queues) if model in pool]

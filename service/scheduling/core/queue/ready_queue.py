@@ -1,0 +1,176 @@
+"""The pre-departure pool of seed 000: the turns of one model that wait for nothing but a slot, and which goes next.
+
+A policy is a subclass of ``ReadyQueue`` that says so; see ``service.scheduling.core.policies``. Pure.
+"""
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from service.conversations.job import JobId, TurnKey
+
+Rank = tuple[float, ...]
+SLACK: Final = 4  # entries of a heap for each turn, before those that are out of date are thrown out
+LEAST: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadyTurn:
+    """A ready turn and what a policy may judge it by; smaller numbers of order are older.
+
+    ``path`` is the longest chain of turns that begins with it, in turns of average length. ``is_front`` says that it
+    was on a slot before, and others wait for it: it goes ahead of all turns that were not (contract, section 5.2).
+    ``was_held`` says that it has had its place in the order, and waited for one worker in vain: it is next after those.
+    """
+
+    key: TurnKey
+    job_priority: int
+    rounds_completed: int
+    conversation_order: int
+    agent_order: int
+    ready_order: int
+    path: float
+    is_front: bool = False
+    was_held: bool = False
+    signature: str = ""  # of what it asks an engine for, where that matters
+
+    def after_hold(self) -> "ReadyTurn":
+        """Return the same turn as one that was held."""
+        return replace(self, was_held=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLoad:
+    """What is left of one job, in turns of average length: all of it, that of one model, and its longest chain."""
+
+    priority: int
+    work: float
+    model_work: float
+    path: float
+
+
+class ReadyQueue(ABC):
+    """The ready turns of one model; a turn is in it at most once."""
+
+    def __init__(self) -> None:
+        self._turns: dict[TurnKey, ReadyTurn] = {}
+        self._front: deque[ReadyTurn] = deque()
+        self._unheld: deque[ReadyTurn] = deque()  # whose hold is over
+
+    def __len__(self) -> int:
+        """Count the turns."""
+        return len(self._turns)
+
+    def __repr__(self) -> str:
+        """State how many turns wait."""
+        return f"<{type(self).__name__} {len(self._turns)}>"
+
+    def __iter__(self) -> Iterator[TurnKey]:
+        """Iterate over the turns in no order."""
+        return iter(self._turns)
+
+    @property
+    def has_front(self) -> bool:
+        """Whether the turn that goes next was on a slot before."""
+        while self._front and not self._is_waiting(self._front[0]):
+            self._front.popleft()
+        return bool(self._front)
+
+    def push(self, turn: ReadyTurn) -> None:
+        """Add a turn."""
+        if turn.key in self._turns:
+            raise RuntimeError(f"{turn.key} is ready already")
+        self._turns[turn.key] = turn
+        if turn.is_front:
+            self._front.append(turn)
+        elif turn.was_held:
+            self._unheld.append(turn)
+        else:
+            self._insert(turn)
+
+    def pop(self) -> ReadyTurn:
+        """Take the turn that goes next; IndexError where there is none."""
+        if not self._turns:
+            raise IndexError("no turn is ready")
+        turn = next(self._take_first(), None) or self._take()
+        self.discard(turn.key)
+        return turn
+
+    def discard(self, key: TurnKey) -> ReadyTurn | None:
+        """Take a turn out, if it is there; its place in the order is cleared when it comes up, or with the last."""
+        turn = self._turns.pop(key, None)
+        if not self._turns:
+            self._front.clear()
+            self._unheld.clear()
+            self._clear()
+        return turn
+
+    def heads(self, count: int) -> list[ReadyTurn]:
+        """Return the turns that would go next if nothing changed."""
+        taken = [self.pop() for _ in range(min(count, len(self)))]
+        self._front.extendleft(turn for turn in reversed(taken) if turn.is_front)
+        self._unheld.extendleft(turn for turn in reversed(taken) if turn.was_held)
+        for turn in taken:
+            self._turns[turn.key] = turn
+            if not (turn.is_front or turn.was_held):
+                self._insert(turn)
+        return taken
+
+    def note_load(self, job_id: JobId, load: JobLoad | None) -> None:  # noqa: B027 - most orders need not know
+        """Take what is left of a job with turns of this model; None says that it has ended."""
+
+    def note_slots(self, slots: int) -> None:  # noqa: B027
+        """Take how many slots the model has."""
+
+    def _is_waiting(self, turn: ReadyTurn) -> bool:
+        """Whether an entry of the order still stands for a turn that is in the queue."""
+        return self._turns.get(turn.key) is turn
+
+    def _take_first(self) -> Iterator[ReadyTurn]:
+        for line in (self._front, self._unheld):
+            while line:
+                turn = line.popleft()
+                if self._is_waiting(turn):
+                    yield turn
+
+    @abstractmethod
+    def _insert(self, turn: ReadyTurn) -> None:
+        """Put a turn into the order."""
+
+    @abstractmethod
+    def _take(self) -> ReadyTurn:
+        """Take the first turn of the order that ``_is_waiting``; there is one."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Drop all entries of the order: none of them stands for a turn any more."""
+
+
+class RankedQueue(ReadyQueue):
+    """An order that is known of each turn when it gets ready: one heap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[tuple[Rank, int, ReadyTurn]] = []
+
+    @abstractmethod
+    def rank(self, turn: ReadyTurn) -> Rank:
+        """Return what a turn is ordered by; the smallest goes first."""
+
+    def _insert(self, turn: ReadyTurn) -> None:
+        heapq.heappush(self._heap, (self.rank(turn), turn.ready_order, turn))
+        if len(self._heap) > SLACK * len(self) + LEAST:
+            self._heap = [entry for entry in self._heap if self._is_waiting(entry[2])]
+            heapq.heapify(self._heap)
+
+    def _take(self) -> ReadyTurn:
+        while True:
+            turn = heapq.heappop(self._heap)[2]
+            if self._is_waiting(turn):
+                return turn
+
+    def _clear(self) -> None:
+        self._heap.clear()

@@ -1,0 +1,93 @@
+"""What can be seen of the scheduling core: the three pools of seed 000, their heads, and what is free. Reads only."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from service.conversations.job import GroupBy, JobId, TurnKey
+from service.conversations.states import TurnState
+from service.scheduling.core.in_flight_pool import Seats
+from service.scheduling.core.live import LiveJob
+from service.scheduling.core.queue.ready_pool import ReadyPool
+
+
+class PoolsView:
+    """The present moment of a core that is not running meanwhile: all of it is one thread's."""
+
+    def __init__(
+        self,
+        jobs: Mapping[JobId, LiveJob],
+        ready: ReadyPool,
+        seats: Seats,
+        lost: Mapping[str, bool],
+        group_by: GroupBy | None,
+    ) -> None:
+        self._jobs = jobs
+        self._ready = ready
+        self._seats = seats
+        self._lost = lost  # models, and whether another node has them
+        self.group_by = group_by
+
+    def __repr__(self) -> str:
+        """State how many turns are where."""
+        return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._seats)}>"
+
+    def of_job(self, job_id: JobId) -> dict[TurnState, int]:
+        """Count the turns of one job that are ready and in flight."""
+        return {TurnState.READY: self._ready.by_job[job_id], TurnState.IN_FLIGHT: self._seats.by_job[job_id]}
+
+    def of_all(self) -> Mapping[TurnState, int]:
+        """Count the turns of all jobs in each pool."""
+        ready, in_flight = len(self._ready), len(self._seats)
+        left = sum(live.backlog.turns_left for live in self._jobs.values())
+        return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
+
+    def users(self, adapter: str) -> int:
+        """Count the jobs with turns that are not over whose agents ask for an adapter."""
+        return sum(any(agent.adapter == adapter for agent in live.job.agents) for live in self._jobs.values())
+
+    def models(self) -> frozenset[str]:
+        """Return every model that a job asks for whose turns are not over."""
+        return frozenset(agent.model for live in self._jobs.values() for agent in live.job.agents)
+
+    def jobs(self) -> tuple[JobId, ...]:
+        """List the jobs that have turns here which are not over."""
+        return tuple(self._jobs)
+
+    def free(self, model: str) -> int:
+        """Count the slots of a model that nobody has and nobody waits for; less than none is a queue."""
+        return self._seats.free(model) - self._ready.waiting(model)
+
+    def is_hopeless(self, model: str) -> bool:
+        """Whether no worker of a model will be ready without an operator, here or elsewhere."""
+        return self._lost.get(model) is False
+
+    def slots(self, model: str) -> int:
+        """Count the slots of a model's ready workers."""
+        return self._seats.total(model)
+
+    def held_for(self, key: TurnKey) -> str | None:
+        """Return the worker that a ready turn waits for though another has a free slot."""
+        return self._ready.held.worker_of(key)
+
+    def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
+        """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
+        seen: Counter[tuple[JobId, str, str, str]] = Counter()
+        told: list[tuple[TurnKey, bool]] = []
+        for turn, suspect in self._ready.heads(count):
+            talk = self._jobs[turn.key.job_id].talks[turn.key.conversation_id]
+            model = talk.model(turn.key)
+            line = (*turn.key[:2], model, turn.signature)
+            told.append((talk.in_line(turn, model, seen[line]).key, suspect))
+            seen[line] += not turn.is_front
+        return told
+
+    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
+        """Return the first turns that wait for others to speak, for whom, and in which round."""
+        found: list[tuple[TurnKey, tuple[str, ...], int]] = []
+        for live in self._jobs.values():
+            for talk in live.talks.values():
+                if len(found) >= count:
+                    return found
+                if talk.ending is None:
+                    found += talk.waiting()
+        return found[:count]

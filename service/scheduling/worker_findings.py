@@ -1,0 +1,75 @@
+"""Tells workers what was found out of their engines' deaths: what counts against them, and what they cannot bear."""
+
+from collections.abc import Iterable
+
+from service.scheduling.core.blame.blame import (
+    DeathExplained,
+    DeathUnexplained,
+    Finding,
+    JobDistrusted,
+    JobTrusted,
+    SuspectsCleared,
+)
+from service.scheduling.core.blame.load_limits import LoadLimits
+from service.scheduling.core.events import Suspicion
+from service.scheduling.turn import TurnRun
+from service.scheduling.turns import Turns
+from workers.fleet import Fleet
+from workers.health.snapshot import SlotLimit
+
+
+class WorkerFindings:
+    """Owned by the scheduler, which tells it of every finding and of every end."""
+
+    def __init__(self, fleet: Fleet, turns: Turns) -> None:
+        self._fleet = fleet
+        self._turns = turns
+        self._limits = LoadLimits()
+
+    def __repr__(self) -> str:
+        """State who is lowered."""
+        return f"<WorkerFindings {self._limits!r}>"
+
+    def take(self, findings: Iterable[Finding]) -> list[Suspicion]:
+        """Tell whom findings concern; return what the core is to know of them."""
+        found: list[Suspicion] = []
+        for finding in findings:
+            match finding:
+                case DeathExplained() | DeathUnexplained():
+                    self._tell_worker(finding)
+                case SuspectsCleared():
+                    self._turns.clear_charges(finding.keys)
+                    found.append(finding)
+                case JobDistrusted() | JobTrusted():
+                    found.append(finding)
+        return found
+
+    def _tell_worker(self, finding: DeathExplained | DeathUnexplained) -> None:
+        worker = self._fleet.get(finding.worker)
+        if worker is None:
+            return
+        if isinstance(finding, DeathExplained):
+            place = f"{finding.key.job_id}/{finding.key.conversation_id}"
+            told = f"brought down by the turn of {finding.key.agent_id} in round {finding.key.round} of {place}"
+            worker.recorder.note_finding(finding.incarnation, told)
+            worker.forgive_failures()
+            return
+        worker.count_failure()
+        if finding.company == 1:
+            told = "died by itself: the turn that was alone on it has ended since"
+        else:
+            slots = self._limits.lower(finding.worker, finding.company)
+            told = f"died under load: the {finding.company} turns that were on it have ended since, each alone"
+            worker.limit_slots(SlotLimit(slots=slots, because=f"engine {finding.incarnation} {told}"))
+            told += f"; {slots} slots for a while"
+        worker.recorder.note_finding(finding.incarnation, told)
+
+    def note_answer(self, run: TurnRun) -> None:
+        """Take an answer: a worker that was lowered may bear more again. The slot of the turn was given back."""
+        worker = self._fleet.get(run.attempts[-1].worker)
+        if worker is None:
+            return
+        slots = self._limits.note_end(worker.spec.id, worker.slots_in_use + 1, worker.spec.slots)
+        if slots is not None:
+            because = f"it died under load, and has borne {slots - 1} since"
+            worker.limit_slots(SlotLimit(slots=slots, because=because) if slots < worker.spec.slots else None)

@@ -1,0 +1,1 @@
+"""The databases that a store can stand on, and who may write to them."""

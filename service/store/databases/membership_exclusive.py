@@ -1,0 +1,107 @@
+"""A node that has its database to itself: it claims everything, and is told of no other."""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from service.conversations.job import Job, JobId
+from service.store.databases.database import Claim, Connection, Fenced
+
+UNFINISHED = "state IN ('queued', 'running')"  # the words of the index
+
+
+class ExclusiveMembership:
+    """A ``service.store.databases.database.Membership``."""
+
+    def __init__(self) -> None:
+        self.node_id = new_node_id()
+
+    def __repr__(self) -> str:
+        """State which it is."""
+        return f"<ExclusiveMembership {self.node_id}>"
+
+    def enrol(self, connection: Connection) -> None:
+        """Become the only member; whoever was it before is dead."""
+        self.node_id = new_node_id()
+        connection.execute("DELETE FROM nodes")
+        connection.execute(
+            "INSERT INTO nodes (id, is_live, started_at) VALUES (?, 1, ?)",
+            (self.node_id, datetime.now(UTC).isoformat()),
+        )
+
+    def sign(self, connection: Connection, number: int, _jobs: Sequence[JobId], _keys: Sequence[str]) -> None:
+        """Write the number of a group."""
+        signed = connection.execute("UPDATE nodes SET last_write = ? WHERE id = ?", (number, self.node_id))
+        if signed.rowcount != 1:
+            raise Fenced
+
+    def has_signed(self, connection: Connection, number: int) -> bool:
+        """Whether the group of that number was committed."""
+        return has_signed(connection, self.node_id, number)
+
+    def seal(self, connection: Connection) -> None:
+        """Nobody takes over from the only one."""
+
+    def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> int | None:
+        """Insert a job; there is nobody who could have been quicker."""
+        marks = ", ".join("?" * len(columns))
+        row = connection.execute(
+            f"INSERT INTO jobs ({', '.join(columns)}, number)"  # noqa: S608 - names of our own
+            f" VALUES ({marks}, (SELECT coalesce(max(number), 0) + 1 FROM jobs)) RETURNING number",
+            tuple(columns.values()),
+        ).fetchone()
+        return None if row is None else int(row[0])
+
+    def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], _job: Job) -> None:
+        """Insert conversations."""
+        connection.execute_many(
+            "INSERT INTO conversations (job_id, id, position, metadata, state, owner, fence)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+
+    def claim(self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None) -> None:
+        """Claim everything: there is nobody else to do it."""
+        connection.execute(
+            f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED}"  # noqa: S608
+            " AND (owner IS NULL OR owner <> ?) AND job_id = coalesce(?, job_id)",
+            (self.node_id, self.node_id, job_id),
+        )
+
+    def owned(self, connection: Connection) -> list[Claim]:
+        """List what is claimed."""
+        return owned(connection, self.node_id)
+
+    def release(self, connection: Connection, claim: Claim, _wants: Sequence[str]) -> None:
+        """Leave a conversation to the next claim."""
+        connection.execute(
+            "UPDATE conversations SET owner = NULL WHERE job_id = ? AND id = ? AND fence = ?",
+            (claim.job_id, claim.conversation_id, claim.fence),
+        )
+
+    def leave(self, connection: Connection) -> None:
+        """There is nobody to leave it to; the next life claims it."""
+
+    def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+        """There is nobody to tell."""
+
+
+def new_node_id() -> str:
+    """Return an id that no node has had."""
+    return f"node-{secrets.token_hex(6)}"
+
+
+def has_signed(connection: Connection, node_id: str, number: int) -> bool:
+    """Whether the group of that number was committed by a node."""
+    row = connection.execute("SELECT last_write FROM nodes WHERE id = ?", (node_id,)).fetchone()
+    return row is not None and row[0] == number
+
+
+def owned(connection: Connection, node_id: str) -> list[Claim]:
+    """List all unfinished conversations that a node has claimed, in the order of jobs and conversations."""
+    rows = connection.execute(
+        "SELECT c.job_id, c.id, c.fence FROM conversations c JOIN jobs j ON j.id = c.job_id"
+        " WHERE c.owner = ? AND c.state IN ('queued', 'running') ORDER BY j.number, c.position",
+        (node_id,),
+    )
+    return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in rows]

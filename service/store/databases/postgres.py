@@ -1,0 +1,188 @@
+"""The shared database: PostgreSQL, in which any number of nodes write (psycopg 3)."""
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from functools import lru_cache
+from itertools import islice
+from typing import Final, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from service.errors import StoreError
+from service.store.databases.database import Cursor
+from service.store.databases.membership_shared import SharedMembership
+from service.store.databases.migrations import migrate, migrations_of
+from service.store.databases.stalled_connections import SilenceWatch
+
+CONNECT_TIMEOUT_S: Final = 5
+STATEMENT_TIMEOUT_S: Final = 30
+SILENCE_S: Final = STATEMENT_TIMEOUT_S + 5  # the server should have given up by then
+ROWS: Final = 1000  # in one go
+MIGRATION_LOCK: Final = 7237422109  # any number that nobody else takes; nodes start together
+OPTIONS: Final[dict[str, str | int]] = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # in ms: keepalives are not sent while data is on its way
+    "application_name": "roundhouse",
+}
+
+
+def conninfo_of(url: str, limits: str = "") -> str:
+    """Return how to connect: what the address says comes first, its ``options`` beside ``limits``.
+
+    Raises:
+        psycopg.ProgrammingError: the address is none.
+    """
+    given = {name: value for name, value in conninfo_to_dict(url).items() if value is not None}
+    options = " ".join(filter(None, (str(given.pop("options", "")), limits)))
+    return make_conninfo("", **{**OPTIONS, **given, "options": options})
+
+
+class PostgresConnection:
+    """A ``service.store.databases.database.Connection``."""
+
+    def __init__(self, url: str, begin: str, idle_s: float, silence: SilenceWatch) -> None:
+        limits = (
+            f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c idle_in_transaction_session_timeout={idle_s * 1000:.0f}"
+        )
+        self._raw = psycopg.connect(conninfo_of(url, limits), autocommit=True)
+        self._begin = begin
+        self._silence = silence
+        self.waits_since: float | None = None
+        silence.add(self)
+
+    def __repr__(self) -> str:
+        """State how it is."""
+        return f"<PostgresConnection {self._raw.info.status.name}>"
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
+        """Run one statement."""
+        self.waits_since = time.monotonic()
+        try:
+            return cast("Cursor", self._raw.execute(_in_its_words(sql), _plain(parameters) or None))
+        finally:
+            self.waits_since = None
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
+        """Run one statement for each row."""
+        left = iter(rows)
+        with self._raw.cursor() as cursor:
+            while some := [_plain(row) for row in islice(left, ROWS)]:
+                self.waits_since = time.monotonic()
+                try:
+                    cursor.executemany(_in_its_words(sql), some)
+                finally:
+                    self.waits_since = None
+
+    def execute_script(self, sql: str) -> None:
+        """Run several statements inside the transaction that is open."""
+        self._raw.execute(sql.encode())
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self.execute(self._begin)
+
+    def commit(self) -> None:
+        """Make it durable."""
+        self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo it."""
+        self.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close it."""
+        self._silence.discard(self)
+        self._raw.close()
+
+    def cut(self) -> None:
+        """End it under whoever waits for an answer; called in another thread."""
+        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self._raw.fileno())) as same:
+            same.shutdown(socket.SHUT_RDWR)
+
+
+class PostgresDatabase:
+    """A ``service.store.databases.database.Database``.
+
+    ``lease_s`` is how long a node that is silent counts as living, ``silence_s`` how long an answer is waited for.
+    """
+
+    readers = 4
+
+    def __init__(self, url: str, lease_s: float, models: Sequence[str], silence_s: float = SILENCE_S) -> None:
+        self._silence = SilenceWatch(silence_s)
+        self.url = url
+        self._lease_s = lease_s
+        self._models = models
+
+    def __repr__(self) -> str:
+        """State where, and no password."""
+        return f"<PostgresDatabase {self.place}>"
+
+    @property
+    def place(self) -> str:
+        """The host and the name of the database."""
+        try:
+            known = conninfo_to_dict(self.url)
+        except psycopg.ProgrammingError:
+            return "an address that is none"
+        return f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
+
+    def connect_writer(self) -> PostgresConnection:
+        """Open a connection that may write."""
+        # A node that is stopped inside a transaction must not keep others from taking over for longer than its lease.
+        return PostgresConnection(self.url, "BEGIN", self._lease_s / 2, self._silence)
+
+    def connect_reader(self) -> PostgresConnection:
+        """Open a connection that only reads."""
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        return PostgresConnection(self.url, begin, STATEMENT_TIMEOUT_S, self._silence)
+
+    def membership(self) -> SharedMembership:
+        """Return this node's membership."""
+        return SharedMembership(self._lease_s, self._models)
+
+    def trouble_of(self, error: Exception) -> str | None:
+        """Say what ails the server or the way to it."""
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            return f"PostgreSQL at {self.place}: {lines[0]}"
+        return None
+
+    def is_conflict(self, error: Exception) -> bool:
+        """Whether two transactions waited for each other, and this one gave way."""
+        return isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
+
+    def prepare(self) -> None:
+        """Bring the schema up to date; nodes that start together take turns.
+
+        Raises:
+            StoreError: the server cannot be reached, or its schema is of a newer version.
+        """
+        try:
+            connection = self.connect_writer()
+            try:
+                connection.execute("SELECT pg_advisory_lock(?)", (MIGRATION_LOCK,))
+                migrate(connection, migrations_of("postgres"), connection.execute_script)
+            finally:
+                connection.close()
+        except psycopg.Error as error:
+            raise StoreError(f"PostgreSQL at {self.place}: {str(error).strip()}") from error
+
+
+@lru_cache(maxsize=256)
+def _in_its_words(sql: str) -> bytes:
+    """Return a statement with psycopg's marks; none of ours holds a percent sign or a question mark of its own."""
+    return sql.replace("?", "%s").encode()
+
+
+def _plain(parameters: Sequence[object]) -> list[object]:
+    # psycopg would send the name of an enum's member.
+    return [str(value) if isinstance(value, StrEnum) else value for value in parameters]

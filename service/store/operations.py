@@ -1,0 +1,253 @@
+"""The store's write operations: each takes the writer's connection inside its transaction."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import assert_never
+
+import msgspec
+
+from service.conversations.job import JobId, TurnKey
+from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, job_state_after
+from service.conversations.transcript import rfc3339
+from service.errors import NotEnded
+from service.store import deliveries, queries
+from service.store.databases.database import Connection, Membership
+from service.store.records import (
+    ConversationMoved,
+    NewJob,
+    Record,
+    StoredJob,
+    ToolCallEnded,
+    ToolCallStarted,
+    TurnEnded,
+    TurnMoved,
+    TurnRequeued,
+)
+from service.store.turn_codec import encode_turn
+
+PLACE = "job_id = ? AND conversation_id = ? AND agent = ? AND round = ?"  # of a turn
+
+
+# Jobs
+
+
+def find_posted(connection: Connection, new: NewJob) -> StoredJob | None:
+    """Return the job of the same key and body, None where there is none; a key that is out of time is free again.
+
+    Raises:
+        IdempotencyConflict: the key is another body's.
+    """
+    if new.idempotency_key is None:
+        return None
+    connection.execute(
+        "UPDATE jobs SET idempotency_key = NULL WHERE idempotency_key = ? AND key_until < ?",
+        (new.idempotency_key, rfc3339(new.created_at)),
+    )
+    return queries.job_by_key(new.idempotency_key, new.body_hash, new.created_at)(connection)
+
+
+def job_columns(new: NewJob) -> dict[str, object]:
+    """Return what is stored of a new job, but for its number."""
+    job = new.job
+    return {
+        "id": job.id,
+        "name": job.name,
+        "state": JobState.QUEUED.value,
+        "idempotency_key": new.idempotency_key,
+        "key_until": rfc3339(new.key_until),
+        "body_hash": new.body_hash,
+        "total_conversations": len(job.conversations),
+        "total_turns": job.total_turns,
+        "unfinished": len(job.conversations),
+        "webhook": None if job.webhook is None else to_json(job.webhook.document),
+        "created_at": rfc3339(new.created_at),
+        "last_event": 1,
+    }
+
+
+def keep_document(connection: Connection, new: NewJob) -> None:
+    """Write what of a job is large and never changes, apart from its row, which each event rewrites."""
+    connection.execute(
+        "INSERT INTO job_documents (job_id, document, metadata) VALUES (?, ?, ?)",
+        (new.job.id, new.document, to_json(new.job.metadata)),
+    )
+
+
+def tell_posted(connection: Connection, new: NewJob) -> None:
+    """Write the first event of a job, which its row counts already."""
+    data = {"state": JobState.QUEUED.value, "at": rfc3339(new.created_at)}
+    connection.execute(
+        "INSERT INTO events (job_id, number, kind, data) VALUES (?, 1, 'job', ?)", (new.job.id, to_json(data))
+    )
+
+
+def as_stored(new: NewJob, number: int) -> StoredJob:
+    """Return a job as it would be read now."""
+    return StoredJob(
+        id=new.job.id,
+        number=number,
+        name=new.job.name,
+        state=JobState.QUEUED,
+        body_hash=new.body_hash,
+        metadata=new.job.metadata,
+        total_conversations=len(new.job.conversations),
+        total_turns=new.job.total_turns,
+        is_cancel_requested=False,
+        created_at=new.created_at,
+        started_at=None,
+        finished_at=None,
+    )
+
+
+def request_cancel(connection: Connection, membership: Membership, job_id: JobId) -> StoredJob:
+    """Note that a job is to be cancelled; one that has ended stays as it is."""
+    stored = queries.job(job_id)(connection)
+    if stored.state not in ENDED_JOBS:
+        connection.execute("UPDATE jobs SET is_cancel_requested = 1 WHERE id = ?", (job_id,))
+        membership.tell(connection, [job_id], is_work=True)  # what nobody runs yet has to be ended by somebody
+    return stored
+
+
+def delete(connection: Connection, job_id: JobId) -> None:
+    """Delete a job that has ended, and all that is of it."""
+    stored = queries.job(job_id)(connection)
+    if stored.state not in ENDED_JOBS:
+        raise NotEnded(job_id, stored.state)
+    connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+
+
+# Facts
+
+
+def place_of(record: Record) -> tuple[JobId, str]:
+    """Return the conversation that a fact is about."""
+    match record:
+        case ConversationMoved():
+            return record.job_id, record.conversation_id
+        case TurnMoved() | TurnRequeued() | ToolCallStarted() | ToolCallEnded():
+            return record.key[:2]
+        case TurnEnded():
+            return record.turn.key[:2]
+        case _:
+            assert_never(record)
+
+
+def apply(
+    connection: Connection, record: TurnMoved | TurnRequeued | TurnEnded | ToolCallStarted | ToolCallEnded
+) -> None:
+    """Write a fact about a turn."""
+    match record:
+        case TurnMoved():
+            _tell_turn(connection, record.key, record.at, state=record.state.value, worker=record.worker)
+        case TurnRequeued():
+            _requeue_turn(connection, record)
+        case TurnEnded():
+            _end_turn(connection, record)
+        case ToolCallStarted():
+            connection.execute(
+                "INSERT INTO tool_calls (job_id, conversation_id, agent, round, key, number, name, arguments, policy,"
+                " started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (job_id, conversation_id, agent, round, key)"
+                # It is made again: what came of it before says nothing about that.
+                " DO UPDATE SET started_at = excluded.started_at, outcome = NULL, ended_at = NULL",
+                (
+                    *record.key,
+                    record.call,
+                    record.number,
+                    record.name,
+                    record.arguments,
+                    record.policy,
+                    rfc3339(record.at),
+                ),
+            )
+        case ToolCallEnded():
+            connection.execute(
+                f"UPDATE tool_calls SET outcome = ?, ended_at = ? WHERE {PLACE} AND key = ?",  # noqa: S608
+                (record.outcome, rfc3339(record.at), *record.key, record.call),
+            )
+        case _:
+            assert_never(record)
+
+
+def move_conversation(connection: Connection, record: ConversationMoved, fence: int) -> None:
+    """Write how far a conversation is, and with it how far its job is."""
+    is_over = record.state in ENDED_CONVERSATIONS
+    changed = connection.execute(
+        f"UPDATE conversations SET state = ?, reason = ?{', owner = NULL' if is_over else ''}"  # noqa: S608
+        " WHERE job_id = ? AND id = ? AND fence = ? AND state != ?",
+        (record.state.value, record.reason, record.job_id, record.conversation_id, fence, record.state.value),
+    )
+    if not changed.rowcount:
+        return
+    if not is_over:
+        _start_job(connection, record.job_id, record.at)
+    fields = {"conversation": record.conversation_id, "state": record.state.value, "reason": record.reason}
+    tell(connection, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
+    if is_over:
+        _count_conversation(connection, record.job_id, record.at)
+
+
+def _start_job(connection: Connection, job_id: JobId, at: datetime) -> None:
+    changed = connection.execute(
+        "UPDATE jobs SET state = ?, started_at = ? WHERE id = ? AND state = ?",
+        (JobState.RUNNING.value, rfc3339(at), job_id, JobState.QUEUED.value),
+    )
+    if changed.rowcount:
+        tell(connection, job_id, "job", {"state": JobState.RUNNING.value, "at": rfc3339(at)})
+
+
+def _count_conversation(connection: Connection, job_id: JobId, at: datetime) -> None:
+    """Take one conversation of a job as ended; end the job with the last, whichever node it was on."""
+    row = connection.execute(
+        "UPDATE jobs SET unfinished = unfinished - 1 WHERE id = ? RETURNING unfinished, is_cancel_requested", (job_id,)
+    ).fetchone()
+    if row is None or row[0] > 0:
+        return
+    ways = connection.execute("SELECT DISTINCT state FROM conversations WHERE job_id = ?", (job_id,)).fetchall()
+    ended = frozenset(ConversationState(way[0]) for way in ways)
+    state = job_state_after(ended, was_cancelled=bool(row[1]))
+    connection.execute("UPDATE jobs SET state = ?, finished_at = ? WHERE id = ?", (state.value, rfc3339(at), job_id))
+    tell(connection, job_id, "end", {"state": state.value, "at": rfc3339(at)})
+    deliveries.add(connection, job_id, at)
+
+
+def _requeue_turn(connection: Connection, record: TurnRequeued) -> None:
+    connection.execute(
+        "INSERT INTO unfinished_turns (job_id, conversation_id, agent, round, record) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (job_id, conversation_id, agent, round) DO UPDATE SET record = excluded.record",
+        (*record.key, encode_turn(record.so_far)),
+    )
+    fields = {"worker": record.worker, "reason": record.reason, "detail": record.detail}
+    _tell_turn(connection, record.key, record.at, state="ready", **fields)
+
+
+def _end_turn(connection: Connection, record: TurnEnded) -> None:
+    turn = record.turn
+    connection.execute(
+        "INSERT INTO turns (job_id, conversation_id, agent, round, state, reason, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*turn.key, turn.state.value, turn.reason, encode_turn(turn)),
+    )
+    if turn.attempts:
+        connection.execute(f"DELETE FROM unfinished_turns WHERE {PLACE}", tuple(turn.key))  # noqa: S608
+    _tell_turn(connection, turn.key, record.at, state=turn.state.value, reason=turn.reason, worker=turn.worker)
+
+
+def _tell_turn(connection: Connection, key: TurnKey, at: datetime, **fields: object) -> None:
+    place = {"conversation": key.conversation_id, "agent": key.agent_id, "round": key.round}
+    tell(connection, key.job_id, "turn", {**place, **fields, "at": rfc3339(at)})
+
+
+def tell(connection: Connection, job_id: JobId, kind: str, data: Mapping[str, object]) -> None:
+    """Add an event to those of a job; their numbers have no gaps, whichever node writes."""
+    row = connection.execute(
+        "UPDATE jobs SET last_event = last_event + 1 WHERE id = ? RETURNING last_event", (job_id,)
+    ).fetchone()
+    if row is not None:
+        connection.execute(
+            "INSERT INTO events (job_id, number, kind, data) VALUES (?, ?, ?, ?)", (job_id, row[0], kind, to_json(data))
+        )
+
+
+def to_json(document: Mapping[str, object]) -> str:
+    """Return the JSON of a document."""
+    return msgspec.json.encode(document).decode()

@@ -1,0 +1,241 @@
+"""The store's queries: each returns a function of a reader's connection."""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from service.conversations.job import JobId, TurnKey
+from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
+from service.conversations.transcript import Turn, UnfinishedTurn, rfc3339
+from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
+from service.store.databases.database import Connection
+from service.store.records import StoredConversation, StoredEvent, StoredJob, StoredToolCall, Tally
+from service.store.turn_codec import decode_turn, decode_unfinished
+
+T = TypeVar("T")
+Query = Callable[[Connection], T]
+FEW: Final = 50  # conversations that are read one by one, and not with all others of their job
+LAST_NUMBER: Final = 2**62
+LISTED_METADATA: Final = 4096  # characters of a job's metadata that stand in a list
+_JOB_COLUMNS: Final = (
+    "id, number, name, state, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
+    " created_at, started_at, finished_at"
+)
+_JOBS: Final = "jobs JOIN job_documents ON job_id = id"
+
+
+def job(job_id: JobId) -> Query[StoredJob]:
+    """One job; JobNotFound where there is none."""
+
+    def query(connection: Connection) -> StoredJob:
+        row = connection.execute(f"SELECT {_JOB_COLUMNS} FROM {_JOBS} WHERE id = ?", (job_id,)).fetchone()  # noqa: S608
+        if row is None:
+            raise JobNotFound(job_id)
+        return _job(row)
+
+    return query
+
+
+def document(job_id: JobId) -> Query[str]:
+    """Return the JSON of a job as it was posted: apart, since it may be megabytes, and only recovery reads it."""
+
+    def query(connection: Connection) -> str:
+        row = connection.execute("SELECT document FROM job_documents WHERE job_id = ?", (job_id,)).fetchone()
+        if row is None:
+            raise JobNotFound(job_id)
+        return str(row[0])
+
+    return query
+
+
+def jobs(state: JobState | None, limit: int, before: int | None) -> Query[list[StoredJob]]:
+    """List jobs, the newest first, with a number below ``before``; larger metadata is left out."""
+    columns = _JOB_COLUMNS.replace(
+        "metadata", f"CASE WHEN length(metadata) <= {LISTED_METADATA} THEN metadata ELSE NULL END"
+    )
+
+    def query(connection: Connection) -> list[StoredJob]:
+        rows = connection.execute(
+            f"SELECT {columns} FROM {_JOBS} WHERE (CAST(? AS TEXT) IS NULL OR state = ?)"  # noqa: S608
+            " AND number < ? ORDER BY number DESC LIMIT ?",
+            (state, state, LAST_NUMBER if before is None else before, limit),
+        )
+        return [_job(row) for row in rows]
+
+    return query
+
+
+def to_cancel() -> Query[list[JobId]]:
+    """List the jobs that are to be cancelled and have not ended."""
+
+    def query(connection: Connection) -> list[JobId]:
+        rows = connection.execute(
+            "SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1 ORDER BY number"
+        )
+        return [JobId(row[0]) for row in rows]
+
+    return query
+
+
+def job_by_key(idempotency_key: str, body_hash: str, now: datetime) -> Query[StoredJob | None]:
+    """Find the job that was posted with a key which still counts; IdempotencyConflict where its body was another."""
+
+    def query(connection: Connection) -> StoredJob | None:
+        row = connection.execute(
+            f"SELECT {_JOB_COLUMNS} FROM {_JOBS}"  # noqa: S608
+            " WHERE idempotency_key = ? AND (key_until IS NULL OR key_until >= ?)",
+            (idempotency_key, rfc3339(now)),
+        ).fetchone()
+        if row is None:
+            return None
+        stored = _job(row)
+        if stored.body_hash != body_hash:
+            raise IdempotencyConflict(idempotency_key, stored.id)
+        return stored
+
+    return query
+
+
+def conversation(job_id: JobId, conversation_id: str) -> Query[StoredConversation]:
+    """One conversation with its ended turns; JobNotFound or ConversationNotFound where it is not there."""
+
+    def query(connection: Connection) -> StoredConversation:
+        job(job_id)(connection)
+        row = connection.execute(
+            "SELECT metadata, state, reason FROM conversations WHERE job_id = ? AND id = ?", (job_id, conversation_id)
+        ).fetchone()
+        if row is None:
+            raise ConversationNotFound(job_id, conversation_id)
+        turns_of = connection.execute(
+            "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number",
+            (job_id, conversation_id),
+        )
+        return StoredConversation(
+            id=conversation_id,
+            metadata=msgspec.json.decode(row[0]),
+            state=ConversationState(row[1]),
+            reason=row[2],
+            turns=tuple(decode_turn(turn[0]) for turn in turns_of),
+        )
+
+    return query
+
+
+def conversation_states(job_id: JobId) -> Query[dict[str, ConversationState]]:
+    """Return the state of each conversation of a job, in its order."""
+
+    def query(connection: Connection) -> dict[str, ConversationState]:
+        rows = connection.execute("SELECT id, state FROM conversations WHERE job_id = ? ORDER BY position", (job_id,))
+        return {row[0]: ConversationState(row[1]) for row in rows}
+
+    return query
+
+
+def turns(job_id: JobId, conversations: Collection[str]) -> Query[list[Turn]]:
+    """List the ended turns of conversations of a job, in the order in which they became visible."""
+
+    def query(connection: Connection) -> list[Turn]:
+        return [decode_turn(record) for record in _records(connection, "turns", "number", job_id, conversations)]
+
+    return query
+
+
+def unfinished_turns(job_id: JobId, conversations: Collection[str]) -> Query[list[UnfinishedTurn]]:
+    """List the turns of conversations of a job that were on a slot and are to run again."""
+
+    def query(connection: Connection) -> list[UnfinishedTurn]:
+        records = _records(connection, "unfinished_turns", "round", job_id, conversations)
+        return [decode_unfinished(record) for record in records]
+
+    return query
+
+
+def _records(
+    connection: Connection, table: str, order: str, job_id: JobId, conversations: Collection[str]
+) -> list[str]:
+    if len(conversations) > FEW:
+        rows = connection.execute(
+            f"SELECT record, conversation_id FROM {table} WHERE job_id = ? ORDER BY {order}",  # noqa: S608
+            (job_id,),
+        )
+        wanted = frozenset(conversations)
+        return [row[0] for row in rows if row[1] in wanted]
+    return [
+        row[0]
+        for conversation_id in conversations
+        for row in connection.execute(
+            f"SELECT record FROM {table} WHERE job_id = ? AND conversation_id = ? ORDER BY {order}",  # noqa: S608
+            (job_id, conversation_id),
+        )
+    ]
+
+
+def tool_calls(key: TurnKey) -> Query[list[StoredToolCall]]:
+    """List the calls of tools that a turn has begun, over all its attempts, in their order."""
+
+    def query(connection: Connection) -> list[StoredToolCall]:
+        rows = connection.execute(
+            "SELECT key, number, name, arguments, policy, outcome FROM tool_calls"
+            " WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ? ORDER BY number",
+            tuple(key),
+        )
+        return [
+            StoredToolCall(call=row[0], number=row[1], name=row[2], arguments=row[3], policy=row[4], outcome=row[5])
+            for row in rows
+        ]
+
+    return query
+
+
+def tally(job_id: JobId) -> Query[Tally]:
+    """Count a job's conversations and ended turns by state."""
+
+    def query(connection: Connection) -> Tally:
+        states = "SELECT state, count(*) FROM {} WHERE job_id = ? GROUP BY state"
+        talks = connection.execute(states.format("conversations"), (job_id,)).fetchall()
+        ended = connection.execute(states.format("turns"), (job_id,)).fetchall()
+        return Tally(
+            conversations={ConversationState(row[0]): row[1] for row in talks},
+            turns={TurnState(row[0]): row[1] for row in ended},
+        )
+
+    return query
+
+
+def events(job_id: JobId, after: int, limit: int) -> Query[tuple[list[StoredEvent], bool]]:
+    """List events of a job with a number above ``after``, and tell whether none will follow them.
+
+    Both are of one moment: an end that is seen with no events is the end of what was read before. JobNotFound where the
+    job is not there.
+    """
+
+    def query(connection: Connection) -> tuple[list[StoredEvent], bool]:
+        has_ended = job(job_id)(connection).state in ENDED_JOBS
+        rows = connection.execute(
+            "SELECT number, kind, data FROM events WHERE job_id = ? AND number > ? ORDER BY number LIMIT ?",
+            (job_id, after, limit),
+        )
+        listed = [StoredEvent(number=row[0], kind=row[1], data=row[2]) for row in rows]
+        return listed, has_ended and len(listed) < limit
+
+    return query
+
+
+def _job(row: Sequence[Any]) -> StoredJob:
+    return StoredJob(
+        id=JobId(row[0]),
+        number=row[1],
+        name=row[2],
+        state=JobState(row[3]),
+        body_hash=row[4],
+        metadata=msgspec.json.decode(row[5]) if row[5] is not None else {},
+        is_metadata_cut=row[5] is None,
+        total_conversations=row[6],
+        total_turns=row[7],
+        is_cancel_requested=bool(row[8]),
+        created_at=datetime.fromisoformat(row[9]),
+        started_at=datetime.fromisoformat(row[10]) if row[10] else None,
+        finished_at=datetime.fromisoformat(row[11]) if row[11] else None,
+    )
