@@ -33,6 +33,7 @@ lint: $(READY) types
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python tools/house_rules.py
+	$(BIN)/python tools/citations.py
 
 types: $(READY)
 	$(BIN)/mypy

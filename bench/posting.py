@@ -159,7 +159,7 @@ def _commit_one_by_one(folder: Path) -> float:
     database.prepare()
     membership, connection = database.membership(), database.connect_writer()
     connection.begin()
-    membership.enrol(connection)
+    membership.register(connection)
     connection.commit()
     claims = Claims(membership)
     rules = JobRules(models=["m"], limits=Limits())

@@ -43,22 +43,22 @@ async def roundhouse(port: int, streams: int) -> list[str]:
     from transport.client import EngineClient  # noqa: PLC0415
     from transport.endpoint import Endpoint  # noqa: PLC0415
     from transport.request import ChatRequest, Message  # noqa: PLC0415
-    from workers.health.probes import EngineVitals  # noqa: PLC0415
-    from workers.health.watch import Watch  # noqa: PLC0415
+    from workers.health.probes import EngineProbes  # noqa: PLC0415
+    from workers.health.watch import HealthWatch  # noqa: PLC0415
     from workers.policy.repetition import RepetitionLimits  # noqa: PLC0415
     from workers.requests.answer import Answer  # noqa: PLC0415
-    from workers.requests.in_flight import Flight, Flights  # noqa: PLC0415
+    from workers.requests.in_flight import InFlightRequest, InFlightRequests  # noqa: PLC0415
     from workers.spec import WorkerTimeouts  # noqa: PLC0415
 
     client = EngineClient(Endpoint(port=port))
     request = ChatRequest(model="timed", messages=(Message(role="user", content="Go."),))
-    flights = Flights()
-    vitals = EngineVitals(client, lambda: ("timed", {}), lambda: None, lambda: 0)
-    watch = Watch(flights, vitals, WorkerTimeouts(), _Watched(), time.monotonic)
+    in_flight = InFlightRequests()
+    vitals = EngineProbes(client, lambda: ("timed", {}), lambda: None, lambda: 0)
+    watch = HealthWatch(in_flight, vitals, WorkerTimeouts(), _Watched(), time.monotonic)
 
     async def one() -> str:
         answer = Answer(time.monotonic)
-        with flights.admit(Flight(flights.next_id(), "bench", answer)):
+        with in_flight.admit(InFlightRequest(in_flight.next_id(), "bench", answer)):
             await client.stream(request, answer.begin_generation(RepetitionLimits(), 3))
         return answer.text
 

@@ -1,7 +1,7 @@
 """What a worker costs and how fast it is back: idle CPU, memory with 256 requests in flight, restart after SIGKILL.
 
-Each figure stands beside its bound from issue B; the restart is compared with the engine's own cold start in the same
-run, since machines differ.
+Each figure stands beside its bound (specification, "Performance bounds"); the restart is compared with the engine's own
+cold start in the same run, since machines differ.
 """
 
 import asyncio

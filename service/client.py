@@ -60,7 +60,6 @@ class WeightsClient:
         self._made = 0  # the version that these digests are of
 
     def __repr__(self) -> str:
-        """State whose weights."""
         return f"<WeightsClient {self._model}>"
 
     def __enter__(self) -> Self:

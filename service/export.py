@@ -1,4 +1,4 @@
-"""Transcripts as files: one a conversation, a manifest and an index (seed 000, "File Write Atomicity").
+"""Transcripts as files: one a conversation, a manifest and an index (specification, "Exported files").
 
 Each file is replaced whole, so that none is ever half. Manifest and index change together: both are links into a folder
 of the newest lists, and what is replaced is the one link to that folder. Writers exclude each other by a lock.
@@ -38,7 +38,10 @@ class Exported:
 
 
 class Export:
-    """The folder of one job (contract, section 3): ``transcripts/<id>.json``, ``manifest.json``, ``index.jsonl``."""
+    """The folder of one job: ``transcripts/<id>.json``, ``manifest.json``, ``index.jsonl``.
+
+    Source: specification, "Exported files".
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +49,6 @@ class Export:
         self.job_state: object = None  # as the manifest has it
 
     def __repr__(self) -> str:
-        """State how many conversations are written."""
         return f"<Export {self._folder} conversations={len(self._done)}>"
 
     def __contains__(self, conversation_id: object) -> bool:

@@ -72,8 +72,8 @@ class Worker:
     def __init__(self, world: "World", name: str, restart: RestartPolicy) -> None:
         self.world = world
         self.name = name
-        self.limits = lifecycle.Limits(start_s=600, stop_grace_s=10, restart=restart)
-        self.now = lifecycle.Supervision()
+        self.limits = lifecycle.LifecycleLimits(start_s=600, stop_grace_s=10, restart=restart)
+        self.now = lifecycle.Lifecycle()
         self.engine: Engine | None = None
         self.slots = world.slots
 
@@ -156,8 +156,8 @@ class World:
         for action in self.core.handle(*happened):
             if isinstance(action, events.StartTurn):
                 self._begin(action.key, self._worker(action.worker))
-            elif isinstance(action, events.HoldTurn):
-                self.after(action.seconds, partial(self.post, events.HoldOver(key=action.key)))
+            elif isinstance(action, events.DeferTurn):
+                self.after(action.seconds, partial(self.post, events.DeferralOver(key=action.key)))
             elif isinstance(action, events.ConversationEnded):
                 self._left -= len(action.unspoken)
                 self.blame.forget(action.unspoken)

@@ -15,7 +15,7 @@ from service.conversations.turn_order import dependencies_of
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
-from service.scheduling.core.queue.affinity import Reading
+from service.scheduling.core.queue.affinity import PromptReading
 
 SIGMA = 0.8  # of the logarithm of an answer's length
 SCALES = (0.5, 1.0, 2.0)  # of the agents of a conversation
@@ -34,13 +34,13 @@ class Cache:
         self.is_told = is_told
         self._known: dict[tuple[JobId, str, str], tuple[str, int]] = {}
 
-    def read(self, key: TurnKey, worker: str) -> Reading:
+    def read(self, key: TurnKey, worker: str) -> PromptReading:
         """Return what a turn has to read there, and let it be known there."""
         place, total = key[:3], self._tokens(key)
         where, known = self._known.get(place, (worker, 0))
         fresh = total - (known if where == worker else 0)
         self._known[place] = worker, total
-        return Reading(fresh_tokens=fresh, seconds=fresh * self._token_s, context_tokens=total)
+        return PromptReading(fresh_tokens=fresh, seconds=fresh * self._token_s, context_tokens=total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def simulate(
     """Run jobs that are all there at the start on workers of model ``m``; ``cache`` says what reading costs there."""
     core = SchedulingCore(POLICIES[policy])
     now, numbers = 0.0, count()
-    due: list[tuple[float, int, events.TurnCompleted | events.HoldOver]] = []
+    due: list[tuple[float, int, events.TurnCompleted | events.DeferralOver]] = []
     starts: list[tuple[float, TurnKey]] = []
     ended: dict[JobId, float] = {}
 
@@ -83,8 +83,8 @@ def simulate(
                     takes = seconds(action.key) + (reading.seconds if reading else 0.0)
                     told = reading if cache and cache.is_told else None
                     heapq.heappush(due, (now + takes, next(numbers), _completed(action.key, takes, told)))
-                case events.HoldTurn():
-                    heapq.heappush(due, (now + action.seconds, next(numbers), events.HoldOver(key=action.key)))
+                case events.DeferTurn():
+                    heapq.heappush(due, (now + action.seconds, next(numbers), events.DeferralOver(key=action.key)))
                 case events.JobEnded():
                     ended[action.job_id] = now
                 case _:
@@ -109,27 +109,28 @@ def simulate(
     )
 
 
-def _completed(key: TurnKey, seconds: float, reading: Reading | None) -> events.TurnCompleted:
+def _completed(key: TurnKey, seconds: float, reading: PromptReading | None) -> events.TurnCompleted:
     return events.TurnCompleted(key=key, seconds=seconds, reading=reading)
 
 
 def lower_bound(jobs: Sequence[Job], slots: int, seconds: Durations) -> float:
     """Return what no schedule can beat: the longest chain of turns, or all work spread over all slots."""
     work = sum(
-        seconds(TurnKey(job.id, talk.id, agent.id, number))
+        seconds(TurnKey(job.id, conversation.id, agent.id, number))
         for job in jobs
-        for talk in job.conversations
+        for conversation in job.conversations
         for agent in job.agents
-        for number in range(talk.rounds)
+        for number in range(conversation.rounds)
     )
-    longest = max(chain(job, talk, seconds) for job in jobs for talk in job.conversations)
+    longest = max(chain(job, conversation, seconds) for job in jobs for conversation in job.conversations)
     return max(work / slots, longest)
 
 
-def chain(job: Job, talk: Conversation, seconds: Durations) -> float:
+def chain(job: Job, conversation: Conversation, seconds: Durations) -> float:
     """Return the longest chain of turns of one conversation."""
     rows = [
-        [seconds(TurnKey(job.id, talk.id, agent.id, number)) for agent in job.agents] for number in range(talk.rounds)
+        [seconds(TurnKey(job.id, conversation.id, agent.id, number)) for agent in job.agents]
+        for number in range(conversation.rounds)
     ]
     if job.mode is Mode.FREE:
         return max(map(sum, zip(*rows, strict=True)))

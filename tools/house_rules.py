@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ("service", "workers", "transport")
 MAX_LINES: Final = 400
 NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
+SAME_STEMS: Final = {"api", "launch", "dialects"}  # folders whose files are named after what they speak for
 STDLIB_ONLY: Final = ("workers/process/guardian.py",)
 # Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
 FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")
@@ -19,7 +20,8 @@ FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|
 
 def main() -> None:
     """Print every fault; exit with 1 if there is any."""
-    faults = sorted(fault for path in _tracked() for fault in _check(path))
+    tracked = _tracked()
+    faults = sorted([*(fault for path in tracked for fault in _check(path)), *_check_names(tracked)])
     for fault in faults:
         print(fault)
     print(f"house rules: {len(faults)} faults")
@@ -67,6 +69,27 @@ def _check_source(name: Path, text: str) -> Iterator[str]:
             for module in modules:
                 if module.partition(".")[0] not in sys.stdlib_module_names:
                     yield f"{name}:{node.lineno}: imports {module}, which is not of the standard library"
+
+
+def _check_names(tracked: Iterable[Path]) -> Iterator[str]:
+    """A search leads home: a public class name exists once, and a module's stem once in each part."""
+    names = [path.relative_to(ROOT) for path in tracked if path.suffix == ".py"]
+    names = [name for name in names if name.parts[0] in SOURCE and name.stem != "__init__"]
+    classes: dict[str, list[str]] = {}
+    for name in names:
+        for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    for called, places in classes.items():
+        if len(places) > 1:
+            yield f"{places[0]}: class {called} is also in {', '.join(places[1:])}"
+    stems: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        if not SAME_STEMS & set(name.parts):
+            stems.setdefault((name.parts[0], name.stem), []).append(str(name))
+    for same in stems.values():
+        if len(same) > 1:
+            yield f"{same[0]}: the same module name as {', '.join(same[1:])}"
 
 
 def _check_dataclass(name: Path, node: ast.ClassDef) -> Iterator[str]:

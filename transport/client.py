@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from transport.counters import EngineCounters
-from transport.dialects.dialect import Dialect, Reading
+from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.openai import CHAT_PATH, MODELS_PATH
 from transport.endpoint import Endpoint
@@ -50,17 +50,18 @@ class EngineClient:
         self._head = self.endpoint.head(CHAT_PATH)
 
     def __repr__(self) -> str:
-        """State where the engine is."""
         return f"<EngineClient {self.dialect.name} {self.endpoint}>"
 
     async def probe_ready(self) -> None:
-        """Return when the engine is ready: GET /v1/models answers 200 with JSON (seed 002, section 11), at least.
+        """Return when the engine is ready: GET /v1/models answers 200 with JSON, at least.
 
         Raises:
             EngineUnreachable: nobody answers.
             EngineTimeout: no answer in time.
             EngineRejected: an answer other than 200.
             EngineProtocolError: an answer that is no JSON.
+
+        Source: specification, "Readiness probe".
         """
         *_, models = await self._get_all(self.dialect.ready_paths)
         try:
@@ -84,7 +85,7 @@ class EngineClient:
         """
         return await self._read(self.dialect.capacity) if self.dialect.capacity else None
 
-    async def _read(self, reading: Reading[T]) -> T:
+    async def _read(self, reading: EngineQuery[T]) -> T:
         return reading.decode(*await self._get_all(reading.paths))
 
     async def _get_all(self, paths: Sequence[str]) -> list[bytes]:

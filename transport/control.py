@@ -31,7 +31,6 @@ class EngineControl:
         self._endpoint = endpoint
 
     def __repr__(self) -> str:
-        """State of what."""
         return f"<EngineControl {self._endpoint}>"
 
     async def pause(self, *, clear_cache: bool) -> None:

@@ -27,7 +27,7 @@ class Receiver(Protocol):
         """The engine has taken the request up: a stream follows."""
 
     def touch(self) -> None:
-        """Bytes of the body have come: progress, whatever they hold (seed 002, section 11)."""
+        """Bytes of the body have come: progress, whatever they hold (specification, "Progress")."""
 
     def receive(self, event: Event) -> None:
         """Take one event."""
@@ -48,7 +48,6 @@ class Exchange(asyncio.Protocol):
         self._error_body = bytearray()
 
     def __repr__(self) -> str:
-        """State how far the answer is."""
         return f"<Exchange status={self._status or None} finished={self.finished.done()} {self._stream!r}>"
 
     # asyncio.Protocol

@@ -30,10 +30,10 @@ class Message:
 class ChatRequest:
     """A chat to be continued by the model.
 
-    ``params`` is an open mapping of generation parameters (seed 002, section 9): whatever the dialect does not own
-    reaches the engine untouched. ``tools`` are OpenAI tool definitions. Prefixes that an engine keeps are shared only
-    within one ``cache_scope``, where an engine knows such a thing; nobody looks at the stream of what is not
-    ``is_watched``, so that it may come in larger pieces.
+    ``params`` is an open mapping of generation parameters (specification, "Generation parameters"): whatever the
+    dialect does not own reaches the engine untouched. ``tools`` are OpenAI tool definitions. Prefixes that an engine
+    keeps are shared only within one ``cache_scope``, where an engine knows such a thing; nobody looks at the stream of
+    what is not ``is_watched``, so that it may come in larger pieces.
     """
 
     model: str

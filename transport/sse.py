@@ -31,7 +31,6 @@ class FrameDecoder:
         self._at_start = True
 
     def __repr__(self) -> str:
-        """State what is held back."""
         return f"<FrameDecoder held={self._data_bytes + len(self._tail)} bytes>"
 
     def feed(self, chunk: bytes) -> list[bytes]:

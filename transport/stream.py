@@ -21,7 +21,6 @@ class ChatStream:
         self._has_finish_reason = False
 
     def __repr__(self) -> str:
-        """State how far the stream is."""
         return f"<ChatStream complete={self.is_complete} failure={self.failure!r}>"
 
     @property

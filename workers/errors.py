@@ -15,7 +15,7 @@
     │   ├── AdaptersFull      the model's engines have room for no more
     │   ├── AdapterRefused    an engine would not take it
     │   └── NoEngineReady     no engine of the model answers, so nobody can prove it
-    ├── WeightsError      an update of weights cannot begin
+    ├── WeightsUpdateError      an update of weights cannot begin
     │   ├── UpdateRunning     another one is under way
     │   ├── VersionNotNewer   versions only rise
     │   ├── GroupMissing      no group with the trainer, or not with all workers: it has to be made again
@@ -24,7 +24,7 @@
     └── ToolError         something about tools
         ├── InvalidTool     a definition is none, or two have one name
         ├── UnknownTool     nobody can run a tool of that name
-        ├── LedgerClosed    a call must not be made: its request is somebody else's by now
+        ├── JournalClosed    a call must not be made: its request is somebody else's by now
         ├── ToolRunFailed   a tool's endpoint or server did not do what it was asked
         └── ToolsUnreachable  a tool server could not be started or reached at all
     IllegalTransition     (a RuntimeError) a move that the table of states does not have: a defect of ours
@@ -100,27 +100,27 @@ class NoEngineReady(AdapterError):
     """No engine of the model answers, so nobody can prove that it can be served."""
 
 
-class WeightsError(WorkerError):
+class WeightsUpdateError(WorkerError):
     """An update of weights cannot begin; nothing has changed."""
 
 
-class UpdateRunning(WeightsError):
+class UpdateRunning(WeightsUpdateError):
     """Another update is under way: one at a time."""
 
 
-class VersionNotNewer(WeightsError):
+class VersionNotNewer(WeightsUpdateError):
     """The version is not above the present one."""
 
 
-class GroupMissing(WeightsError):
+class GroupMissing(WeightsUpdateError):
     """There is no group with the trainer, or not with every worker; it has to be made again."""
 
 
-class NoWorkerReady(WeightsError):
+class NoWorkerReady(WeightsUpdateError):
     """No engine of the model answers."""
 
 
-class InvalidUpdate(WeightsError):
+class InvalidUpdate(WeightsUpdateError):
     """What was asked for cannot be."""
 
 
@@ -140,7 +140,7 @@ class UnknownTool(ToolError):
         self.name = name
 
 
-class LedgerClosed(ToolError):
+class JournalClosed(ToolError):
     """A call must not be made: its request is somebody else's by now."""
 
 

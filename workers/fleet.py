@@ -11,7 +11,7 @@ from workers.adapters.model_adapters import ModelAdapters
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
 from workers.process.orphans import patrol
-from workers.process.registry import keeping_ledger
+from workers.process.registry import open_registry
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
@@ -52,7 +52,6 @@ class Fleet:
         self._subscribers: list[Callable[[SupervisedWorker], None]] = []
 
     def __repr__(self) -> str:
-        """State every worker's state."""
         return f"<Fleet {[(worker.spec.id, str(worker.state)) for worker in self]}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
@@ -110,7 +109,7 @@ class Fleet:
     async def running(self) -> AsyncIterator[None]:
         """Start every worker; when the block is left, however it is left, no process of theirs is left."""
         gate = StartGate()
-        async with keeping_ledger(self._state_dir) as ledger, anyio.create_task_group() as tasks:
+        async with open_registry(self._state_dir) as ledger, anyio.create_task_group() as tasks:
             tasks.start_soon(patrol)
             for weights in self.weights.values():
                 await tasks.start(weights.run)

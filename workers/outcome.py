@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class FailureReason(StrEnum):
-    """Why a request or a turn failed: one word each, the same everywhere (contract, section 5.5)."""
+    """Why a request or a turn failed: one word each, the same everywhere (specification, "Failure reasons")."""
 
     ENGINE_DIED = "engine_died"
     ENGINE_UNREACHABLE = "engine_unreachable"

@@ -9,13 +9,13 @@ from transport.client import EngineClient
 from workers.engine.launch import takes_tools
 from workers.engine.supervisor import Supervisor
 from workers.health.recovery import Recovery
-from workers.health.watch import Watch
-from workers.loaded_weights import HeldWeights
+from workers.health.watch import HealthWatch
+from workers.loaded import LoadedWeights
 from workers.outcome import Completed, EngineFailed, Outcome
 from workers.requests.answer import Answer
-from workers.requests.in_flight import Flight
+from workers.requests.in_flight import InFlightRequest
 from workers.requests.request import Request
-from workers.requests.tool_loop import Manner, converse
+from workers.requests.tool_loop import RequestSettings, converse
 from workers.spec import ANSWER_BOUNDS, WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -29,19 +29,19 @@ class RequestRunner:
         spec: WorkerSpec,
         client: EngineClient,
         supervisor: Supervisor,
-        watch: Watch,
+        watch: HealthWatch,
         recovery: Recovery,
         adapted: Callable[[str | None], tuple[str, Mapping[str, object]]],
-        weights: HeldWeights | None,
+        weights: LoadedWeights | None,
     ) -> None:
         self._spec = spec
         self._client = client
         self._supervisor = supervisor
         self._watch = watch
         self._recovery = recovery
-        self._flights = recovery.flights
+        self._in_flight = recovery.in_flight
         self._weights = weights
-        self._manner = Manner(
+        self._manner = RequestSettings(
             adapted=adapted,
             bios=spec.bios,
             tool_limits=spec.tool_limits,
@@ -54,46 +54,45 @@ class RequestRunner:
         )
 
     def __repr__(self) -> str:
-        """State whose requests."""
-        return f"<RequestRunner {self._spec.id} {self._flights!r}>"
+        return f"<RequestRunner {self._spec.id} {self._in_flight!r}>"
 
-    def prepare(self, request: Request, answer: Answer) -> Flight:
+    def prepare(self, request: Request, answer: Answer) -> InFlightRequest:
         """Return a request with its id, not yet in flight."""
         job_name = request.job_name.encode("utf-8", "replace").decode()  # it stands in logs, incidents and answers
-        return Flight(self._flights.next_id(), job_name, answer)
+        return InFlightRequest(self._in_flight.next_id(), job_name, answer)
 
-    async def perform(self, request: Request, answer: Answer, flight: Flight) -> Outcome:
+    async def perform(self, request: Request, answer: Answer, running: InFlightRequest) -> Outcome:
         """Run one request to its ending; ``answer`` holds what came."""
         worker, incarnation = self._spec.id, self._supervisor.now.incarnation
         asked = replace(request, params=self._params_of(request))
-        logger.debug("worker %s: request %d of %s begins", worker, flight.id, flight.job_name)
-        with self._flights.admit(flight):
+        logger.debug("worker %s: request %d of %s begins", worker, running.id, running.job_name)
+        with self._in_flight.admit(running):
             try:
-                with flight.scope:
+                with running.scope:
                     outcome = await converse(self._client, self._manner, asked, answer)
-                    self._watch.signs.learn(flight)
+                    self._watch.observations.learn(running)
                     if isinstance(outcome, EngineFailed):
-                        outcome = await self._recovery.recover(incarnation, flight, outcome)
+                        outcome = await self._recovery.recover(incarnation, running, outcome)
                     elif isinstance(outcome, Completed):
-                        self._recovery.note_answer(incarnation, flight)
+                        self._recovery.note_answer(incarnation, running)
                         self._supervisor.note_answer(incarnation)
-                    flight.end(outcome)
+                    running.end(outcome)
             finally:
-                self._watch.note_end(flight)
+                self._watch.note_end(running)
                 if self._weights is not None:
-                    self._weights.note_end(flight)
-        assert flight.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
-        self._log_ending(flight)
-        return flight.ending
+                    self._weights.note_end(running)
+        assert running.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
+        self._log_ending(running)
+        return running.ending
 
     def _params_of(self, request: Request) -> dict[str, object]:
         is_bounded = not ANSWER_BOUNDS.isdisjoint(request.params)
         return {**(self._spec.params if is_bounded else self._spec.bounded_params), **request.params}
 
-    def _log_ending(self, flight: Flight) -> None:
-        told, worker = flight.ending, self._spec.id
+    def _log_ending(self, running: InFlightRequest) -> None:
+        told, worker = running.ending, self._spec.id
         if not isinstance(told, EngineFailed):
-            logger.debug("worker %s: request %d of %s: %s", worker, flight.id, flight.job_name, told)
+            logger.debug("worker %s: request %d of %s: %s", worker, running.id, running.job_name, told)
             return
-        name = flight.job_name
-        logger.warning("worker %s: request %d of %s: %s: %s", worker, flight.id, name, told.reason, told.detail)
+        name = running.job_name
+        logger.warning("worker %s: request %d of %s: %s: %s", worker, running.id, name, told.reason, told.detail)

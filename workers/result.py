@@ -1,4 +1,7 @@
-"""How far a submitted request is, and what it has brought: what ``Worker`` answers (contract, section 7)."""
+"""How far a submitted request is, and what it has brought: what ``Worker`` answers.
+
+Source: specification, "Worker interface" and "Request results".
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +9,7 @@ from enum import StrEnum
 from workers.health.incident import Evidence
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
-from workers.requests.in_flight import Flight
+from workers.requests.in_flight import InFlightRequest
 from workers.requests.request import RequestId
 from workers.tools.calls import Signal, ToolRecord
 
@@ -79,15 +82,15 @@ def state_of(outcome: Outcome | None) -> tuple[RequestState, FailureReason | Can
             return RequestState.CANCELLED, outcome.reason, None
 
 
-def result_of(flight: Flight, incarnation: int, ended_at: float) -> RequestResult:
+def result_of(running: InFlightRequest, incarnation: int, ended_at: float) -> RequestResult:
     """Return what a request that has ended is, in the incarnation that it was submitted to."""
-    answer = flight.answer
-    state, reason, detail = state_of(flight.ending)
+    answer = running.answer
+    state, reason, detail = state_of(running.ending)
     usage = answer.usage
     first_at = answer.first_token_at
     return RequestResult(
-        id=flight.id,
-        job_name=flight.job_name,
+        id=running.id,
+        job_name=running.job_name,
         state=state,
         reason=reason,
         detail=detail,

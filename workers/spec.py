@@ -11,11 +11,11 @@ from workers.errors import InvalidSpec
 from workers.policy.liveness import StallLimits
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
+from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import BiosPolicy
 from workers.tools.calls import ToolLimits
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
-from workers.weights.phases import WeightsPolicy
 
 WorkerId = NewType("WorkerId", str)
 FlagValue = str | int | float | bool | None
@@ -61,7 +61,7 @@ class WorkerTimeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One engine process and its slots; the names are those of the configuration (contract, sections 4 and 7).
+    """One engine process and its slots; the names are those of the configuration.
 
     ``model`` is what the engine loads, as it takes it: a path, or the id of a repository; it may be None where
     ``command`` is a program that needs none. Of an attached engine it is the model's name there, and ``url`` is where
@@ -77,6 +77,8 @@ class WorkerSpec:
     ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
     the former. ``state_dir`` is where incidents and started processes are noted; None notes them nowhere.
+
+    Source: specification, "Worker interface" and "Configuration".
     """
 
     engine: EngineKind

@@ -21,19 +21,18 @@ from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot, StartFailed
 from workers.health.circuit_breaker import CircuitBreaker
 from workers.health.incident import Incidents
-from workers.health.probes import EngineVitals
+from workers.health.probes import EngineProbes
 from workers.health.recorder import IncidentRecorder
 from workers.health.recovery import Recovery
 from workers.health.snapshot import SlotLimit, WorkerSnapshot
-from workers.health.watch import Watch
-from workers.loaded_adapters import HeldAdapters
-from workers.loaded_weights import HeldWeights
+from workers.health.watch import HealthWatch
+from workers.loaded import LoadedAdapters, LoadedWeights
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
 from workers.policy import lifecycle
-from workers.process.registry import Ledger
+from workers.process.registry import ProcessRegistry
 from workers.request_runner import RequestRunner
 from workers.requests.answer import Answer, Phase
-from workers.requests.in_flight import Flight, Flights
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import Request
 from workers.requests.slots import Lease, Slots
 from workers.spec import EngineKind, WorkerSpec
@@ -66,7 +65,7 @@ class SupervisedWorker:
         self._client = EngineClient(spec.endpoint, DIALECTS[spec.engine])
         self._on_change = on_change
         self._slots = Slots(spec.slots)
-        self._flights = Flights()
+        self._in_flight = InFlightRequests()
         self._supervisor = Supervisor(
             spec,
             environment,
@@ -77,16 +76,16 @@ class SupervisedWorker:
             has_suspects=self._has_suspects,
             calibrate=lambda: self._watch.calibrate(),  # noqa: PLW0108 - there is no watch yet
         )
-        self.adapters = HeldAdapters(spec.adapters)
-        self._vitals = EngineVitals(
+        self.adapters = LoadedAdapters(spec.adapters)
+        self._probes = EngineProbes(
             self._client, partial(self._asked, None), self._root_pid, lambda: self.log.bytes_taken
         )
-        self._watch = Watch(self._flights, self._vitals, spec.timeouts, self, time.monotonic)
+        self._watch = HealthWatch(self._in_flight, self._probes, spec.timeouts, self, time.monotonic)
         self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools)
-        self._breaker = CircuitBreaker(self, self._vitals, self._flights, time.monotonic)
-        recovery = Recovery(self, self._vitals, self._flights, self._breaker)
+        self._breaker = CircuitBreaker(self, self._probes, self._in_flight, time.monotonic)
+        recovery = Recovery(self, self._probes, self._in_flight, self._breaker)
         self._limit: SlotLimit | None = None
-        self.weights = HeldWeights(self._flights) if spec.engine is EngineKind.VLLM else None
+        self.weights = LoadedWeights(self._in_flight) if spec.engine is EngineKind.VLLM else None
         self._runner = RequestRunner(
             spec,
             self._client,
@@ -98,14 +97,13 @@ class SupervisedWorker:
         )
 
     def __repr__(self) -> str:
-        """State the state."""
         return f"<{type(self).__name__} {self.spec.id} {self._supervisor!r} {self._slots!r}>"
 
     # Lifecycle
 
     async def run(
         self,
-        ledger: Ledger | None = None,
+        ledger: ProcessRegistry | None = None,
         gate: StartGate | None = None,
         *,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
@@ -120,8 +118,8 @@ class SupervisedWorker:
                 task_status.started()
         finally:
             supervisor.end("its supervision has ended")
-            for flight in self._flights:
-                flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
+            for running in self._in_flight:
+                running.end(Cancelled(reason=CancelReason.SHUTDOWN))
 
     def start_nowait(self) -> None:
         """Ask for an engine; what comes of it shows in the state."""
@@ -253,7 +251,7 @@ class SupervisedWorker:
             last_exit=self._supervisor.last_exit,
             verdict=self._watch.verdict(),
             requests=self._watch.views(),
-            tokens_per_s=self._flights.tokens_per_s,
+            tokens_per_s=self._in_flight.tokens_per_s,
             weight_version=self.weights.version if self.weights else None,
         )
 
@@ -269,16 +267,16 @@ class SupervisedWorker:
             raise NoSlot(f"worker {self.spec.id} is {self.state}")
         return self._slots.lease_nowait()
 
-    def prepare(self, request: Request, answer: Answer) -> Flight:
+    def prepare(self, request: Request, answer: Answer) -> InFlightRequest:
         """Return a request of this worker with its id, not yet in flight."""
         return self._runner.prepare(request, answer)
 
-    async def perform(self, request: Request, answer: Answer, flight: Flight | None = None) -> Outcome:
+    async def perform(self, request: Request, answer: Answer, running: InFlightRequest | None = None) -> Outcome:
         """Run one request; whoever calls holds a lease of this worker meanwhile.
 
         ``answer`` holds what came, at any moment and after any ending.
         """
-        return await self._runner.perform(request, answer, flight or self.prepare(request, answer))
+        return await self._runner.perform(request, answer, running or self.prepare(request, answer))
 
     # What a death was of, once that is known
 
@@ -317,8 +315,8 @@ class SupervisedWorker:
 
     def end_requests(self, outcome: Outcome) -> None:
         """End all requests in flight."""
-        for flight in self._flights:
-            flight.end(outcome)
+        for running in self._in_flight:
+            running.end(outcome)
 
     def want_adapters(self, adapters: Mapping[str, str]) -> None:
         """Have engines that are started from now on have these adapters.
@@ -334,27 +332,29 @@ class SupervisedWorker:
 
     # What the supervisor and the watch ask for
 
-    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+    def break_engine(
+        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
+    ) -> None:
         """Nuke and repave; ``suspects`` are charged with it, each for its own reason, and nobody else is."""
         self.recorder.view(reason, is_stalled=True)
         word = "killed" if self.owns_engine else "let go"
         logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, because)
-        for flight in self._flights:
-            own = suspects.get(flight, FailureReason.ENGINE_DIED)
-            detail = because if flight in suspects else f"killed: {because}"
-            flight.end(EngineFailed(reason=own, detail=detail, brought_down=flight in suspects and self.owns_engine))
+        for running in self._in_flight:
+            own = suspects.get(running, FailureReason.ENGINE_DIED)
+            detail = because if running in suspects else f"killed: {because}"
+            running.end(EngineFailed(reason=own, detail=detail, brought_down=running in suspects and self.owns_engine))
         is_deferred = self._tries_suspects and self.owns_engine and bool(suspects)
         self._supervisor.break_nowait(self.incarnation, reason, because, is_deferred=is_deferred)
 
     def _end_requests(self, action: lifecycle.EndRequests) -> None:
         if not self.recorder.has_viewed:
             self.recorder.view(action.reason)
-        for flight in self._flights:
+        for running in self._in_flight:
             if action.reason is FailureReason.SHUTDOWN:
-                flight.end(Cancelled(reason=CancelReason.SHUTDOWN))
+                running.end(Cancelled(reason=CancelReason.SHUTDOWN))
                 continue
-            is_suspect = action.brought_down and _may_be_cause(flight) and self.owns_engine
-            flight.end(
+            is_suspect = action.brought_down and _may_be_cause(running) and self.owns_engine
+            running.end(
                 EngineFailed(
                     reason=action.reason,
                     detail=action.because,
@@ -365,7 +365,7 @@ class SupervisedWorker:
 
     def _has_suspects(self) -> bool:
         """Whether a death of this moment is to be found out about by trying what is in flight."""
-        return self._tries_suspects and self.owns_engine and any(map(_may_be_cause, self._flights))
+        return self._tries_suspects and self.owns_engine and any(map(_may_be_cause, self._in_flight))
 
     def _keep_incident(self, incarnation: Incarnation, because: str) -> None:
         self.recorder.keep(incarnation, because)
@@ -392,6 +392,6 @@ class SupervisedWorker:
         return self._supervisor.running.root_pid if self._supervisor.running else None
 
 
-def _may_be_cause(flight: Flight) -> bool:
+def _may_be_cause(running: InFlightRequest) -> bool:
     """Whether a request can have brought its engine down; one that waits for its tools had nothing on it."""
-    return flight.answer.phase is not Phase.TOOLS
+    return running.answer.phase is not Phase.TOOLS

@@ -1,4 +1,4 @@
-"""Seed 002's worker (contract, section 7).
+"""The worker as a library: ``Worker`` (specification, "Worker interface").
 
 It keeps one engine running, takes requests while it has slots, and keeps each answer until it is fetched.
 """
@@ -18,9 +18,9 @@ from workers.offload.pool import offloading
 from workers.outcome import Cancelled, CancelReason, FailureReason, RequestFailed
 from workers.process.child import LEAVE_LIMIT_S
 from workers.process.orphans import patrol
-from workers.process.registry import keeping_ledger
+from workers.process.registry import open_registry
 from workers.requests.answer import Answer
-from workers.requests.in_flight import Flight
+from workers.requests.in_flight import InFlightRequest
 from workers.requests.request import Request, RequestId, parse_tools, user_conversation
 from workers.requests.slots import Lease
 from workers.result import RequestResult, RequestStatus, result_of, state_of
@@ -51,8 +51,8 @@ NOT_FOUND: Final = NotFound.NOT_FOUND
 class _Submitted:
     """One request from its submission until its result is fetched."""
 
-    def __init__(self, flight: Flight, incarnation: int) -> None:
-        self.flight = flight
+    def __init__(self, running: InFlightRequest, incarnation: int) -> None:
+        self.running = running
         self.incarnation = incarnation
         self.ended = asyncio.Event()
         self.ended_at = 0.0
@@ -159,32 +159,32 @@ class Worker(SupervisedWorker):
         except NoSlot:
             return NO_SLOT_AVAILABLE
         submitted = _Submitted(self.prepare(request, Answer(time.monotonic)), self.incarnation)
-        self._submitted[submitted.flight.id] = submitted
+        self._submitted[submitted.running.id] = submitted
         task = asyncio.create_task(self._serve(request, submitted, lease))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
-        return submitted.flight.id
+        return submitted.running.id
 
     async def get_status(self, request_id: int) -> RequestStatus | Literal[NotFound.NOT_FOUND]:
         """Return how far a request is."""
         submitted = self._submitted.get(RequestId(request_id))
         if submitted is None:
             return NOT_FOUND
-        flight = submitted.flight
-        is_running = flight.ending is None
-        state, reason, detail = state_of(flight.ending)
+        running = submitted.running
+        is_running = running.ending is None
+        state, reason, detail = state_of(running.ending)
         return RequestStatus(
-            id=flight.id,
-            job_name=flight.job_name,
+            id=running.id,
+            job_name=running.job_name,
             state=state,
             reason=reason,
             detail=detail,
-            verdict=self._watch.judge(flight).verdict if is_running else None,
-            evidence=self._watch.signs.evidence(flight) if is_running else None,
-            output_chars=len(flight.answer.text),
-            output_tokens=flight.answer.output_tokens,
-            tokens_per_s=flight.answer.generation.tokens_per_s,
-            tool_iterations=flight.answer.iterations_used,
+            verdict=self._watch.judge(running).verdict if is_running else None,
+            evidence=self._watch.observations.evidence(running) if is_running else None,
+            output_chars=len(running.answer.text),
+            output_tokens=running.answer.output_tokens,
+            tokens_per_s=running.answer.generation.tokens_per_s,
+            tool_iterations=running.answer.iterations_used,
         )
 
     async def get_result(self, request_id: int) -> RequestResult | Literal[NotFound.NOT_FOUND]:
@@ -193,16 +193,16 @@ class Worker(SupervisedWorker):
         if submitted is None:
             return NOT_FOUND
         await submitted.ended.wait()
-        if self._submitted.pop(submitted.flight.id, None) is None:
+        if self._submitted.pop(submitted.running.id, None) is None:
             return NOT_FOUND  # somebody else has fetched it meanwhile
-        return result_of(submitted.flight, submitted.incarnation, submitted.ended_at)
+        return result_of(submitted.running, submitted.incarnation, submitted.ended_at)
 
     async def cancel(self, request_id: int) -> bool:
         """End a request that runs, and keep what it has brought; return whether there was one."""
         submitted = self._submitted.get(RequestId(request_id))
-        if submitted is None or submitted.flight.ending is not None:
+        if submitted is None or submitted.running.ending is not None:
             return False
-        submitted.flight.end(CANCELLED_BY_CALLER)
+        submitted.running.end(CANCELLED_BY_CALLER)
         return True
 
     async def _wait_ready_while(self, running: asyncio.Task[None]) -> None:
@@ -220,7 +220,7 @@ class Worker(SupervisedWorker):
         try:
             async with (
                 offloading(),
-                keeping_ledger(self.spec.state_dir) as ledger,
+                open_registry(self.spec.state_dir) as ledger,
                 anyio.create_task_group() as tasks,
             ):
                 tasks.start_soon(patrol)
@@ -230,14 +230,16 @@ class Worker(SupervisedWorker):
             started.set()
 
     async def _serve(self, request: Request, submitted: _Submitted, lease: Lease) -> None:
-        flight = submitted.flight
+        running = submitted.running
         try:
             with lease:
-                await self.perform(request, flight.answer, flight)
+                await self.perform(request, running.answer, running)
         except Exception as error:
-            logger.exception("worker %s: request %d of %s: a defect of ours", self.spec.id, flight.id, flight.job_name)
-            flight.end(RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}"))
+            logger.exception(
+                "worker %s: request %d of %s: a defect of ours", self.spec.id, running.id, running.job_name
+            )
+            running.end(RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}"))
         finally:
-            flight.end(Cancelled(reason=CancelReason.SHUTDOWN))  # stands only where nothing else has ended it
+            running.end(Cancelled(reason=CancelReason.SHUTDOWN))  # stands only where nothing else has ended it
             submitted.ended_at = time.monotonic()
             submitted.ended.set()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from service.api.body import body_of, read_document
 from service.api.problems import refused
-from service.api.schemas import Answer
+from service.api.schemas import Body
 from service.config.roots import outside_of
 from service.config.schema import ModelName
 from service.conversations.limits import Limits
@@ -30,7 +30,7 @@ class AdapterSpec(StrictModel):
 ADAPTER_BODIES: Final = (AdapterSpec,)
 
 
-class AdapterOut(Answer):
+class AdapterOut(Body):
     """One adapter; ``workers`` are those whose engines have it at this moment. None of the configuration is dated."""
 
     name: str
@@ -42,7 +42,7 @@ class AdapterOut(Answer):
     workers: list[str]
 
 
-class AdaptersOut(Answer):
+class AdaptersOut(Body):
     """A model's adapters, how many there may be, and the change that is under way."""
 
     model: str

@@ -116,7 +116,7 @@ def _add_reading(router: APIRouter, jobs: Jobs) -> None:
         summary="Read all transcripts",
         responses={200: {"content": {NDJSON: {"schema": {"type": "string"}}}}, **refused(400, 401, 404, 409)},
     )
-    async def get_result(job_id: str, format: Literal["json", "jsonl"] = "json") -> Response:  # noqa: A002 - the contract's
+    async def get_result(job_id: str, format: Literal["json", "jsonl"] = "json") -> Response:  # noqa: A002 - the specification's
         stored = await jobs.ended(JobId(job_id))
         transcripts = jobs.transcripts(stored.id)
         if format == "jsonl":
@@ -167,7 +167,7 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
 
 def job_document(view: JobView) -> dict[str, object]:
     """Return a job as callers see it."""
-    talks, turns = view.tally.conversations, view.tally.turns
+    by_state, turns = view.tally.conversations, view.tally.turns
     ended = {state.value: turns.get(state, 0) for state in sorted(ENDED_TURNS)}
     total = view.stored.total_turns
     return {
@@ -180,9 +180,9 @@ def job_document(view: JobView) -> dict[str, object]:
         "progress": {
             "conversations": {
                 "total": view.stored.total_conversations,
-                "completed": talks.get(ConversationState.COMPLETED, 0),
-                "failed": talks.get(ConversationState.FAILED, 0),
-                "cancelled": talks.get(ConversationState.CANCELLED, 0),
+                "completed": by_state.get(ConversationState.COMPLETED, 0),
+                "failed": by_state.get(ConversationState.FAILED, 0),
+                "cancelled": by_state.get(ConversationState.CANCELLED, 0),
             },
             "turns": {
                 "total": total,

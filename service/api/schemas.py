@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict
 from service.conversations.states import ConversationState, JobState, TurnState
 
 
-class Answer(BaseModel):
+class Body(BaseModel):
     """What is answered has these fields and no others."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class ConversationCounts(Answer):
+class ConversationCounts(Body):
     """How many conversations are how far."""
 
     total: int
@@ -23,7 +23,7 @@ class ConversationCounts(Answer):
     cancelled: int
 
 
-class TurnCounts(Answer):
+class TurnCounts(Body):
     """How many turns are how far."""
 
     total: int
@@ -35,14 +35,14 @@ class TurnCounts(Answer):
     cancelled: int
 
 
-class ProgressOut(Answer):
+class ProgressOut(Body):
     """How far a job is."""
 
     conversations: ConversationCounts
     turns: TurnCounts
 
 
-class JobOut(Answer):
+class JobOut(Body):
     """A job."""
 
     id: str
@@ -56,21 +56,21 @@ class JobOut(Answer):
     is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
 
 
-class JobList(Answer):
+class JobList(Body):
     """A page of jobs, the newest first."""
 
     jobs: list[JobOut]
     next_cursor: str | None
 
 
-class ProblemFault(Answer):
+class ProblemFault(Body):
     """One thing that is wrong with a request."""
 
     path: str
     message: str
 
 
-class BatchLine(Answer):
+class BatchLine(Body):
     """What became of one line of a batch: a job, or a problem."""
 
     line: int
@@ -83,7 +83,7 @@ class BatchLine(Answer):
     errors: list[ProblemFault] = []
 
 
-class DeliveryOut(Answer):
+class DeliveryOut(Body):
     """One message to a webhook: waiting, delivered or given up."""
 
     id: str
@@ -95,13 +95,13 @@ class DeliveryOut(Answer):
     created_at: str
 
 
-class DeliveryList(Answer):
+class DeliveryList(Body):
     """The messages of a job."""
 
     deliveries: list[DeliveryOut]
 
 
-class AttemptOut(Answer):
+class AttemptOut(Body):
     """One try of a turn."""
 
     outcome: TurnState
@@ -115,7 +115,7 @@ class AttemptOut(Answer):
     tool_calls: list[dict[str, object]]
 
 
-class UsageOut(Answer):
+class UsageOut(Body):
     """What a turn cost, in tokens."""
 
     prompt_tokens: int | None
@@ -123,7 +123,7 @@ class UsageOut(Answer):
     cached_tokens: int | None
 
 
-class TurnOut(Answer):
+class TurnOut(Body):
     """One agent speaking once in one round."""
 
     agent: str
@@ -148,7 +148,7 @@ class TurnOut(Answer):
     finished_at: datetime | None
 
 
-class TranscriptOut(Answer):
+class TranscriptOut(Body):
     """One conversation; turns in the order in which they became visible."""
 
     id: str
@@ -158,7 +158,7 @@ class TranscriptOut(Answer):
     turns: list[TurnOut]
 
 
-class ResultOut(Answer):
+class ResultOut(Body):
     """All transcripts of a job that has ended."""
 
     id: str
@@ -166,14 +166,14 @@ class ResultOut(Answer):
     conversations: list[TranscriptOut]
 
 
-class SlotsOut(Answer):
+class SlotsOut(Body):
     """A worker's slots."""
 
     total: int
     in_use: int
 
 
-class ExitOut(Answer):
+class ExitOut(Body):
     """How an engine's process ended."""
 
     status: int | None
@@ -183,7 +183,7 @@ class ExitOut(Answer):
     cpu_s: float | None
 
 
-class EvidenceOut(Answer):
+class EvidenceOut(Body):
     """What a verdict rests on; times are in seconds before it, null where it never was."""
 
     silent_s: float
@@ -198,7 +198,7 @@ class EvidenceOut(Answer):
     log_grew_s: float | None
 
 
-class RequestOut(Answer):
+class RequestOut(Body):
     """One request in flight, what it does, and why that is thought."""
 
     id: int
@@ -208,7 +208,7 @@ class RequestOut(Answer):
     held_s: float
 
 
-class ProcessOut(Answer):
+class ProcessOut(Body):
     """One process of an engine as the kernel saw it."""
 
     pid: int
@@ -220,13 +220,13 @@ class ProcessOut(Answer):
     threads: int
 
 
-class KernelOut(Answer):
+class KernelOut(Body):
     """An engine's whole tree."""
 
     processes: list[ProcessOut]
 
 
-class PoolsOut(Answer):
+class PoolsOut(Body):
     """How many turns are in each pool, and how many slots there are."""
 
     pending: int
@@ -235,7 +235,7 @@ class PoolsOut(Answer):
     capacity: int
 
 
-class IncidentOut(Answer):
+class IncidentOut(Body):
     """One broken incarnation; the tails are the last lines of its two streams, ``pools`` all turns at that moment."""
 
     worker: str
@@ -253,14 +253,14 @@ class IncidentOut(Answer):
     pools: PoolsOut | None
 
 
-class IncidentsOut(Answer):
+class IncidentsOut(Body):
     """A worker's incidents, the newest first."""
 
     id: str
     incidents: list[IncidentOut]
 
 
-class WorkerOut(Answer):
+class WorkerOut(Body):
     """A worker."""
 
     id: str
@@ -283,13 +283,13 @@ class WorkerOut(Answer):
     weight_version: int | None
 
 
-class WorkerList(Answer):
+class WorkerList(Body):
     """All workers, in the order of the configuration."""
 
     workers: list[WorkerOut]
 
 
-class LogLineOut(Answer):
+class LogLineOut(Body):
     """One line that an engine printed."""
 
     number: int
@@ -299,7 +299,7 @@ class LogLineOut(Answer):
     text: str
 
 
-class LogsOut(Answer):
+class LogsOut(Body):
     """The last lines of a worker's engine, of this and the previous incarnation."""
 
     id: str
@@ -307,13 +307,13 @@ class LogsOut(Answer):
     lines: list[LogLineOut]
 
 
-class HealthOut(Answer):
+class HealthOut(Body):
     """The process serves."""
 
     status: Literal["ok"]
 
 
-class ToolServerOut(Answer):
+class ToolServerOut(Body):
     """An MCP server of a model; ``trouble`` is why it is not connected, ``tools`` how many it listed last."""
 
     model: str
@@ -322,14 +322,14 @@ class ToolServerOut(Answer):
     trouble: str | None
 
 
-class ReadyOut(Answer):
+class ReadyOut(Body):
     """Every model has a ready worker; ``without`` are the MCP servers that are not connected: their tools fail."""
 
     status: Literal["ready"]
     without: list[ToolServerOut]
 
 
-class Problem(Answer):
+class Problem(Body):
     """An error (RFC 9457)."""
 
     type: str
@@ -340,7 +340,7 @@ class Problem(Answer):
     errors: list[ProblemFault]
 
 
-class HeadOut(Answer):
+class HeadOut(Body):
     """A turn that waits, and for what."""
 
     job: str
@@ -352,7 +352,7 @@ class HeadOut(Answer):
     waits_for: str
 
 
-class ConversationCountsOut(Answer):
+class ConversationCountsOut(Body):
     """Conversations that were taken up since the start: ended, and durably so."""
 
     total: int
@@ -360,28 +360,28 @@ class ConversationCountsOut(Answer):
     persisted: int
 
 
-class PrefixTokensOut(Answer):
+class PrefixTokensOut(Body):
     """Tokens that engines could have taken from their caches since the start, and those that they report to have."""
 
     reusable: int
     reused: int
 
 
-class HeadsOut(Answer):
+class HeadsOut(Body):
     """The turns that wait at the heads of the pools."""
 
     pending: list[HeadOut]
     ready: list[HeadOut]
 
 
-class StoreOut(Answer):
+class StoreOut(Body):
     """The store as this node sees it; ``trouble`` is what ails it."""
 
     node: str
     trouble: str | None
 
 
-class StatusOut(Answer):
+class StatusOut(Body):
     """A moment of this node; ``jobs`` are those that have not ended.
 
     ``unclaimed`` says of each model what the conversations wait for that need it next and that no node runs.

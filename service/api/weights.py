@@ -29,10 +29,11 @@ from service.formats.faults import StrictModel, faults_of
 from transport.errors import EngineError
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet
+from workers.policy.weight_update import UpdateState
+from workers.policy.weights import Backend, UpdateMode
 from workers.weights.group import GroupRequest
 from workers.weights.model_weights import ModelWeights
-from workers.weights.phases import Backend, UpdateMode
-from workers.weights.update import Tensor, UpdateRequest, UpdateState
+from workers.weights.update import Tensor, UpdateRequest
 
 MOST_VERSION: Final = 2**53 - 1  # which every reader of JSON can count to; versions only rise
 MOST_WAIT_S: Final = 60.0

@@ -1,14 +1,14 @@
 """What is answered about weights, for the description in /openapi.json."""
 
-from service.api.schemas import Answer
+from service.api.schemas import Body
 from workers.states import Hold
 from workers.supervised import SupervisedWorker
 from workers.weights.group import Group
 from workers.weights.model_weights import ModelWeights
-from workers.weights.update import Share, WeightUpdate
+from workers.weights.update import WeightUpdate, WorkerProgress
 
 
-class MemberOut(Answer):
+class MemberOut(Body):
     """One worker's place in a trainer's group: its engine has ``size`` ranks from ``first_rank``."""
 
     worker: str
@@ -17,7 +17,7 @@ class MemberOut(Answer):
     size: int
 
 
-class GroupOut(Answer):
+class GroupOut(Body):
     """A trainer's group: it is rank 0 of ``world_size``, and all come together in its store under ``key``."""
 
     number: int
@@ -29,7 +29,7 @@ class GroupOut(Answer):
     members: list[MemberOut]
 
 
-class ShareOut(Answer):
+class ShareOut(Body):
     """One worker's part in an update: what it does, for how long, and how much it has received."""
 
     worker: str
@@ -42,7 +42,7 @@ class ShareOut(Answer):
     error: str | None
 
 
-class UpdateOut(Answer):
+class UpdateOut(Body):
     """An update; ``phase`` is where it is or ended, ``phase_s`` how long each took, in seconds."""
 
     number: int
@@ -58,7 +58,7 @@ class UpdateOut(Answer):
     workers: list[ShareOut]
 
 
-class WorkerWeightsOut(Answer):
+class WorkerWeightsOut(Body):
     """Which weights a worker has, and what it waits for where they are not the model's."""
 
     worker: str
@@ -69,7 +69,7 @@ class WorkerWeightsOut(Answer):
     waits_for: str | None
 
 
-class WeightsOut(Answer):
+class WeightsOut(Body):
     """A model's weights; ``update`` is the one under way, or the last."""
 
     model: str
@@ -127,7 +127,7 @@ def _group(group: Group) -> GroupOut:
     )
 
 
-def _share(update: WeightUpdate, share: Share) -> ShareOut:
+def _share(update: WeightUpdate, share: WorkerProgress) -> ShareOut:
     return ShareOut(
         worker=share.worker,
         incarnation=share.incarnation,

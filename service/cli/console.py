@@ -91,8 +91,9 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
 
 def _line(view: JobView) -> str:
     done = sum(view.tally.turns.get(state, 0) for state in ENDED_TURNS)
-    talks = sum(view.tally.conversations.get(state, 0) for state in ENDED_CONVERSATIONS)
+    conversations = sum(view.tally.conversations.get(state, 0) for state in ENDED_CONVERSATIONS)
     return (
-        f"{plain(view.stored.name)}: {done}/{view.stored.total_turns} turns, {talks}/{view.stored.total_conversations} "
-        f"conversations, {view.in_flight} in flight, {view.ready} ready"
+        f"{plain(view.stored.name)}: {done}/{view.stored.total_turns} turns, "
+        f"{conversations}/{view.stored.total_conversations} conversations, "
+        f"{view.in_flight} in flight, {view.ready} ready"
     )

@@ -1,4 +1,4 @@
-"""What the exit status of the command says (contract, section 3)."""
+"""What the exit status of the command says (specification, "Exit codes")."""
 
 from enum import IntEnum
 

@@ -115,12 +115,12 @@ def status(
         box=None,
     )
     for job in jobs:
-        talks, turns = job["progress"]["conversations"], job["progress"]["turns"]
+        conversations, turns = job["progress"]["conversations"], job["progress"]["turns"]
         listing.add_row(
             job["id"],
             escape(plain(job["name"])),
             job["state"],
-            f"{talks['completed']}/{talks['total']}",
+            f"{conversations['completed']}/{conversations['total']}",
             f"{turns['completed']}/{turns['total']}",
             str(turns["in_flight"]),
             str(turns["ready"]),

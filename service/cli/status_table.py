@@ -1,4 +1,4 @@
-"""The live table of seed 000, "Live Status Display": pools, their heads and why they wait, and the workers."""
+"""The live table (specification, "Status snapshot"): pools, their heads and why they wait, and the workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -25,9 +25,9 @@ Document = Mapping[str, Any]  # of GET /v1/status
 
 def summary(status: Document) -> str:
     """Return the head line, as plain text."""
-    talks, pools = status["conversations"], status["pools"]
+    conversations, pools = status["conversations"], status["pools"]
     return (
-        f"{talks['finished']}/{talks['total']} conversations ({talks['persisted']} persisted)"
+        f"{conversations['finished']}/{conversations['total']} conversations ({conversations['persisted']} persisted)"
         f" | in flight {pools['in_flight']}/{pools['capacity']}"
         f" | pre-departure {pools['ready']} | pending {pools['pending']}"
     )

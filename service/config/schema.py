@@ -1,4 +1,7 @@
-"""The configuration as operators write it (contract, section 4); every key has a default but ``models``."""
+"""The configuration as operators write it; every key has a default but ``models``.
+
+Source: specification, "Configuration files".
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal

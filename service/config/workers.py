@@ -16,11 +16,11 @@ from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
+from workers.policy.weights import Backend, WeightsPolicy
 from workers.requests.prompts.bios import BiosPolicy
 from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 from workers.tools.calls import ToolLimits
 from workers.tools.runner import ToolRunner
-from workers.weights.phases import Backend, WeightsPolicy
 
 TINY_MODEL: Final = "tiny.gguf"
 MAX_ID: Final = 48  # of a worker in the name of its socket

@@ -15,7 +15,6 @@ class Discussion:
         self._heard: dict[tuple[str, int], int] = {}  # how much was visible when the prompt of a turn was made
 
     def __repr__(self) -> str:
-        """State how much was said."""
         return f"<Discussion {len(self._spoken)} turns>"
 
     def add(self, agent_id: str, round_number: int, words: str) -> None:

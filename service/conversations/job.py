@@ -22,14 +22,14 @@ class Mode(StrEnum):
 class PromptAt(StrEnum):
     """In free mode: when an agent's prompt is made, and so what it has heard."""
 
-    START = "start"  # when its turn starts (seed 004's timeline)
-    QUEUE = "queue"  # when it is queued for it (seed 004's prose)
+    START = "start"  # when its turn starts (specification, "Free mode")
+    QUEUE = "queue"  # when it is queued for it (specification, "Free mode")
 
 
 class GroupBy(StrEnum):
     """What turns must have in common to run on a worker at the same time."""
 
-    PARAMETERS = "parameters"  # adapter and sampling parameters (seed 003)
+    PARAMETERS = "parameters"  # adapter and sampling parameters (specification, "Grouping")
     ADAPTER = "adapter"  # llama.cpp decodes one set of adapters at a time
 
 

@@ -66,8 +66,11 @@ def _choice_faults(place: str, validation: object, limits: Limits) -> Iterator[F
 def metadata_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fault]:
     """Yield which metadata of a job is too large."""
     conversations = document.get("conversations")
-    talks = conversations if isinstance(conversations, list) else []
-    places = [("metadata", document), *((f"conversations[{n}].metadata", talk) for n, talk in enumerate(talks))]
+    listed = conversations if isinstance(conversations, list) else []
+    places = [
+        ("metadata", document),
+        *((f"conversations[{n}].metadata", conversation) for n, conversation in enumerate(listed)),
+    ]
     for place, holder in places:
         given = holder.get("metadata") if isinstance(holder, dict) else None
         size = len(msgspec.json.encode(given)) if given else 0

@@ -1,4 +1,4 @@
-"""The markup of agents that say ``markup: true`` (contract, section 5.4; seed 004, section 3). Pure."""
+"""The markup of agents that say ``markup: true`` (specification, "Agent markup"). Pure."""
 
 import re
 from dataclasses import dataclass

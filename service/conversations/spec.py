@@ -1,4 +1,7 @@
-"""A job as callers write it, and the whole list of what is wrong with it (contract, section 5)."""
+"""A job as callers write it, and the whole list of what is wrong with it.
+
+Source: specification, "Job documents" and "Refused jobs".
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The states of jobs, conversations and turns (contract, section 5.5)."""
+"""The states of jobs, conversations and turns (specification, "States")."""
 
 from enum import StrEnum
 from typing import Final

@@ -1,4 +1,4 @@
-"""Who of a conversation may speak when: in rounds, or freely (contract, sections 5.1 and 5.3). Pure.
+"""Who of a conversation may speak when: in rounds, or freely (specification, "Rounds mode" and "Free mode"). Pure.
 
 An agent's place is its index in the job, so that nothing here compares names. Every answer is a list of turns that get
 ready, in the order in which they do.
@@ -17,7 +17,7 @@ class Place(NamedTuple):
     round: int
 
 
-class Waiting(NamedTuple):
+class WaitingTurn(NamedTuple):
     """One turn that waits for others to speak, for whom, and in which round they are to."""
 
     place: Place
@@ -42,7 +42,7 @@ class SpeakingOrder(Protocol):
     def take(self, place: Place) -> list[Place]:
         """Take the fact that a turn has spoken; return the turns that are ready by that."""
 
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait for others: those of the present round, and the next one's first."""
 
 
@@ -116,7 +116,6 @@ class RoundsOrder:
         self._pending = 0  # who waits for others in it
 
     def __repr__(self) -> str:
-        """State the round."""
         return f"<RoundsOrder {self._round}/{self._rounds} spoken={_agents(self._spoken)}>"
 
     @property
@@ -148,14 +147,14 @@ class RoundsOrder:
             return self._open()
         return self._release(self._dependencies.followers[place.agent])
 
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over whoever waits in this round, and for its end."""
         for agent in _agents(self._pending):
             absent = self._dependencies.masks[agent] & ~self._spoken
-            yield Waiting(Place(agent, self._round), tuple(_agents(absent)), self._round)
+            yield WaitingTurn(Place(agent, self._round), tuple(_agents(absent)), self._round)
         if self._round + 1 < self._rounds:
             silent = self._dependencies.everybody & ~self._spoken
-            yield Waiting(Place(0, self._round + 1), tuple(_agents(silent)), self._round)
+            yield WaitingTurn(Place(0, self._round + 1), tuple(_agents(silent)), self._round)
 
     def _open(self) -> list[Place]:
         if self.is_over:
@@ -171,7 +170,10 @@ class RoundsOrder:
 
 
 class FreeOrder:
-    """Free mode: whoever has spoken goes to the back of the queue, until each has had all its turns (seed 004, 5.1)."""
+    """Free mode: whoever has spoken goes to the back of the queue, until each has had all its turns.
+
+    Source: specification, "Free mode".
+    """
 
     __slots__ = ("_rounds", "_spoken")
 
@@ -180,7 +182,6 @@ class FreeOrder:
         self._spoken = [0] * agents
 
     def __repr__(self) -> str:
-        """State how often each agent has spoken."""
         return f"<FreeOrder rounds={self._rounds} spoken={self._spoken}>"
 
     @property
@@ -206,8 +207,8 @@ class FreeOrder:
         self._spoken[place.agent] = place.round + 1
         return [Place(place.agent, place.round + 1)] if place.round + 1 < self._rounds else []
 
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the agents' next turns: each waits for its own present one."""
         for agent, spoken in enumerate(self._spoken):
             if spoken + 1 < self._rounds:
-                yield Waiting(Place(agent, spoken + 1), (agent,), spoken)
+                yield WaitingTurn(Place(agent, spoken + 1), (agent,), spoken)

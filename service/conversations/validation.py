@@ -1,4 +1,7 @@
-"""Whether an answer is what its agent was asked for (contract, section 5.2). Pure; whoever asks bounds it."""
+"""Whether an answer is what its agent was asked for. Pure; whoever asks bounds it.
+
+Source: specification, "Answer validation".
+"""
 
 import re
 import unicodedata

@@ -1,7 +1,8 @@
-"""Who reads what (contract, sections 5 and 5.1). Pure.
+"""Who reads what (specification, "Visibility"). Pure.
 
 ``visible_to`` says who reads an agent's words in later rounds; an agent that waits for another within a round reads
-what that one said in it, whatever ``visible_to`` says (seed 000, "Within a Round"). An agent always sees its own words.
+what that one said in it, whatever ``visible_to`` says (specification, "Visibility"). An agent always sees its own
+words.
 """
 
 from collections.abc import Mapping

@@ -44,7 +44,6 @@ class Adapters:
         self._leaving: set[str] = set()
 
     def __repr__(self) -> str:
-        """State the names."""
         return f"<Adapters {list(self.names())}>"
 
     def names(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ import anyio
 from service.conversations.job import JobId
 
 
-class JobWatch:
+class JobFollowers:
     """One event for each job that somebody follows; a slow watcher costs nothing and loses nothing."""
 
     def __init__(self) -> None:
@@ -16,8 +16,7 @@ class JobWatch:
         self.is_closed = False
 
     def __repr__(self) -> str:
-        """State how many jobs are followed."""
-        return f"<JobWatch {len(self._events)} jobs>"
+        return f"<JobFollowers {len(self._events)} jobs>"
 
     def next_change(self, job_id: JobId) -> anyio.Event:
         """Return the event of the job's next change; take it before you read, and wait for it after."""

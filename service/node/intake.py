@@ -17,7 +17,7 @@ import anyio
 
 from service.conversations.job import Job, JobId
 from service.errors import StoreUnavailable
-from service.node.resumed_jobs import Share, read_shares
+from service.node.resumed_jobs import ResumedJob, read_resumed_jobs
 from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
 from service.store import queries
@@ -64,7 +64,6 @@ class Intake:
         self._parsed_with: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
-        """State whether others take a share."""
         return f"<Intake shared={self._is_shared}>"
 
     # Claiming
@@ -107,7 +106,7 @@ class Intake:
             await self._scheduler.forget_all()
             # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
             with suppress(StoreUnavailable):  # taken over again: that comes next
-                await self._store.unlearn_all()
+                await self._store.forget_all_claims()
         finally:
             self._is_starting_over = False
         self._scheduler.unpause(Pause.LEASE)
@@ -199,12 +198,12 @@ class Intake:
         try:
             while wanted and epoch == self.epoch:
                 some = dict(islice(wanted.items(), JOBS_A_READ))
-                shares = await self._store.read(
-                    partial(read_shares, wanted=some, known=dict(self._parsed), adapters=self._known_adapters())
+                resumed_jobs = await self._store.read(
+                    partial(read_resumed_jobs, wanted=some, known=dict(self._parsed), adapters=self._known_adapters())
                 )
                 if epoch == self.epoch:
-                    for share in shares:
-                        self._go_on(share)
+                    for resumed in resumed_jobs:
+                        self._go_on(resumed)
                     for job_id in some:
                         del wanted[job_id]
         finally:
@@ -214,7 +213,7 @@ class Intake:
                 self._admitted.set()
                 self._admitted = anyio.Event()
             if wanted and epoch == self.epoch:
-                self._store.unlearn_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
+                self._store.forget_claims_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
 
     async def wait_admitted(self) -> None:
         """Return at a moment when everything that was claimed is on the scheduler."""
@@ -226,7 +225,7 @@ class Intake:
         if epoch != self.epoch:
             return False
         if self._is_starting_over:
-            self._store.unlearn_nowait([(claim.job_id, claim.conversation_id) for claim in claims])
+            self._store.forget_claims_nowait([(claim.job_id, claim.conversation_id) for claim in claims])
         return not self._is_starting_over
 
     def cancel(self, job_id: JobId) -> None:
@@ -237,18 +236,18 @@ class Intake:
         if self._is_shared:
             self.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
 
-    def _go_on(self, share: Share) -> None:
-        job = share.job
+    def _go_on(self, resumed: ResumedJob) -> None:
+        job = resumed.job
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
             logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
-        if share.ended or share.unfinished:
-            logger.info("job %s goes on with %d of %d turns done", job.id, len(share.ended), job.total_turns)
-        is_cancelled = share.is_cancelled or job.id in self._cancelled
-        self._scheduler.admit(job, share.ended, share.unfinished, is_cancelled=is_cancelled)
+        if resumed.ended or resumed.unfinished:
+            logger.info("job %s goes on with %d of %d turns done", job.id, len(resumed.ended), job.total_turns)
+        is_cancelled = resumed.is_cancelled or job.id in self._cancelled
+        self._scheduler.admit(job, resumed.ended, resumed.unfinished, is_cancelled=is_cancelled)
         if not self._is_shared:  # whoever is alone has all of it now
             return
-        self._parsed[job.id] = share.whole
+        self._parsed[job.id] = resumed.whole
         self._parsed.move_to_end(job.id)
         while len(self._parsed) > PARSED_JOBS:
             self._parsed.popitem(last=False)

@@ -18,7 +18,7 @@ from service.conversations.spec import JobRules, check_schemas, parse_job
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, transcript_document, transcript_pieces
 from service.errors import NoSlotAvailable, NotFinished, ShuttingDown, StoreUnavailable
-from service.node.followers import JobWatch
+from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
@@ -49,7 +49,7 @@ class Jobs:
         store: Store,
         scheduler: Scheduler,
         intake: Intake,
-        watch: JobWatch,
+        watch: JobFollowers,
         neighbours: Neighbours,
         rules: Callable[[], JobRules],
     ) -> None:
@@ -64,7 +64,6 @@ class Jobs:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        """State whether jobs are taken."""
         return f"<Jobs closed={self._is_closed} {self._scheduler!r}>"
 
     def close(self) -> None:
@@ -230,10 +229,10 @@ class Jobs:
     ) -> tuple[str, Mapping[str, object], ConversationState, str | None, Sequence[Turn]]:
         # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
         partial = self._scheduler.turns_in_flight(job_id, conversation_id)
-        talk = await self._store.read(queries.conversation(job_id, conversation_id))
-        ended = {turn.key for turn in talk.turns}
-        turns = [*talk.turns, *(turn for turn in partial if turn.key not in ended)]
-        return talk.id, talk.metadata, talk.state, talk.reason, turns
+        conversation = await self._store.read(queries.conversation(job_id, conversation_id))
+        ended = {turn.key for turn in conversation.turns}
+        turns = [*conversation.turns, *(turn for turn in partial if turn.key not in ended)]
+        return conversation.id, conversation.metadata, conversation.state, conversation.reason, turns
 
     async def ended_conversations(self, job_id: JobId) -> list[str]:
         """Return the ids of the conversations of a job that have ended."""

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from workers.fleet import Fleet
-from workers.weights.phases import Phase
+from workers.policy.weights import UpdatePhase
 
 PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
@@ -27,14 +27,13 @@ class Metrics:
         )
 
     def __repr__(self) -> str:
-        """State what it is."""
         return "<Metrics>"
 
     def watch(self, fleet: Fleet) -> None:
         """Tell of a fleet's workers too."""
         self._registry.register(_FleetCollector(fleet))
 
-    def observe_phase(self, model: str, phase: Phase, seconds: float, outcome: str) -> None:
+    def observe_phase(self, model: str, phase: UpdatePhase, seconds: float, outcome: str) -> None:
         """Take the end of one phase of an update of weights."""
         self._phases.labels(model, phase.value, outcome).observe(seconds)
 

@@ -18,11 +18,11 @@ from service.conversations.spec import JobRules
 from service.errors import StoreUnavailable
 from service.node.adapters import Adapters
 from service.node.database_choice import is_shared, open_database
-from service.node.followers import JobWatch
+from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.jobs import Jobs
 from service.node.metrics import Metrics
-from service.node.shared_queue import Outlet, join_cluster, watch_store
+from service.node.shared_queue import StoreOutlet, join_cluster, watch_store
 from service.node.status import pools_of
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
@@ -108,7 +108,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     Raises:
         StoreError: the store cannot be opened, or a write failed while the block ran (then in a group).
     """
-    watch, models = JobWatch(), tuple(config.models)
+    watch, models = JobFollowers(), tuple(config.models)
     with open_database(config.store, state_dir, models) as database, open_store(database) as store:
         async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics()
@@ -121,7 +121,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                 specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True, count_pools=count_pools
             )
             metrics.watch(fleet)
-            outlet = Outlet(store, models, config.store.lease_s, watch)
+            outlet = StoreOutlet(store, models, config.store.lease_s, watch)
             order = config.scheduling
             scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
             adapters = Adapters(fleet, models)

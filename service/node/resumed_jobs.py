@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ResumedJob:
     """Conversations of one job, with the turns that have ended and what others have behind them.
 
     ``whole`` is the job with all its conversations.
@@ -28,18 +28,18 @@ class Share:
     is_cancelled: bool
 
 
-def read_shares(
+def read_resumed_jobs(
     connection: Connection,
     wanted: Mapping[JobId, Sequence[str]],
     known: Mapping[JobId, Job],
     adapters: Mapping[str, str],
-) -> list[Share]:
+) -> list[ResumedJob]:
     """Read conversations of several jobs at one moment; ``known`` are jobs that need not be parsed again.
 
     ``adapters`` are the names of adapters, each with the model that it stands on.
     A job that is there no more has no share, nor has one that was accepted by another version and means nothing here.
     """
-    shares: list[Share] = []
+    resumed: list[ResumedJob] = []
     for job_id, names in wanted.items():
         try:
             stored = queries.job(job_id)(connection)
@@ -52,13 +52,18 @@ def read_shares(
             logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error)  # noqa: TRY400
             continue
         mine = frozenset(names)
-        shares.append(
-            Share(
+        resumed.append(
+            ResumedJob(
                 whole=whole,
-                job=replace(whole, conversations=tuple(talk for talk in whole.conversations if talk.id in mine)),
+                job=replace(
+                    whole,
+                    conversations=tuple(
+                        conversation for conversation in whole.conversations if conversation.id in mine
+                    ),
+                ),
                 ended=queries.turns(job_id, names)(connection),
                 unfinished=queries.unfinished_turns(job_id, names)(connection),
                 is_cancelled=stored.is_cancel_requested,
             )
         )
-    return shares
+    return resumed

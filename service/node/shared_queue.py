@@ -12,7 +12,7 @@ from service.config.schema import StoreConfig
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import TurnState
 from service.errors import StoreUnavailable
-from service.node.followers import JobWatch
+from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
@@ -23,10 +23,10 @@ from service.store.store import Store, StoreWatchers
 from workers.fleet import Fleet
 
 
-class Outlet:
+class StoreOutlet:
     """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.Outlet``."""
 
-    def __init__(self, store: Store, models: Sequence[str], lease_s: float, watch: JobWatch) -> None:
+    def __init__(self, store: Store, models: Sequence[str], lease_s: float, watch: JobFollowers) -> None:
         self._store = store
         self._watch = watch
         self._models = models
@@ -35,8 +35,7 @@ class Outlet:
         self.neighbours: Neighbours = Alone()
 
     def __repr__(self) -> str:
-        """State to what."""
-        return f"<Outlet to {self._store!r}>"
+        return f"<StoreOutlet to {self._store!r}>"
 
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
         """Take facts that belong together, in order, and what to call when they are durable."""
@@ -71,7 +70,7 @@ class Outlet:
         return time.monotonic() - self._missed_at.setdefault(model, time.monotonic()) < self._lease_s
 
 
-def watch_store(store: Store, tasks: TaskGroup, scheduler: Scheduler, intake: Intake, watch: JobWatch) -> None:
+def watch_store(store: Store, tasks: TaskGroup, scheduler: Scheduler, intake: Intake, watch: JobFollowers) -> None:
     """Have the scheduler follow how the store is: it pauses while that is in trouble, and starts over after a fence."""
     # The store calls from no task, and whatever starts turns has to run in one.
     news: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
@@ -107,7 +106,7 @@ async def join_cluster(
     tasks: TaskGroup,
     scheduler: Scheduler,
     intake: Intake,
-    watch: JobWatch,
+    watch: JobFollowers,
     fleet: Fleet,
 ) -> Neighbours:
     """Become one of several nodes; the lease is kept as long as ``tasks`` run."""

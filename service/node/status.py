@@ -1,4 +1,4 @@
-"""One snapshot of everything that moves or waits, for live displays (contract, section 6: GET /v1/status).
+"""One snapshot of everything that moves or waits, for live displays (specification, "Status snapshot").
 
 Nothing waits in silence: every head of a pool says what it waits for.
 """
@@ -31,7 +31,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """How many turns are in each pool of seed 000, and how many slots there are for them."""
+    """How many turns are in each of the three pools, and how many slots there are for them."""
 
     pending: int
     ready: int
@@ -40,7 +40,7 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationCounts:
+class ConversationsSoFar:
     """The conversations that this life of the service has taken up: ended, and durably so."""
 
     total: int
@@ -61,7 +61,7 @@ class Status:
     """A moment of a whole Roundhouse."""
 
     jobs: int
-    conversations: ConversationCounts
+    conversations: ConversationsSoFar
     pools: Pools
     prefix_tokens: PrefixTokens
     pending: tuple[Head, ...]
@@ -70,12 +70,14 @@ class Status:
 
 def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
     """Return the present moment."""
-    life = scheduler.life
+    counters = scheduler.counters
     return Status(
         jobs=len(scheduler.view.jobs()),
-        conversations=ConversationCounts(total=life.conversations, finished=life.finished, persisted=life.persisted),
+        conversations=ConversationsSoFar(
+            total=counters.conversations, finished=counters.finished, persisted=counters.persisted
+        ),
         pools=pools_of(scheduler, fleet),
-        prefix_tokens=PrefixTokens(reusable=life.reusable_tokens, reused=life.reused_tokens),
+        prefix_tokens=PrefixTokens(reusable=counters.reusable_tokens, reused=counters.reused_tokens),
         pending=tuple(
             _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")
             for key, others, number in scheduler.view.pending_heads(heads)

@@ -50,7 +50,6 @@ class Webhooks:
         self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
 
     def __repr__(self) -> str:
-        """State whom it may tell."""
         return f"<Webhooks to {self._config.hosts}>"
 
     async def run(self) -> None:

@@ -45,7 +45,6 @@ class Admission:
         self._done = anyio.Event()
 
     def __repr__(self) -> str:
-        """State of how many jobs something is left."""
         return f"<Admission jobs={len(self._left)}>"
 
     def take(self, whole: Piece) -> None:
@@ -94,18 +93,18 @@ class Admission:
 
 def _pieces_of(whole: Piece) -> Iterator[Piece]:
     job = whole.job
-    rounds = max((talk.rounds for talk in job.conversations), default=1) if job.mode is Mode.FREE else 1
+    rounds = max((conversation.rounds for conversation in job.conversations), default=1) if job.mode is Mode.FREE else 1
     count = max(1, TURNS_AT_ONCE // (len(job.agents) * rounds))
     if count >= len(job.conversations):
         yield whole
         return
     ended, unfinished = _by_conversation(whole.ended), _by_conversation(whole.unfinished)
     for begin in range(0, len(job.conversations), count):
-        talks = job.conversations[begin : begin + count]
+        conversations = job.conversations[begin : begin + count]
         yield Piece(
-            job=replace(job, conversations=talks),
-            ended=[turn for talk in talks for turn in ended.get(talk.id, ())],
-            unfinished=[turn for talk in talks for turn in unfinished.get(talk.id, ())],
+            job=replace(job, conversations=conversations),
+            ended=[turn for conversation in conversations for turn in ended.get(conversation.id, ())],
+            unfinished=[turn for conversation in conversations for turn in unfinished.get(conversation.id, ())],
             is_cancelled=whole.is_cancelled,
         )
 

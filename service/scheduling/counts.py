@@ -1,7 +1,7 @@
 """What one life of the service has done so far, for whoever looks at it."""
 
 
-class LifeCounts:
+class RunCounters:
     """Written by the scheduler alone; counts since the start.
 
     Conversations that were taken up, have ended, and are durably so; tokens that engines could have taken from their
@@ -16,5 +16,4 @@ class LifeCounts:
         self.reused_tokens = 0
 
     def __repr__(self) -> str:
-        """State how many conversations have ended."""
-        return f"<LifeCounts conversations={self.finished}/{self.conversations}>"
+        return f"<RunCounters conversations={self.finished}/{self.conversations}>"

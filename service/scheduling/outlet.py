@@ -16,7 +16,7 @@ class Pause(StrEnum):
     LEASE = "lease"  # another node may take over at any moment
 
 
-class Outlet(Protocol):
+class SchedulerStore(Protocol):
     """Where the scheduler's facts go, and conversations that it cannot go on with."""
 
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from service.conversations.prompt_messages import Rejected, render_conversation,
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from workers.outcome import FailureReason
 from workers.requests.request import Request
-from workers.tools.call_journal import CallLedger
+from workers.tools.call_journal import CallJournal
 
 
 class JobPrompts:
@@ -20,14 +20,14 @@ class JobPrompts:
         self.job = job
         self.agents = {agent.id: agent for agent in job.agents}
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
-        self.conversations = {talk.id: talk for talk in job.conversations}
+        self.conversations = {conversation.id: conversation for conversation in job.conversations}
         self._discussions: dict[str, Discussion] = {}
         self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
         self._pins: dict[tuple[str, str], int] = {}  # of conversations that want one version: the first, by model
 
     def extend(self, conversations: Iterable[Conversation]) -> None:
         """Take further conversations of the job."""
-        self.conversations |= {talk.id: talk for talk in conversations}
+        self.conversations |= {conversation.id: conversation for conversation in conversations}
 
     def discussion(self, conversation_id: str) -> Discussion:
         """Return the words of a conversation."""
@@ -109,7 +109,7 @@ class JobPrompts:
         key: TurnKey,
         rejected: Sequence[Rejected],
         told: str | None = None,
-        ledger: CallLedger | None = None,
+        ledger: CallJournal | None = None,
         *,
         is_watched: bool = True,
     ) -> Request:

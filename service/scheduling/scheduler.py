@@ -16,23 +16,22 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
 from service.conversations.job import GroupBy, Job, JobId, PromptAt, TurnKey
-from service.conversations.states import ENDED_CONVERSATIONS as ENDED_TALKS
-from service.conversations.states import TurnState
+from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.errors import StoreUnavailable
 from service.scheduling.admission import Admission, Piece
-from service.scheduling.closures import Endings
+from service.scheduling.conversation_endings import ConversationEndings
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.decide import SchedulingCore
-from service.scheduling.core.policies import PolicyFactory
+from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
-from service.scheduling.counts import LifeCounts
-from service.scheduling.outlet import Outlet, Pause
+from service.scheduling.counts import RunCounters
+from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.scheduling.turn import Progress, TurnRun
-from service.scheduling.turn_endings import End, Landing
+from service.scheduling.turn_endings import End, TurnEndings
 from service.scheduling.turns import Turns
 from service.scheduling.worker_findings import WorkerFindings
 from service.store import records
@@ -61,7 +60,7 @@ class Scheduler:
         self,
         policy: PolicyFactory,
         fleet: Fleet,
-        outlet: Outlet,
+        outlet: SchedulerStore,
         group_by: GroupBy | None = None,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by)
@@ -74,17 +73,16 @@ class Scheduler:
         self._landed: list[tuple[TurnRun, Outcome]] = []
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
-        self.life = LifeCounts()
+        self.counters = RunCounters()
         self._blame = Blame()
-        self._endings = Endings(self._jobs, self._turns, self._blame)
+        self._endings = ConversationEndings(self._jobs, self._turns, self._blame)
         self._findings = WorkerFindings(fleet, self._turns)
-        self._landing = Landing(self._jobs, self._turns, self._blame, self.life, fleet.refusal_s)
+        self._landing = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = anyio.Event()
         fleet.subscribe(self._worker_changed)
 
     def __repr__(self) -> str:
-        """State the pools."""
         return f"<Scheduler {self._core!r}>"
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -113,7 +111,7 @@ class Scheduler:
             live = self._jobs[job.id] = JobPrompts(job)
         else:
             live.extend(job.conversations)
-        self.life.conversations += len(job.conversations)
+        self.counters.conversations += len(job.conversations)
         known = {turn.key: (turn.state, turn.reason) for turn in piece.ended}
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
         live.hear_again((turn for turn in piece.ended if turn.state is TurnState.COMPLETED), left.values())
@@ -228,9 +226,11 @@ class Scheduler:
 
     def _write(self, facts: Sequence[Record]) -> None:
         ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]
-        talks = sum(isinstance(fact, records.ConversationMoved) and fact.state in ENDED_TALKS for fact in facts)
-        self.life.finished += talks
-        self._outlet.append_nowait(facts, partial(self._forget_stored, ended, talks))
+        ended_conversations = sum(
+            isinstance(fact, records.ConversationMoved) and fact.state in ENDED_CONVERSATIONS for fact in facts
+        )
+        self.counters.finished += ended_conversations
+        self._outlet.append_nowait(facts, partial(self._forget_stored, ended, ended_conversations))
 
     def _act(self, action: events.Action) -> list[Record]:
         """Carry out one action; return the facts that it makes."""
@@ -241,7 +241,7 @@ class Scheduler:
                 facts += self._note_ready(action.key, now)
             case events.StartTurn():
                 facts += self._start(action, now)
-            case events.HoldTurn():
+            case events.DeferTurn():
                 self._start_soon(self._end_hold, action)
             case events.AbandonTurn():
                 facts.append(self._endings.fail(action.key, self._fleet.trouble_of(self.model_of(action.key))))
@@ -276,8 +276,8 @@ class Scheduler:
         await anyio.lowlevel.checkpoint()
         self._post()
 
-    def _forget_stored(self, keys: Sequence[TurnKey], talks: int) -> None:
-        self.life.persisted += talks
+    def _forget_stored(self, keys: Sequence[TurnKey], ended_conversations: int) -> None:
+        self.counters.persisted += ended_conversations
         self._turns.forget_stored(keys)
 
     def _note_ready(self, key: TurnKey, now: datetime) -> list[Record]:
@@ -307,9 +307,9 @@ class Scheduler:
         if self._fleet.is_lost(model):
             self._post(events.ModelLost(model=model, is_elsewhere=self._outlet.is_elsewhere(model)))
 
-    async def _end_hold(self, hold: events.HoldTurn) -> None:
+    async def _end_hold(self, hold: events.DeferTurn) -> None:
         await anyio.sleep(hold.seconds)
-        self._post(events.HoldOver(key=hold.key))
+        self._post(events.DeferralOver(key=hold.key))
 
     def _start_soon(self, what: Callable[[*Args], Coroutine[object, object, None]], *args: *Args) -> None:
         if self._tasks is None:
@@ -359,8 +359,8 @@ class Scheduler:
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
         request = await self._request(run)
-        run.flight = worker.prepare(request, answer)
-        return await worker.perform(request, answer, run.flight)
+        run.running = worker.prepare(request, answer)
+        return await worker.perform(request, answer, run.running)
 
     async def _request(self, run: TurnRun) -> Request:
         """Return what is asked of a worker; with tools, after a look at the calls of earlier attempts."""

@@ -10,7 +10,7 @@ import msgspec
 
 from service.conversations.job import TurnKey
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
-from workers.errors import LedgerClosed
+from workers.errors import JournalClosed
 from workers.tools.call_journal import Begun, Unverified
 
 EARLIER: Final = (
@@ -21,7 +21,7 @@ Append = Callable[[Sequence[Record]], Awaitable[bool]]
 
 
 class TurnCalls:
-    """A ``workers.tools.call_journal.CallLedger``.
+    """A ``workers.tools.call_journal.CallJournal``.
 
     The same call is the n-th with that name and those arguments in an attempt: it has the same key in the next one,
     whatever other calls that makes. ``append`` tells whether facts were written, or refused as another node's.
@@ -35,14 +35,13 @@ class TurnCalls:
         self._made: Counter[bytes] = Counter()
 
     def __repr__(self) -> str:
-        """State how many there are."""
         return f"<TurnCalls {self._turn} earlier={len(self._earlier)} made={self._made.total()}>"
 
     async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
         """Note that a call is about to be made.
 
         Raises:
-            LedgerClosed: another node runs this turn by now.
+            JournalClosed: another node runs this turn by now.
         """
         encoded = msgspec.json.encode(arguments, order="sorted")
         what = name.encode() + b"\0" + encoded
@@ -74,7 +73,7 @@ class TurnCalls:
 
     async def _write(self, record: Record) -> None:
         if not await self._append([record]):
-            raise LedgerClosed("another node runs this turn by now")
+            raise JournalClosed("another node runs this turn by now")
 
 
 def describe_calls(calls: Sequence[StoredToolCall]) -> str | None:

@@ -15,11 +15,11 @@ from service.conversations.prompt_messages import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.scheduling.answer_validity import judge
-from service.scheduling.core.queue.affinity import Reading
+from service.scheduling.core.queue.affinity import PromptReading
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
 from workers.requests.answer import Answer
-from workers.requests.in_flight import Flight
+from workers.requests.in_flight import InFlightRequest
 
 WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.CONVERSATION_ENDED: None,
@@ -69,7 +69,7 @@ class TurnRun:
         self._worker: str | None = None
         self._incarnation: int | None = None
         self.answer: Answer | None = None
-        self.flight: Flight | None = None
+        self.running: InFlightRequest | None = None
         self.rejected: list[Rejected] = []
         self._fault: str | None = None  # of the answer that was judged
         self.seconds = 0.0  # for which the last attempt held its slot
@@ -80,7 +80,6 @@ class TurnRun:
             self._queued_at, self._started_at = so_far.queued_at, so_far.started_at
 
     def __repr__(self) -> str:
-        """State how far the turn is."""
         return f"<TurnRun {self.key} worker={self._worker} attempts={len(self.attempts)}>"
 
     def begin_attempt(self, worker: str, incarnation: int) -> tuple[Answer, anyio.CancelScope]:
@@ -92,7 +91,7 @@ class TurnRun:
         self.is_interrupted = False
         if self._is_cut_off:  # it was cut off before its task had its first turn
             self._scope.cancel()
-        self.answer, self.flight = Answer(time.monotonic), None
+        self.answer, self.running = Answer(time.monotonic), None
         self._began_at = time.monotonic()
         return self.answer, self._scope
 
@@ -119,13 +118,13 @@ class TurnRun:
         self._scope.cancel()
 
     @property
-    def reading(self) -> Reading | None:
+    def reading(self) -> PromptReading | None:
         """What the engine has read for the newest generation, as far as it has told."""
         generation = self.answer.generation if self.answer else None
         if generation is None or generation.usage is None or generation.first_token_at is None:
             return None
         usage, asked_at = generation.usage, generation.begun_at or generation.started_at
-        return Reading(
+        return PromptReading(
             fresh_tokens=usage.prompt_tokens - usage.cached_tokens,
             seconds=max(0.0, generation.first_token_at - asked_at),
             context_tokens=usage.prompt_tokens + usage.completion_tokens,
@@ -233,7 +232,7 @@ class TurnRun:
         answer = self.answer
         generation = answer.generation if answer else None
         told = generation.prompt_progress if generation else None
-        judged = self.flight.judgement if self.flight else None
+        judged = self.running.judgement if self.running else None
         return Progress(
             key=self.key,
             prompt_tokens_done=told.processed if told else 0,

@@ -13,7 +13,7 @@ from service.conversations.states import TurnState
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame, Finding, Trial
 from service.scheduling.core.blame.retry import refuse
-from service.scheduling.counts import LifeCounts
+from service.scheduling.counts import RunCounters
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import TurnRun
 from service.scheduling.turns import Turns
@@ -36,7 +36,7 @@ class End:
     findings: Sequence[Finding] = ()
 
 
-class Landing:
+class TurnEndings:
     """Judges ends, one at a time and at once; it shares what it writes with the scheduler, in the same task.
 
     ``refusal_s`` tells for how long a turn may be refused by a worker.
@@ -47,18 +47,17 @@ class Landing:
         jobs: Mapping[JobId, JobPrompts],
         turns: Turns,
         blame: Blame,
-        life: LifeCounts,
+        counters: RunCounters,
         refusal_s: Callable[[str], float | None],
     ) -> None:
         self._jobs = jobs
         self._turns = turns
         self._blame = blame
-        self._life = life
+        self._counters = counters
         self._refusal_s = refusal_s
 
     def __repr__(self) -> str:
-        """State of how many jobs."""
-        return f"<Landing jobs={len(self._jobs)}>"
+        return f"<TurnEndings jobs={len(self._jobs)}>"
 
     def land(self, run: TurnRun, outcome: Outcome) -> End:
         """Take the end of an attempt: state first, records with it, before anything is awaited."""
@@ -173,6 +172,6 @@ class Landing:
         turn = self._turns.finish(run.key, state, reason, detail)
         if state is TurnState.COMPLETED:
             reusable, reused = self._jobs[run.key.job_id].compare_cache(turn)
-            self._life.reusable_tokens += reusable
-            self._life.reused_tokens += reused
+            self._counters.reusable_tokens += reusable
+            self._counters.reused_tokens += reused
         return End(event=event, record=records.TurnEnded(turn=turn, at=datetime.now(UTC)))

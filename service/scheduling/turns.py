@@ -22,7 +22,6 @@ class Turns:
         self._resumed: dict[TurnKey, UnfinishedTurn] = {}  # of an earlier life, and not yet on a slot in this one
 
     def __repr__(self) -> str:
-        """State how many there are."""
         return f"<Turns in_flight={len(self._in_flight)} waiting={len(self._ready_at)} unstored={len(self._unstored)}>"
 
     # Looking

@@ -27,7 +27,6 @@ class WorkerFindings:
         self._limits = LoadLimits()
 
     def __repr__(self) -> str:
-        """State who is lowered."""
         return f"<WorkerFindings {self._limits!r}>"
 
     def take(self, findings: Iterable[Finding]) -> list[Suspicion]:

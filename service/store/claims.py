@@ -36,7 +36,6 @@ class Claims:
         self._leaving: set[Place] = set()
 
     def __repr__(self) -> str:
-        """State how many there are."""
         return f"<Claims {len(self._fences)} by {self._membership.node_id}>"
 
     def begin_group(self) -> None:
@@ -78,14 +77,26 @@ class Claims:
             return stored, [], False
         owner, fence = (self._membership.node_id, 1) if claims else (None, 0)
         rows = [
-            (job.id, talk.id, place, operations.to_json(talk.metadata), ConversationState.QUEUED.value, owner, fence)
-            for place, talk in enumerate(job.conversations)
+            (
+                job.id,
+                conversation.id,
+                place,
+                operations.to_json(conversation.metadata),
+                ConversationState.QUEUED.value,
+                owner,
+                fence,
+            )
+            for place, conversation in enumerate(job.conversations)
         ]
         self._membership.add_conversations(connection, rows, job)
         operations.keep_document(connection, new)
         operations.tell_posted(connection, new)
         self._membership.tell(connection, [job.id], is_work=not claims)
-        taken = [Claim(job_id=job.id, conversation_id=talk.id, fence=1) for talk in job.conversations] if claims else []
+        taken = (
+            [Claim(job_id=job.id, conversation_id=conversation.id, fence=1) for conversation in job.conversations]
+            if claims
+            else []
+        )
         return operations.as_stored(new, number), self._arrive(taken), True
 
     def take(

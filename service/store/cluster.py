@@ -65,7 +65,6 @@ class Cluster:
         self._has_looked = anyio.Event()
 
     def __repr__(self) -> str:
-        """State how many others there are."""
         return f"<Cluster others={len(self._others.counts)}>"
 
     def models(self) -> frozenset[str]:

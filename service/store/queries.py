@@ -194,10 +194,10 @@ def tally(job_id: JobId) -> Query[Tally]:
 
     def query(connection: Connection) -> Tally:
         states = "SELECT state, count(*) FROM {} WHERE job_id = ? GROUP BY state"
-        talks = connection.execute(states.format("conversations"), (job_id,)).fetchall()
+        by_state = connection.execute(states.format("conversations"), (job_id,)).fetchall()
         ended = connection.execute(states.format("turns"), (job_id,)).fetchall()
         return Tally(
-            conversations={ConversationState(row[0]): row[1] for row in talks},
+            conversations={ConversationState(row[0]): row[1] for row in by_state},
             turns={TurnState(row[0]): row[1] for row in ended},
         )
 

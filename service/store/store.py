@@ -60,7 +60,6 @@ class Store:
         self._reader_limit = anyio.CapacityLimiter(database.readers)
 
     def __repr__(self) -> str:
-        """State the database."""
         return f"<Store {self._database!r} {self._writer!r}>"
 
     def subscribe(self, watchers: StoreWatchers) -> None:
@@ -128,12 +127,12 @@ class Store:
         write = Write(operation=lambda connection: self._claims.release(connection, wants), jobs=jobs, is_kept=True)
         self._submit(write, lambda _: self._claims.drop(wants))
 
-    def unlearn_nowait(self, places: Collection[Place]) -> None:
+    def forget_claims_nowait(self, places: Collection[Place]) -> None:
         """Take back what a claim has told: the next one tells it again."""
         write = Write(operation=lambda _connection: None, jobs=frozenset(), is_kept=True)
         self._submit(write, lambda _: self._claims.drop(places))
 
-    async def unlearn_all(self) -> None:
+    async def forget_all_claims(self) -> None:
         """Take back all that claims have told."""
         await self._write(frozenset(), lambda _connection: None, lambda _: self._claims.forget_all(), is_kept=True)
 

@@ -81,7 +81,6 @@ class Writer:
         self.trouble: str | None = None
 
     def __repr__(self) -> str:
-        """State how much waits."""
         return f"<Writer waiting={self._queue.qsize()} trouble={self.trouble}>"
 
     def start(self) -> None:
@@ -170,7 +169,7 @@ class Writer:
         connection, answers = self._connection, self._unsure
         if answers is not None:
             connection.begin()
-            is_there = self._membership.has_signed(connection, self._number + 1)
+            is_there = self._membership.has_group(connection, self._number + 1)
             connection.rollback()
             self._unsure = None
             if is_there:
@@ -180,13 +179,13 @@ class Writer:
         connection.begin()
         try:
             if not self._is_enrolled:
-                self._membership.enrol(connection)
+                self._membership.register(connection)
             jobs = sorted({job for write in group for job in write.jobs})
             keys = [write.key for write in group if write.key is not None]
-            self._membership.sign(connection, self._number + 1, jobs, keys)
+            self._membership.begin_group(connection, self._number + 1, jobs, keys)
             self._watchers.begins()
             answers = [(write, self._run_one(write, connection)) for write in group]
-            self._membership.seal(connection)
+            self._membership.extend_lease(connection)
             self._unsure = answers
             connection.commit()
         except BaseException:

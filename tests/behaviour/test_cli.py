@@ -1,4 +1,4 @@
-"""The command line (contract, section 3): what it does, what it says, how it exits."""
+"""The command line (specification, "Commands" and "Exit codes"): what it does, what it says, how it exits."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The HTTP surface, promise by promise (contract, section 6)."""
+"""The HTTP surface, promise by promise (specification, "HTTP interface")."""
 
 import json
 import re
@@ -95,7 +95,10 @@ def test_nobody_reads_what_it_may_not(service: Service) -> None:
 
 
 def test_the_prompt_is_in_its_order(service: Service) -> None:
-    """Contract 5.1: BIOS, the agent's own system prompt, the conversation's prompt, the discussion."""
+    """BIOS, the agent's own system prompt, the conversation's prompt, the discussion.
+
+    Source: specification, "Message order" and "Prompt composition".
+    """
     job = {
         "agents": [{"id": "solo", "model": "m", "system": "You are MARK-solo."}],
         "conversations": [{"prompt": "TOPIC-solo"}],
@@ -341,10 +344,10 @@ def test_workers_and_their_logs_are_shown(service: Service) -> None:
     worker = service.get("/v1/workers/m-0")
     assert (worker["state"], worker["incarnation"], worker["restarts"], worker["last_exit"]) == ("ready", 1, 0, None)
     assert worker["pid"] == worker["pgid"]
-    contract = (
+    promised = (
         "id model engine state pid pgid port incarnation restarts slots last_exit verdict tokens_per_s weight_version"
     )
-    assert set(contract.split()) <= set(worker)
+    assert set(promised.split()) <= set(worker)
     lines = service.get("/v1/workers/m-0/logs?tail=5")["lines"]
     assert any("scripted engine: listening" in line["text"] for line in lines)
     assert service.get(f"/v1/workers/m-0/logs?after={lines[-1]['number']}")["lines"] == []
@@ -352,7 +355,7 @@ def test_workers_and_their_logs_are_shown(service: Service) -> None:
 
 
 def test_the_surface_describes_itself(service: Service) -> None:
-    """/openapi.json: every route of the contract, no dangling reference, the job's own schema."""
+    """/openapi.json: every route of the specification, no dangling reference, the job's own schema."""
     document = service.get("/openapi.json")
     text = json.dumps(document)
     references = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}

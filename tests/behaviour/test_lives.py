@@ -40,7 +40,10 @@ def embedded_model(port: int, *, replicas: int = 2, slots: int = 2, max_tokens: 
 
 
 def test_fifty_conversations_on_two_real_engines(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Issue A: 50 conversations of 3 agents and 3 rounds at once, all 450 turns, each exactly once and in order."""
+    """50 conversations of 3 agents and 3 rounds at once, all 450 turns, each exactly once and in order.
+
+    Source: specification, "Rounds mode" and "Transcripts".
+    """
     with serving(tmp_path, free_ports(1), {"m": embedded_model(free_ports(2))}) as service:
         job_id = service.post_job(debate(conversations=50, rounds=3))
         job = service.wait_ended(job_id, limit_s=90)
@@ -71,7 +74,10 @@ def completed_turns(service: Service, job_id: str) -> set[tuple[str, int, str]]:
 def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Issue A: SIGKILL in mid-job, again and again: no engine alive after a second, and the job goes on to its end."""
+    """SIGKILL in mid-job, again and again: no engine alive after a second, and the job goes on to its end.
+
+    Source: specification, "Recovery after a crash" and "Guardian".
+    """
     record = tmp_path / "record.jsonl"
     flags: Document = {"record": str(record), "echo": r"You are (MARK-\w+)\.", "interval": 0.02, "prefill": 0.02}
     service = Service(tmp_path, free_ports(1), {"m": scripted_model(free_ports(2), replicas=2, **flags)})

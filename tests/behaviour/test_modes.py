@@ -1,4 +1,7 @@
-"""Free mode, validation and markup through the service (contract, sections 5.2 to 5.4)."""
+"""Free mode, validation and markup through the service.
+
+Source: specification, "Free mode" and "Answer validation" and "Agent markup".
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -53,7 +56,7 @@ def test_free_mode_is_one_queue(tmp_path: Path, free_ports: Callable[[int], int]
 
 
 def test_a_prompt_made_in_the_queue_is_older(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """prompt_at: queue, as in seed 004's prose: what is said while an agent waits it does not hear."""
+    """Specification, "Free mode", prompt_at: queue: what is said while an agent waits it does not hear."""
     job = {
         "mode": "free",
         "prompt_at": "queue",
@@ -104,7 +107,10 @@ def test_a_turn_that_is_never_valid_fails_with_its_conversation(
 
 
 def test_thoughts_are_nobodys_business(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Contract, section 5.4: kept apart, and never shown to another agent, nor is what only sounds like words."""
+    """Kept apart, and never shown to another agent, nor is what only sounds like words.
+
+    Source: specification, "Agent markup" and "Visibility".
+    """
     agents = [
         {"id": "a", "model": "m", "markup": True},
         {"id": "b", "model": "m", "markup": True, "speak_after_within_round": ["a"]},

@@ -1,4 +1,7 @@
-"""What an operator does with workers over HTTP, what incidents tell, and tools in a job (contract, sections 4 to 6)."""
+"""What an operator does with workers over HTTP, what incidents tell, and tools in a job.
+
+Source: specification, "Operator actions" and "Incidents" and "Tool runners".
+"""
 
 import json
 import os

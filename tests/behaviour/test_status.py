@@ -1,4 +1,4 @@
-"""Nothing waits in silence: GET /v1/status and ``roundhouse top`` (contract, sections 3 and 6)."""
+"""Nothing waits in silence: GET /v1/status and ``roundhouse top`` (specification, "Status snapshot")."""
 
 import contextlib
 import json
@@ -107,7 +107,7 @@ def test_what_caches_were_worth_is_counted(tmp_path: Path, free_ports: Callable[
 
 
 def test_a_turn_that_waits_for_what_cannot_come_is_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Seed 003 tells of a job that waited for ever: where no engine will come, the turn says why and ends."""
+    """Specification, "Lost models": where no engine will come, the turn says why and ends."""
     restart = {"initial_s": 0.05, "failures": 1, "retry_s": None}
     models = {
         "m": scripted_model(free_ports(1)),

@@ -33,7 +33,7 @@ async def test_it_answers_and_tells_what_that_cost(subject: Subject) -> None:
         assert (told.state, told.finish_reason, told.usage.completion_tokens) == (RequestState.COMPLETED, "length", 20)
         assert told.text
         assert (told.usage.prompt_tokens or 0) > 100  # the BIOS, in single characters
-        assert worker._watch.signs.pace.tokens_per_s is not None
+        assert worker._watch.observations.speed.tokens_per_s is not None
         again = await result(worker, await submit(worker, "Go.", max_tokens=1))
         assert (again.usage.cached_tokens or 0) > 100
 
@@ -172,7 +172,7 @@ async def test_one_batch_of_many_times_the_limit_is_left_alone(subject: Subject,
 
 
 def _has_begun(worker: Worker) -> bool:
-    return any(flight.answer.generation.begun_at is not None for flight in worker._flights)
+    return any(running.answer.generation.begun_at is not None for running in worker._in_flight)
 
 
 async def test_the_json_fallback_runs_tools_of_a_model_that_knows_none(subject: Subject) -> None:

@@ -41,7 +41,10 @@ def test_no_stale_write_is_taken(
     postgres: PostgresServer,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Issue D: 500 races in a soak; each turn in flight on the stopped node is one, since its engine goes on."""
+    """500 races in a soak; each turn in flight on the stopped node is one, since its engine goes on.
+
+    Source: specification, "Fences and leases".
+    """
     races = SOAK_RACES if request.config.getoption("--soak") else RACES
     flags: Document = {"tokens": 5, "interval": 0.1}
     store: Document = {"url": postgres.new_database(), "lease_s": LEASE_S}

@@ -24,7 +24,7 @@ def embedded(port: int) -> Document:
 def test_kills_under_load_lose_nothing_and_double_nothing(
     tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest
 ) -> None:
-    """Issue D: SQLite, the real embedded engine; 300 kills in a soak."""
+    """Specification, "Recovery after a crash": SQLite, the real embedded engine; 300 kills in a soak."""
     kills = SOAK_KILLS if request.config.getoption("--soak") else KILLS
     chance = Random(kills)  # noqa: S311
     service = Service(tmp_path, free_ports(1), {"m": embedded(free_ports(1))})

@@ -25,7 +25,7 @@ from workers.process import child as engine_process
 from workers.process import guardian, orphans
 from workers.process.child import Command, run_engine
 from workers.process.identity import ProcessId
-from workers.process.registry import Ledger, sweep
+from workers.process.registry import ProcessRegistry, sweep
 from workers.states import WorkerState
 
 SUPERVISOR = Path(__file__).parents[1] / "programs" / "supervisor.py"
@@ -199,7 +199,7 @@ async def test_a_tree_that_dies_late_costs_time_and_not_the_worker(
 ) -> None:
     """A process that hangs in the kernel: nothing is started beside it, and all goes on once it is gone."""
     may_die = anyio.Event()
-    real = orphans.end_strays
+    real = orphans.end_orphans
 
     async def stuck(session: int | None = None) -> bool:
         if session is None:
@@ -207,7 +207,7 @@ async def test_a_tree_that_dies_late_costs_time_and_not_the_worker(
         await may_die.wait()
         return await real(session)
 
-    monkeypatch.setattr(engine_process, "end_strays", stuck)
+    monkeypatch.setattr(engine_process, "end_orphans", stuck)
     monkeypatch.setattr(engine_process, "LAST_LIMIT_S", 0.1)
     spec = scripted_spec()
     monkeypatch.setattr(incarnation, "run_engine", partial(run_engine, leave_limit_s=0.1))
@@ -235,7 +235,7 @@ class TestSweep:
         """Another Roundhouse, or we ourselves."""
         process = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"])
         try:
-            Ledger(tmp_path).note(process.pid)
+            ProcessRegistry(tmp_path).note(process.pid)
             assert await sweep(tmp_path) == 0
             assert is_alive(process.pid)
             assert len(files(tmp_path)) == 1

@@ -1,4 +1,4 @@
-"""The public Worker (contract, section 7; seed 002) on engines that behave, and on one for each way not to."""
+"""The public Worker (specification, "Worker interface") on engines that behave, and on one for each way not to."""
 
 import asyncio
 import json
@@ -76,7 +76,10 @@ async def wait_incident(worker: Worker) -> Incident:
 
 
 async def test_a_request_goes_from_its_id_to_its_result_and_is_forgotten(scripted_spec: SpecFactory) -> None:
-    """Seed 002, section 8: ids count from 1, get_result releases all state, later look-ups find nothing."""
+    """Ids count from 1, get_result releases all state, later look-ups find nothing.
+
+    Source: specification, "Worker interface".
+    """
     async with working(scripted_spec()) as worker:
         assert [await submit(worker), await submit(worker)] == [1, 2]
         told = await result(worker, 1)
@@ -91,7 +94,7 @@ async def test_a_request_goes_from_its_id_to_its_result_and_is_forgotten(scripte
 
 
 async def test_no_slot_is_told_at_once(scripted_spec: SpecFactory) -> None:
-    """Seed 002, section 6: no queue; and a slot is there again when its request has ended."""
+    """Specification, "Slots": no queue; and a slot is there again when its request has ended."""
     async with working(scripted_spec(slots=2, prefill=600)) as worker:
         first, _ = await submit(worker), await submit(worker)
         assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
@@ -104,7 +107,7 @@ async def test_no_slot_is_told_at_once(scripted_spec: SpecFactory) -> None:
 async def test_slots_are_what_was_configured_or_less_where_the_engine_holds_less(
     scripted_spec: SpecFactory, told: int | None, effective: int
 ) -> None:
-    """Seed 000, "max_num_seqs_upper_bound": the smaller of both; never more in flight than that."""
+    """Specification, "Slots": the smaller of both; never more in flight than that."""
     flags = {} if told is None else {"props_slots": told}
     async with working(scripted_spec(slots=3, mute_on="Go.", **flags)) as worker:
         for _ in range(effective):
@@ -157,7 +160,10 @@ async def ask_briefly(worker: Worker) -> RequestResult:
 
 
 async def test_parameters_pass_through_but_for_ours(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """Seed 002, section 9: unknown keys are kept, and only the fields that the worker owns are overwritten."""
+    """Unknown keys are kept, and only the fields that the worker owns are overwritten.
+
+    Source: specification, "Generation parameters".
+    """
     record = tmp_path / "record"
     spec = replace(scripted_spec(record=str(record)), params={"max_tokens": 5, "temperature": 0})
     async with working(spec) as worker:
@@ -374,7 +380,7 @@ async def test_the_engines_own_word_for_when_to_come_again_holds_the_slot(script
     "repeat", ["I see. Let me think.|", "round and round "], ids=["the same line", "the same phrase"]
 )
 async def test_a_model_that_repeats_itself_is_stopped(scripted_spec: SpecFactory, repeat: str) -> None:
-    """Seed 002, section 14; the engine is healthy."""
+    """Specification, "Repetition"; the engine is healthy."""
     async with working(scripted_spec(repeat=repeat)) as worker:
         told = await ask(worker)
         assert (told.state, told.reason) == (RequestState.FAILED, "repeated_line_loop")

@@ -91,7 +91,7 @@ async def told_by(model: Scripted) -> RequestResult:
 
 
 async def test_a_call_makes_its_round_trip(scripted: Script) -> None:
-    """Seed 002, section 13: the call from its fragments, the result as a tool's message, the answer after it."""
+    """Specification, "Tool loop": the call from its fragments, the result as a tool's message, the answer after it."""
     model = scripted({"content": "Let me see.", "reasoning": "hm", **CALL_ADD}, ANSWER)
     told = await told_by(model)
     assert (told.state, told.text, told.thinking) == (RequestState.COMPLETED, "It is five.", "hm")
@@ -158,7 +158,7 @@ async def test_the_fallback_reads_json_where_it_is_on(scripted: Script) -> None:
 
 
 async def test_markup_is_read_for_agents_that_say_so(scripted: Script) -> None:
-    """Contract, section 5.4."""
+    """Specification, "Fallback calls"."""
     model = scripted({"content": 'So: <tool_request name="add">{"a": 2, "b": 3}</tool_request>'}, ANSWER)
     async with working(model.spec) as worker:
         request_id = await worker.submit("a job", "", "Go.", markup=True)
@@ -205,7 +205,7 @@ def use(name: str, **arguments: object) -> ToolUse:
 async def test_a_model_that_repeats_itself_in_the_arguments_of_a_call_is_stopped(
     tmp_path: Path, scripted_spec: SpecFactory
 ) -> None:
-    """Seed 002, section 14: wherever it does so."""
+    """Specification, "Repetition": wherever it does so."""
     arguments = json.dumps({"text": "the same line again\n" * 20})
     model = Scripted(tmp_path, scripted_spec, [{"tool_calls": [{"name": "add", "arguments": arguments}]}, ANSWER])
     async with working(model.spec) as worker:

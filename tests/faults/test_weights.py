@@ -21,12 +21,13 @@ from tests.waiting import LIMIT_S, wait_until
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
 from workers.errors import GroupMissing, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet
+from workers.policy.weight_update import DOING, UpdateState
+from workers.policy.weights import Backend, UpdatePhase, WeightsPolicy
 from workers.spec import WorkerId
 from workers.states import WorkerState
 from workers.weights.group import GroupRequest, GroupState
 from workers.weights.model_weights import ModelWeights
-from workers.weights.phases import WORKING, Backend, Phase, WeightsPolicy
-from workers.weights.update import Share, Tensor, UpdateRequest, UpdateState, WeightUpdate
+from workers.weights.update import Tensor, UpdateRequest, WeightUpdate, WorkerProgress
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "vllm_engine.py"
 PHASE_S = 1.0
@@ -129,9 +130,9 @@ async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> 
     """Run an update in which the bad worker fails a phase; return it when it is over, with nothing to fail any more."""
     weights = workers.weights
     workers.misbehave(phase, "fail" if do == "fail" else "stall")
-    doing, _ = WORKING[Phase(phase)]
+    doing = DOING[UpdatePhase(phase)]
 
-    def share() -> Share:
+    def share() -> WorkerProgress:
         return weights.updates[-1].shares[workers.bad.spec.id]
 
     async with anyio.create_task_group() as tasks:

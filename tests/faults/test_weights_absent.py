@@ -11,11 +11,11 @@ import pytest
 from tests.faults.test_weights import Fault, Two, is_over, tensors, two
 from tests.waiting import wait_until
 from workers.errors import GroupMissing
+from workers.policy.weight_update import UpdateState
+from workers.policy.weights import Backend, WeightsPolicy
 from workers.states import WorkerState
 from workers.weights import model_weights, update_run
 from workers.weights.group import GroupRequest, GroupState
-from workers.weights.phases import Backend, WeightsPolicy
-from workers.weights.update import UpdateState
 
 
 async def kill_bad(workers: Two) -> None:

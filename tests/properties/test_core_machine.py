@@ -10,7 +10,7 @@ from service.scheduling.core import events
 from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
-from service.scheduling.core.queue.affinity import Reading
+from service.scheduling.core.queue.affinity import PromptReading
 
 MODELS = ("m", "n")
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
@@ -42,17 +42,17 @@ class Auditor(RuleBasedStateMachine):
             match action:
                 case events.StartTurn():
                     self.audit_start(action)
-                case events.HoldTurn():
+                case events.DeferTurn():
                     assert action.key not in self.held, "a turn waits for its worker once"
                     self.held.add(action.key)
                 case events.CutOffTurn():
                     assert action.key in self.flying
                     self.cut_off.add(action.key)
                 case events.ConversationEnded():
-                    talk = (action.job_id, action.conversation_id)
-                    assert talk not in self.ended_talks
-                    self.ended_talks.add(talk)
-                    assert not any(key[:2] == talk for key in self.flying)
+                    conversation = (action.job_id, action.conversation_id)
+                    assert conversation not in self.ended_talks
+                    self.ended_talks.add(conversation)
+                    assert not any(key[:2] == conversation for key in self.flying)
                     assert not self.ended & set(action.unspoken)
                     self.ended.update(action.unspoken)
                 case events.JobEnded():
@@ -158,7 +158,7 @@ class Auditor(RuleBasedStateMachine):
         self.ended.add(key)
         tokens = st.integers(0, 10_000)
         reading = data.draw(
-            st.none() | st.builds(Reading, fresh_tokens=tokens, seconds=st.floats(0, 1000), context_tokens=tokens)
+            st.none() | st.builds(PromptReading, fresh_tokens=tokens, seconds=st.floats(0, 1000), context_tokens=tokens)
         )
         self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100)), reading=reading))
 
@@ -166,7 +166,7 @@ class Auditor(RuleBasedStateMachine):
     @rule(data=st.data())
     def hold_is_over(self, data: st.DataObject) -> None:
         """A timer fires, whether its turn still waits or not."""
-        self.tell(events.HoldOver(key=data.draw(st.sampled_from(sorted(self.held)))))
+        self.tell(events.DeferralOver(key=data.draw(st.sampled_from(sorted(self.held)))))
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
@@ -201,7 +201,7 @@ class Auditor(RuleBasedStateMachine):
         self.trials.clear()
         self.cut_off.clear()
         self.ready_workers.clear()
-        self.ended_talks = {talk for talk in self.ended_talks if talk[0] in self.ended_jobs}
+        self.ended_talks = {conversation for conversation in self.ended_talks if conversation[0] in self.ended_jobs}
         for job_id, job in self.jobs.items():
             if job_id not in self.ended_jobs:
                 done = {key: (self.state_of(key), "reason") for key in self.ended if key.job_id == job_id}
@@ -246,8 +246,8 @@ class Auditor(RuleBasedStateMachine):
     @invariant()
     def no_slot_is_idle_while_a_turn_could_run(self) -> None:
         for model in MODELS:
-            tries = self.core._seats.reserved(model)
-            assert tries is None or self.core._ready.suspects[model] or tries in self.core._seats._trials
+            tries = self.core._in_flight.reserved(model)
+            assert tries is None or self.core._ready.suspects[model] or tries in self.core._in_flight._trials
             free = sum(
                 max(0, slots - sum(seated == worker for seated in self.flying.values()))
                 for worker, (offered, slots) in SLOTS.items()

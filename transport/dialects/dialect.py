@@ -14,7 +14,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Generic[T_co]):
+class EngineQuery(Generic[T_co]):
     """Something that an engine tells of itself: the paths that are asked, and what their bodies together say.
 
     ``decode`` takes one body a path, and raises ``MalformedFrame`` where they are not what they should be.
@@ -39,8 +39,8 @@ class Dialect:
     name: str
     ready_paths: tuple[str, ...] = (MODELS_PATH,)
     encode: Callable[[ChatRequest], bytes] = encode_plainly
-    counters: Reading[EngineCounters] | None = None
-    capacity: Reading[int | None] | None = None
+    counters: EngineQuery[EngineCounters] | None = None
+    capacity: EngineQuery[int | None] | None = None
     canary_params: Mapping[str, object] = field(default_factory=lambda: {"max_tokens": 1})
     tells_timings: bool = False  # how long it read, with each answer
 

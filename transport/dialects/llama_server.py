@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from transport.counters import EngineCounters, SlotWork
-from transport.dialects.dialect import Dialect, Reading
+from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
 from transport.errors import MalformedFrame
 from transport.request import ChatRequest
@@ -89,8 +89,8 @@ LLAMA_SERVER: Final = Dialect(
     name="llama-server",
     ready_paths=(MODELS_PATH,),
     encode=encode,
-    counters=Reading(paths=(SLOTS_PATH,), decode=decode_counters),
-    capacity=Reading(paths=(PROPS_PATH,), decode=decode_capacity),
+    counters=EngineQuery(paths=(SLOTS_PATH,), decode=decode_counters),
+    capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
     tells_timings=True,
 )

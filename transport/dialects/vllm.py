@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from transport.counters import EngineCounters, SlotWork
-from transport.dialects.dialect import Dialect, Reading
+from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
 from transport.errors import MalformedFrame
 from transport.request import ChatRequest
@@ -121,6 +121,6 @@ VLLM: Final = Dialect(
     name="vllm",
     ready_paths=(HEALTH_PATH, MODELS_PATH),
     encode=encode,
-    counters=Reading(paths=(METRICS_PATH,), decode=decode_counters),
-    capacity=Reading(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
+    counters=EngineQuery(paths=(METRICS_PATH,), decode=decode_counters),
+    capacity=EngineQuery(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
 )

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from workers.adapters.adapter import Shelved
+from workers.adapters.adapter import StoredAdapters
 from workers.adapters.validation import PEFT_FILES
 from workers.files import replace_file, sync_folder
 
@@ -35,7 +35,7 @@ class Copied:
     size: int
 
 
-class Shelf:
+class AdapterStore:
     """The adapters of one model on disk; nothing here is for the event loop."""
 
     def __init__(self, state_dir: Path, model: str, *, is_folder: bool) -> None:
@@ -43,24 +43,23 @@ class Shelf:
         self._is_folder = is_folder
 
     def __repr__(self) -> str:
-        """State where."""
-        return f"<Shelf {self._folder}>"
+        return f"<AdapterStore {self._folder}>"
 
     def path(self, digest: str) -> Path:
         """Return where a copy is: a folder in PEFT's form, or a GGUF file."""
         return self._folder / (digest if self._is_folder else f"{digest}.gguf")
 
-    def read(self) -> Shelved:
+    def read(self) -> StoredAdapters:
         """Return what was kept of adapters that are whole, and remove what belongs to none."""
         try:
-            kept = msgspec.json.decode((self._folder / INDEX).read_bytes(), type=Shelved)
+            kept = msgspec.json.decode((self._folder / INDEX).read_bytes(), type=StoredAdapters)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-            kept = Shelved()
+            kept = StoredAdapters()
         here = tuple(adapter for adapter in kept.adapters if self.path(adapter.digest).exists())
         self._keep_only({adapter.digest for adapter in here})
-        return Shelved(model=kept.model, adapters=here, past=kept.past)
+        return StoredAdapters(model=kept.model, adapters=here, past=kept.past)
 
-    def write(self, shelved: Shelved) -> None:
+    def write(self, shelved: StoredAdapters) -> None:
         """Keep the list.
 
         Raises:

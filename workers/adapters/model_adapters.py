@@ -16,9 +16,9 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
-from workers.adapters.adapter import Adapter, Shelved
-from workers.adapters.adapter_store import Shelf
-from workers.adapters.provision import bring, take_away
+from workers.adapters.adapter import Adapter, StoredAdapters
+from workers.adapters.adapter_store import AdapterStore
+from workers.adapters.provision import bring, unload
 from workers.adapters.validation import check_gguf, check_peft, check_source
 from workers.engine.launch.vllm import most_rank
 from workers.errors import (
@@ -52,7 +52,7 @@ class ModelAdapters:
         self.spec = workers[0].spec
         self.configured: Mapping[str, str] = self.spec.adapters
         self.changing: str | None = None  # what is being done, in words
-        self._shelf = Shelf(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
+        self._shelf = AdapterStore(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
         kept = self._shelf.read()
         self.past = dict(kept.past)  # names that were unloaded, and the digests that they stand for
         self._copies: Counter[str] = Counter()  # digests, and how many loads of them are under way
@@ -64,10 +64,9 @@ class ModelAdapters:
         self._want()
 
     def __repr__(self) -> str:
-        """State which."""
         return f"<ModelAdapters {self.name} {self.names}>"
 
-    def _fitting(self, kept: Shelved) -> tuple[Adapter, ...]:
+    def _fitting(self, kept: StoredAdapters) -> tuple[Adapter, ...]:
         """Return what was kept if it is for the model that is configured; on another no engine would start with it."""
         if kept.adapters and kept.model != self.spec.model:
             names = ", ".join(adapter.name for adapter in kept.adapters)
@@ -136,7 +135,7 @@ class ModelAdapters:
             self._copies.setdefault(adapter.digest, 0)  # what is counted here, and needed by nobody, is removed
             self._want()
             for worker in self._serving():
-                await take_away(worker, name)
+                await unload(worker, name)
         await self._tidy()
 
     @asynccontextmanager
@@ -207,7 +206,7 @@ class ModelAdapters:
         except Exception:
             self._want()
             for worker in self._serving():
-                await take_away(worker, adapter.name)
+                await unload(worker, adapter.name)
             raise
 
     async def _prove(self, name: str) -> None:
@@ -232,7 +231,7 @@ class ModelAdapters:
     async def _keep(self, loaded: Mapping[str, Adapter], past: Mapping[str, str]) -> None:
         """Keep a list of adapters, and then take it as the model's."""
         past = dict(list(past.items())[-REMEMBERED:])
-        shelved = Shelved(model=self.spec.model, adapters=tuple(loaded.values()), past=past)
+        shelved = StoredAdapters(model=self.spec.model, adapters=tuple(loaded.values()), past=past)
         try:
             await anyio.to_thread.run_sync(self._shelf.write, shelved)
         except OSError as error:

@@ -41,7 +41,7 @@ async def bring(worker: SupervisedWorker, next_change: NextChange) -> bool:
     return await _start_anew(worker, next_change)
 
 
-async def take_away(worker: SupervisedWorker, name: str) -> None:
+async def unload(worker: SupervisedWorker, name: str) -> None:
     """Have vLLM forget an adapter; llama.cpp has it until its next start, and nobody asks for it."""
     if worker.spec.engine is not EngineKind.VLLM or name not in worker.adapters.loaded:
         return

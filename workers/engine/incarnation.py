@@ -23,7 +23,7 @@ from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
 from workers.errors import SpawnFailed, WorkerError
 from workers.process.child import Command, EngineExit, EngineProcess, run_engine
-from workers.process.registry import Ledger
+from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
 
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
@@ -52,7 +52,7 @@ class Starter:
 class Incarnation:
     """The n-th engine process of a worker; made to be run once."""
 
-    def __init__(self, number: int, starter: Starter, ledger: Ledger | None, gate: StartGate) -> None:
+    def __init__(self, number: int, starter: Starter, ledger: ProcessRegistry | None, gate: StartGate) -> None:
         self.number = number
         self._starter = starter
         self._spec = starter.spec
@@ -67,7 +67,6 @@ class Incarnation:
         self._oom_kills: int | None = None  # of the machine or our cgroup, when it was started
 
     def __repr__(self) -> str:
-        """State the process."""
         return f"<Incarnation {self.number} {self._engine!r}>"
 
     @property

@@ -33,7 +33,6 @@ class LogRing:
         self.bytes_taken = 0
 
     def __repr__(self) -> str:
-        """State how much is held."""
         return f"<LogRing incarnation={self._incarnation} lines={len(self._current)}+{len(self._previous)}>"
 
     def begin(self, incarnation: int) -> None:

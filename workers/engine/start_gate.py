@@ -28,7 +28,6 @@ class StartGate:
         self._changed = anyio.Event()
 
     def __repr__(self) -> str:
-        """State who is starting where."""
         return f"<StartGate {[sorted(each.devices) for each in self._passes]}>"
 
     async def enter(self, devices: frozenset[str]) -> StartPass:

@@ -18,9 +18,9 @@ from workers.engine.start_gate import StartGate
 from workers.errors import StartFailed, StopTimedOut
 from workers.outcome import FailureReason
 from workers.policy import lifecycle
-from workers.policy.lifecycle import Supervision
+from workers.policy.lifecycle import Lifecycle
 from workers.process.child import EngineExit
-from workers.process.registry import Ledger
+from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
 from workers.states import WorkerState
 
@@ -51,7 +51,7 @@ class Supervisor:
         calibrate: Callable[[], Awaitable[None]],
     ) -> None:
         self.log = LogRing()
-        self.ledger: Ledger | None = None
+        self.ledger: ProcessRegistry | None = None
         self.tasks: TaskGroup | None = None
         self.running: Incarnation | None = None
         self.last_exit: EngineExit | None = None
@@ -68,22 +68,21 @@ class Supervisor:
         )
         self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
         self._has_suspects = has_suspects
-        self._limits = lifecycle.Limits(
+        self._limits = lifecycle.LifecycleLimits(
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
             # Somebody else's server is waited for, however often it goes away.
             restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
         )
-        self._now = Supervision()
+        self._now = Lifecycle()
         self._was_ready = False
         self._changed = anyio.Event()
 
     def __repr__(self) -> str:
-        """State the state."""
         return f"<Supervisor {self._spec.id} {self._now.state} incarnation={self._now.incarnation}>"
 
     @property
-    def now(self) -> Supervision:
+    def now(self) -> Lifecycle:
         """The present state; advisory."""
         return self._now
 
@@ -140,7 +139,7 @@ class Supervisor:
         tail = self.log.tail(ERROR_TAIL_LINES, incarnation=self._now.incarnation)
         return StartFailed(self._spec.id, self._now.because, tuple(line.text for line in tail))
 
-    def _tell_move(self, before: Supervision) -> None:
+    def _tell_move(self, before: Lifecycle) -> None:
         now = self._now
         self._was_ready = self._was_ready or now.state is WorkerState.READY
         logger.info("worker %s: %s -> %s: %s", self._spec.id, before.state, now.state, now.because)
@@ -174,7 +173,7 @@ class Supervisor:
         self.tasks, self.running = None, None
         if self._now.state is WorkerState.STOPPED:
             return
-        self._now = Supervision(because=because, incarnation=self._now.incarnation, has_process=is_left)
+        self._now = Lifecycle(because=because, incarnation=self._now.incarnation, has_process=is_left)
         self._changed.set()
         self._changed = anyio.Event()
         self._on_move()

@@ -6,9 +6,9 @@ from typing import Final, Protocol
 
 import anyio
 
-from workers.health.probes import Song, Vitals
+from workers.health.probes import CanaryResult, Probes
 from workers.outcome import FailureReason
-from workers.requests.in_flight import Flight, Flights
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.states import Hold
 
 CANARY_S: Final = 5.0
@@ -35,23 +35,26 @@ class Guarded(Protocol):
     def resume_nowait(self, because: str, hold: Hold) -> None:
         """Take that back."""
 
-    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+    def break_engine(
+        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
+    ) -> None:
         """Kill the present engine, and start another."""
 
 
 class CircuitBreaker:
     """Open while the engine refuses; ``run`` must be running, and asks it then, at longer and longer intervals."""
 
-    def __init__(self, worker: Guarded, vitals: Vitals, flights: Flights, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, worker: Guarded, probes: Probes, in_flight: InFlightRequests, clock: Callable[[], float]
+    ) -> None:
         self._worker = worker
-        self._vitals = vitals
-        self._flights = flights
+        self._probes = probes
+        self._in_flight = in_flight
         self._clock = clock
         self._because: str | None = None
         self._opened = anyio.Event()
 
     def __repr__(self) -> str:
-        """State whether it is open."""
         return f"<CircuitBreaker open={self._because!r}>"
 
     @property
@@ -82,11 +85,11 @@ class CircuitBreaker:
             if not self._worker.is_serving:
                 refused_at = self._clock()  # the next engine has its own time
                 continue
-            song = await self._sing()
-            if song is Song.HEARD:
+            canary = await self._ask_canary()
+            if canary is CanaryResult.HEARD:
                 return
             refuses_s = self._clock() - refused_at
-            if song is not Song.SILENT and refuses_s >= REPAVE_S and self._is_of_no_use():
+            if canary is not CanaryResult.SILENT and refuses_s >= REPAVE_S and self._is_of_no_use():
                 reason = FailureReason.ENGINE_REJECTED
                 because = f"{reason}: for {refuses_s:.0f} s it has refused everything: {self._because}"
                 self._worker.break_engine(reason, because, {})
@@ -94,12 +97,12 @@ class CircuitBreaker:
 
     def _is_of_no_use(self) -> bool:
         """Whether nothing is lost with the engine: no request on it gets anything."""
-        is_working = any(flight.answer.generation.has_progressed for flight in self._flights)
+        is_working = any(running.answer.generation.has_progressed for running in self._in_flight)
         return self._worker.owns_engine and not is_working
 
-    async def _sing(self) -> Song:
+    async def _ask_canary(self) -> CanaryResult:
         try:
-            return await self._vitals.sing(CANARY_S)
+            return await self._probes.ask_canary(CANARY_S)
         except Exception:  # whatever is wrong with the canary must not end the worker
             logger.exception("a canary could not be sent")
-            return Song.SILENT
+            return CanaryResult.SILENT

@@ -6,15 +6,15 @@ from typing import Final
 
 from transport.counters import EngineCounters
 from workers.health.incident import Evidence
-from workers.health.probes import KernelView, Vitals
-from workers.policy.liveness import BUSY_CORES, EngineSigns, PrefillPace, RequestSigns
+from workers.health.probes import KernelView, Probes
+from workers.policy.liveness import BUSY_CORES, EngineObservations, PrefillPace, RequestObservations
 from workers.requests.answer import Phase
-from workers.requests.in_flight import Flight, Flights
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import RequestId
 
-LOOK_S: Final = 2.0  # between two looks at an engine that is silent
+POLL_S: Final = 2.0  # between two looks at an engine that is silent
 LEAST_INTERVAL_S: Final = 0.9  # between two looks at /proc, whose clock ticks a hundred times a second
-GAP_S: Final = 3 * LOOK_S  # without a look: what has risen since is no news, since nobody knows when it did
+GAP_S: Final = 3 * POLL_S  # without a look: what has risen since is no news, since nobody knows when it did
 _NEVER: Final = float("-inf")
 
 
@@ -22,22 +22,22 @@ _NEVER: Final = float("-inf")
 class _Newest:
     """Whose progress is the newest, and when the newest of all others was."""
 
-    flight: Flight | None = None
+    running: InFlightRequest | None = None
     at: float = _NEVER
     others_at: float = _NEVER
 
-    def joined_by(self, flight: Flight, at: float) -> "_Newest":
+    def joined_by(self, running: InFlightRequest, at: float) -> "_Newest":
         if at > self.at:
-            return _Newest(flight=flight, at=at, others_at=self.at)
-        return _Newest(flight=self.flight, at=self.at, others_at=at) if at > self.others_at else self
+            return _Newest(running=running, at=at, others_at=self.at)
+        return _Newest(running=self.running, at=self.at, others_at=at) if at > self.others_at else self
 
-    def beside(self, flight: Flight) -> float | None:
-        at = self.others_at if flight is self.flight else self.at
+    def beside(self, running: InFlightRequest) -> float | None:
+        at = self.others_at if running is self.running else self.at
         return None if at == _NEVER else at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSight:
+class EngineSnapshot:
     """What is known of the engine at one moment, for all requests at once: each sees the others' progress in it."""
 
     rose_at: float | None
@@ -49,41 +49,40 @@ class EngineSight:
         None  # of a server that may hold requests back: when one was last answered that has ended
     )
 
-    def as_seen_by(self, flight: Flight, *, is_serving: bool) -> EngineSigns:
-        """Return what speaks for the engine as ``flight`` sees it."""
-        return EngineSigns(
+    def as_seen_by(self, running: InFlightRequest, *, is_serving: bool) -> EngineObservations:
+        """Return what speaks for the engine as ``running`` sees it."""
+        return EngineObservations(
             is_serving=is_serving,
             rose_at=self.rose_at,
             unexplained_at=self.unexplained_at,
-            others_at=self.progress.beside(flight),
-            prefilling_at=self.prefilling.beside(flight),
+            others_at=self.progress.beside(running),
+            prefilling_at=self.prefilling.beside(running),
             batch_busy_at=self.batch_busy_at,
-            answering_at=self._answering_at(flight),
+            answering_at=self._answering_at(running),
         )
 
-    def _answering_at(self, flight: Flight) -> float | None:
+    def _answering_at(self, running: InFlightRequest) -> float | None:
         if self.answered_at is None:
             return None
-        beside = self.progress.beside(flight)
+        beside = self.progress.beside(running)
         return self.answered_at if beside is None else max(self.answered_at, beside)
 
 
-class Signs:
+class Observations:
     """Keeps when each thing was last seen to move; written by the watch alone."""
 
     def __init__(
-        self, flights: Flights, vitals: Vitals, clock: Callable[[], float], *, may_queue: bool = False
+        self, in_flight: InFlightRequests, probes: Probes, clock: Callable[[], float], *, may_queue: bool = False
     ) -> None:
-        self._flights = flights
+        self._in_flight = in_flight
         self._may_queue = may_queue  # the server may hold requests back, and tells nothing of it
-        self._vitals = vitals
+        self._probes = probes
         self._clock = clock
-        self.pace = PrefillPace()
+        self.speed = PrefillPace()
         self.forget()
 
     def __repr__(self) -> str:
-        """State what is known."""
-        return f"<Signs counters={self.counters} pace={self.pace}>"
+        return f"<Observations counters={self.counters} pace={self.speed}>"
 
     def forget(self) -> None:
         """Forget all that was of another incarnation; how fast it reads stays."""
@@ -100,32 +99,32 @@ class Signs:
         self.busy_at: float | None = None  # when its processes were last seen to compute
         self._answered_at = _NEVER
         self._batches: dict[RequestId, tuple[int, float]] = {}  # how far each prompt was told to be, and after how long
-        self._log_bytes = self._vitals.log_bytes()
+        self._log_bytes = self._probes.log_bytes()
         self._log_grew_at: float | None = None
 
-    def see_kernel(self) -> None:
+    def poll_kernel_nowait(self) -> None:
         """Ask the kernel at once, where an engine is about to be killed and was not looked at."""
-        if self._kernel_at is None or self._clock() - self._kernel_at > LOOK_S:
-            self.kernel, self._kernel_at = self._vitals.glance(), self._clock()
+        if self._kernel_at is None or self._clock() - self._kernel_at > POLL_S:
+            self.kernel, self._kernel_at = self._probes.kernel_view_nowait(), self._clock()
 
-    async def look(self) -> EngineCounters | None:
+    async def poll(self) -> EngineCounters | None:
         """Ask the engine and the kernel once, each bounded by itself; return what the engine told."""
         if self._tried_at is None or self._clock() - self._tried_at > GAP_S:
             self.counters = None
-        await self.look_at_kernel()
+        await self.poll_kernel()
         now = self._clock()
-        log_bytes = self._vitals.log_bytes()
+        log_bytes = self._probes.log_bytes()
         if log_bytes != self._log_bytes:
             self._log_bytes, self._log_grew_at = log_bytes, now
-        counters = await self._vitals.read_counters()  # last: a busy engine may hold the answer back for long
+        counters = await self._probes.read_counters()  # last: a busy engine may hold the answer back for long
         self._tried_at = self._clock()
         if counters is not None:
             self._compare(counters)
         return counters
 
-    async def look_at_kernel(self) -> None:
+    async def poll_kernel(self) -> None:
         """Ask the kernel alone, which always answers."""
-        view = await self._vitals.kernel_view()
+        view = await self._probes.kernel_view()
         now = self._clock()
         self._measure_cpu(view, now)
         if self._kernel_at is not None and view.compiles_since(self.kernel):
@@ -146,35 +145,35 @@ class Signs:
             self.busy_at = now
         self._ticks, self._ticks_at = view, now
 
-    def learn_batches(self, flight: Flight) -> None:
+    def learn_batches(self, running: InFlightRequest) -> None:
         """Learn how fast the engine reads from each batch that it tells of, whatever becomes of the request."""
-        told = flight.answer.generation.prompt_progress
-        seen, seen_ms = self._batches.get(flight.id, (0, 0.0))
+        told = running.answer.generation.prompt_progress
+        seen, seen_ms = self._batches.get(running.id, (0, 0.0))
         if told is None or told.processed <= max(seen, told.cached):
             return
         since = max(seen, told.cached)
-        self.pace = self.pace.seen(tokens=told.processed - since, seconds=(told.elapsed_ms - seen_ms) / 1000)
-        self._batches[flight.id] = told.processed, told.elapsed_ms
+        self.speed = self.speed.seen(tokens=told.processed - since, seconds=(told.elapsed_ms - seen_ms) / 1000)
+        self._batches[running.id] = told.processed, told.elapsed_ms
 
-    def note_end(self, flight: Flight) -> None:
+    def note_end(self, running: InFlightRequest) -> None:
         """Take the end of a request."""
-        self._batches.pop(flight.id, None)
-        self._answered_at = max(self._answered_at, _progress_at(flight))
+        self._batches.pop(running.id, None)
+        self._answered_at = max(self._answered_at, _progress_at(running))
 
-    def sight(self, *, may_batch: bool = False) -> EngineSight:
+    def snapshot(self, *, may_batch: bool = False) -> EngineSnapshot:
         """Return what is known of the engine now; ``may_batch`` says that it may be reading for whoever has left.
 
         Beside that, it may be reading a batch where a prompt was sent and no token of its answer has come.
         """
         progress = prefilling = _Newest()
-        for flight in self._flights:
-            if flight.answer.phase is Phase.ENGINE:
-                at = _progress_at(flight)
-                progress = progress.joined_by(flight, at)
-                if flight.answer.generation.first_token_at is None:
+        for running in self._in_flight:
+            if running.answer.phase is Phase.ENGINE:
+                at = _progress_at(running)
+                progress = progress.joined_by(running, at)
+                if running.answer.generation.first_token_at is None:
                     may_batch = True
-                    prefilling = prefilling.joined_by(flight, at)
-        return EngineSight(
+                    prefilling = prefilling.joined_by(running, at)
+        return EngineSnapshot(
             rose_at=self._rose_at,
             unexplained_at=self._unexplained_at,
             progress=progress,
@@ -183,22 +182,22 @@ class Signs:
             answered_at=self._answered_at if self._may_queue else None,
         )
 
-    def of_request(self, flight: Flight) -> RequestSigns:
+    def of_request(self, running: InFlightRequest) -> RequestObservations:
         """Return what speaks for one request."""
-        generation = flight.answer.generation
+        generation = running.answer.generation
         told = generation.prompt_progress
-        left = told.total - told.processed if told else flight.answer.prompt_chars * self.pace.tokens_a_char
-        return RequestSigns(
+        left = told.total - told.processed if told else running.answer.prompt_chars * self.speed.tokens_a_char
+        return RequestObservations(
             has_token=generation.first_token_at is not None,
             progress_at=generation.last_progress_at,
             has_begun=generation.begun_at is not None,
-            prefill_left_s=self.pace.seconds_for(max(0.0, left)),
+            prefill_left_s=self.speed.seconds_for(max(0.0, left)),
         )
 
-    def evidence(self, flight: Flight) -> Evidence:
-        """Return all that a verdict on ``flight`` rests on."""
+    def evidence(self, running: InFlightRequest) -> Evidence:
+        """Return all that a verdict on ``running`` rests on."""
         now = self._clock()
-        generation = flight.answer.generation
+        generation = running.answer.generation
         told = generation.prompt_progress
 
         def ago(at: float | None) -> float | None:
@@ -206,28 +205,28 @@ class Signs:
 
         return Evidence(
             silent_s=ago(generation.last_progress_at) or 0.0,
-            limit_s=None if flight.judgement.limit_s is None else round(flight.judgement.limit_s, 3),
+            limit_s=None if running.judgement.limit_s is None else round(running.judgement.limit_s, 3),
             last_byte_s=None if generation.begun_at is None else ago(generation.last_byte_at),
             prompt_tokens_done=told.processed if told else None,
             prompt_tokens=told.total if told else None,
-            output_tokens=flight.answer.output_tokens,
+            output_tokens=running.answer.output_tokens,
             counters=None if self.counters is None else str(self.counters),
             counters_rose_s=ago(self._rose_at),
             cpu_percent=None if self._cpu_percent is None else round(self._cpu_percent, 1),
             log_grew_s=ago(self._log_grew_at),
         )
 
-    def learn(self, flight: Flight) -> None:
+    def learn(self, running: InFlightRequest) -> None:
         """Learn how fast the engine reads from an answer that is complete."""
-        generation = flight.answer.generation
+        generation = running.answer.generation
         first_at = generation.first_token_at
         if generation.usage is not None and first_at is not None:
             seen_s, timings, usage = first_at - generation.started_at, generation.timings, generation.usage
             # No longer than we have seen ourselves: an engine's clock goes on while the machine sleeps.
-            self.pace = self.pace.learned(
+            self.speed = self.speed.learned(
                 tokens=timings.prompt_tokens if timings else usage.prompt_tokens - usage.cached_tokens,
                 seconds=min(timings.prompt_ms / 1000, seen_s) if timings else seen_s,
-                chars=flight.answer.prompt_chars,
+                chars=running.answer.prompt_chars,
                 prompt_tokens=usage.prompt_tokens,
             )
 
@@ -239,11 +238,11 @@ class Signs:
         advanced = counters.advances_since(before)
         if advanced:
             self._rose_at = now
-        if advanced > sum(_progress_at(flight) >= before_at for flight in self._flights):
+        if advanced > sum(_progress_at(running) >= before_at for running in self._in_flight):
             self._unexplained_at = now
 
 
-def _progress_at(flight: Flight) -> float:
+def _progress_at(running: InFlightRequest) -> float:
     """Return when the model last got further; the start of a request is no progress of the engine's."""
-    generation = flight.answer.generation
+    generation = running.answer.generation
     return generation.last_progress_at if generation.has_progressed else _NEVER

@@ -84,7 +84,6 @@ class Incidents:
         self._written = len(read)
 
     def __repr__(self) -> str:
-        """State how many there are."""
         return f"<Incidents {len(self._kept)}>"
 
     def __iter__(self) -> Iterator[Incident]:

@@ -1,4 +1,4 @@
-"""What an engine shows of itself apart from its answers: its counters, a canary's song, and the kernel's view of it."""
+"""What an engine shows of itself beside its answers: counters, a canary, and the kernel's view of it."""
 
 import logging
 import time
@@ -78,7 +78,7 @@ class Calibration:
     seconds: float
 
 
-class Probe(StrEnum):
+class ProbeResult(StrEnum):
     """What came of one readiness probe."""
 
     ANSWERED = "answered"
@@ -86,7 +86,7 @@ class Probe(StrEnum):
     SILENT = "silent"  # no answer in time, which a healthy engine may do in the middle of a batch
 
 
-class Song(StrEnum):
+class CanaryResult(StrEnum):
     """What came of one canary."""
 
     HEARD = "heard"  # it sang: the engine makes tokens
@@ -95,33 +95,33 @@ class Song(StrEnum):
     SILENT = "silent"  # nothing in time, which says little of an engine that is busy
 
 
-class Vitals(Protocol):
+class Probes(Protocol):
     """The edge of the watch: the real one asks an engine and the kernel, that of tests knows what it will say."""
 
     async def read_counters(self) -> EngineCounters | None:
         """Return the engine's counters, None where it does not tell them, or not now."""
 
-    async def sing(self, limit_s: float) -> Song:
+    async def ask_canary(self, limit_s: float) -> CanaryResult:
         """Ask for one token as a turn would, and return what came of it."""
 
     async def calibrate(self) -> Calibration | None:
         """Return how long the engine takes for a short prompt, or at least takes; None where it does not tell."""
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> ProbeResult:
         """Return what came of one readiness probe."""
 
     async def kernel_view(self) -> KernelView:
         """Return what the kernel knows of the engine's processes."""
 
-    def glance(self) -> KernelView:
+    def kernel_view_nowait(self) -> KernelView:
         """Return the same at once, for a moment that cannot wait."""
 
     def log_bytes(self) -> int:
         """Return how much the engine has printed so far."""
 
 
-class EngineVitals:
-    """The vitals of a real engine.
+class EngineProbes:
+    """The probes of a real engine.
 
     ``base`` gives the model's name and further parameters of a request for it without adapters; ``root`` the pid above
     the engine's whole tree, None where there is none.
@@ -140,8 +140,7 @@ class EngineVitals:
         self._log_bytes = log_bytes
 
     def __repr__(self) -> str:
-        """State whose they are."""
-        return f"<EngineVitals {self._client!r}>"
+        return f"<EngineProbes {self._client!r}>"
 
     async def calibrate(self) -> Calibration | None:
         """Ask for one token after a short prompt, where the engine tells how long it has read."""
@@ -168,36 +167,36 @@ class EngineVitals:
         except EngineError:
             return None
 
-    async def sing(self, limit_s: float) -> Song:
+    async def ask_canary(self, limit_s: float) -> CanaryResult:
         """Ask for one token."""
-        song = _Listener()
+        canary = _Listener()
         model, params = self._base()
         asked = ChatRequest(model=model, messages=CANARY, params={**self._client.dialect.canary_params, **params})
         with anyio.move_on_after(limit_s):
             try:
-                await self._client.stream(asked, song)
+                await self._client.stream(asked, canary)
             except CannotAsk:
-                return Song.SILENT
+                return CanaryResult.SILENT
             except EngineError:
-                return Song.BROKEN_OFF if song.is_heard else Song.REFUSED
-        return Song.HEARD if song.is_heard else Song.SILENT
+                return CanaryResult.BROKEN_OFF if canary.is_heard else CanaryResult.REFUSED
+        return CanaryResult.HEARD if canary.is_heard else CanaryResult.SILENT
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> ProbeResult:
         """Probe once."""
         try:
             await self._client.probe_ready()
         except (EngineTimeout, CannotAsk):
-            return Probe.SILENT
+            return ProbeResult.SILENT
         except EngineError:
-            return Probe.REFUSED
-        return Probe.ANSWERED
+            return ProbeResult.REFUSED
+        return ProbeResult.ANSWERED
 
     async def kernel_view(self) -> KernelView:
         """Look at /proc, in a thread: a tree of hundreds takes milliseconds."""
         root = self._root()
         return KernelView() if root is None else await anyio.to_thread.run_sync(look_at_tree, root)
 
-    def glance(self) -> KernelView:
+    def kernel_view_nowait(self) -> KernelView:
         """Look at /proc from the event loop: once for an engine that is broken, and then it costs nobody anything."""
         root = self._root()
         return KernelView() if root is None else look_at_tree(root)

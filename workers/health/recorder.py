@@ -10,7 +10,7 @@ from workers.engine.incarnation import Incarnation
 from workers.engine.supervisor import Supervisor
 from workers.health.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
 from workers.health.probes import KernelView
-from workers.health.watch import Watch
+from workers.health.watch import HealthWatch
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.process.child import EngineExit
@@ -36,7 +36,7 @@ class IncidentRecorder:
         self,
         spec: WorkerSpec,
         supervisor: Supervisor,
-        watch: Watch,
+        watch: HealthWatch,
         count_pools: Callable[[], Mapping[str, int] | None],
     ) -> None:
         self._id = spec.id
@@ -48,7 +48,6 @@ class IncidentRecorder:
         self.incidents = Incidents(folder / _file_name(spec.id) if folder else None)
 
     def __repr__(self) -> str:
-        """State whose incidents they are."""
         return f"<IncidentRecorder {self._id} {self.incidents!r}>"
 
     @property
@@ -64,12 +63,12 @@ class IncidentRecorder:
         views = self._watch.views()
         running = self._supervisor.running
         if running is not None and not running.is_gone:
-            self._watch.signs.see_kernel()
+            self._watch.observations.poll_kernel_nowait()
         return _Scene(
             incarnation=self._supervisor.now.incarnation,
             reason=reason,
             verdict=Verdict.STALLED if is_stalled else Verdict.DEAD if views else None,
-            kernel=self._watch.signs.kernel,
+            kernel=self._watch.observations.kernel,
             in_flight=views,
             pools=self._count_pools(),
         )

@@ -7,10 +7,10 @@ from typing import Final, Protocol
 import anyio
 
 from workers.health.circuit_breaker import CircuitBreaker
-from workers.health.probes import Probe, Song, Vitals
+from workers.health.probes import CanaryResult, ProbeResult, Probes
 from workers.outcome import EngineFailed, FailureReason
 from workers.requests.answer import Phase
-from workers.requests.in_flight import Flight, Flights
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
 DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
 CONFIRM_PROBES: Final = 3
@@ -34,61 +34,62 @@ class Broken(Protocol):
     def is_serving(self) -> bool:
         """Whether there is an engine that is ready."""
 
-    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+    def break_engine(
+        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
+    ) -> None:
         """Kill the present engine, and start another."""
 
 
 class Recovery:
     """Finds out whether an engine that failed a request is still one."""
 
-    def __init__(self, worker: Broken, vitals: Vitals, flights: Flights, breaker: CircuitBreaker) -> None:
+    def __init__(self, worker: Broken, probes: Probes, in_flight: InFlightRequests, breaker: CircuitBreaker) -> None:
         self._worker = worker
-        self._vitals = vitals
-        self.flights = flights
+        self._probes = probes
+        self.in_flight = in_flight
         self._breaker = breaker
         self._answered: tuple[int, float] = (0, 0.0)  # an incarnation, and when the newest request began that it ended
 
     def __repr__(self) -> str:
-        """State of what."""
         return f"<Recovery of {self._worker!r}>"
 
-    def note_answer(self, incarnation: int, flight: Flight) -> None:
+    def note_answer(self, incarnation: int, running: InFlightRequest) -> None:
         """Take the fact that an engine has answered a request to its end."""
-        began_at = flight.answer.started_at
+        began_at = running.answer.started_at
         if incarnation >= self._answered[0]:
             self._answered = incarnation, max(began_at, self._answered[1] if incarnation == self._answered[0] else 0.0)
 
-    async def recover(self, incarnation: int, flight: Flight, failed: EngineFailed) -> EngineFailed:
+    async def recover(self, incarnation: int, running: InFlightRequest, failed: EngineFailed) -> EngineFailed:
         """Return the failure, with what it proves, when the slot may be lent again; the engine may be broken then."""
         if failed.reason is FailureReason.ENGINE_UNREACHABLE:
-            await self._confirm_alive(incarnation, flight, failed.detail)
-        elif await self._vitals.probe() is Probe.REFUSED:
+            await self._confirm_alive(incarnation, running, failed.detail)
+        elif await self._probes.probe() is ProbeResult.REFUSED:
             await self._confirm_dead(incarnation, failed.detail)
             return failed
         if failed.retry_after_s is not None:  # its own word: it has too much to do, and this request is not the cause
             await anyio.sleep(min(failed.retry_after_s, REFUSAL_PAUSE_MAX_S))
             return failed
-        is_proved = await self._serves_others(incarnation, flight, failed.detail)
+        is_proved = await self._serves_others(incarnation, running, failed.detail)
         # An engine that refuses one request refuses the next as well: its slot is held for a moment.
         await anyio.sleep(REFUSAL_PAUSE_S)
         return replace(failed, is_proved=is_proved)
 
-    async def _serves_others(self, incarnation: int, flight: Flight, detail: str) -> bool:
+    async def _serves_others(self, incarnation: int, running: InFlightRequest, detail: str) -> bool:
         """Whether the engine answers a request that began after the refused one, or a canary; else it may be ill."""
-        if self._answered[0] == incarnation and self._answered[1] >= flight.answer.started_at:
+        if self._answered[0] == incarnation and self._answered[1] >= running.answer.started_at:
             return True
         for _ in range(CANARIES):
             if self._breaker.is_open:
                 return False
-            song = await self._vitals.sing(CANARY_S)
-            if song in {Song.HEARD, Song.SILENT}:
-                return song is Song.HEARD
+            canary = await self._probes.ask_canary(CANARY_S)
+            if canary in {CanaryResult.HEARD, CanaryResult.SILENT}:
+                return canary is CanaryResult.HEARD
             await anyio.sleep(CANARY_PAUSE_S)
         if incarnation == self._worker.incarnation:
             self._breaker.open(detail)
         return False
 
-    async def _confirm_alive(self, incarnation: int, flight: Flight, detail: str) -> None:
+    async def _confirm_alive(self, incarnation: int, running: InFlightRequest, detail: str) -> None:
         """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.
 
         A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
@@ -96,11 +97,11 @@ class Recovery:
         """
         for _ in range(CONFIRM_PROBES):
             await anyio.sleep(DEATH_NOTICE_S)
-            if await self._vitals.probe() is not Probe.REFUSED:
+            if await self._probes.probe() is not ProbeResult.REFUSED:
                 return
         if incarnation == self._worker.incarnation and self._worker.is_serving:
             reason = FailureReason.ENGINE_UNREACHABLE
-            self._worker.break_engine(reason, f"{reason}: {detail}", {flight: reason})
+            self._worker.break_engine(reason, f"{reason}: {detail}", {running: reason})
 
     async def _confirm_dead(self, incarnation: int, detail: str) -> None:
         """Break an engine whose front answers errors and says itself that it is not ready: what is behind it has died.
@@ -109,11 +110,11 @@ class Recovery:
         engine may have brought it down.
         """
         await anyio.sleep(DEATH_NOTICE_S)
-        if await self._vitals.probe() is not Probe.REFUSED:
+        if await self._probes.probe() is not ProbeResult.REFUSED:
             return
         if incarnation == self._worker.incarnation and self._worker.is_serving:
             reason = FailureReason.ENGINE_DIED
-            suspects = {each: reason for each in self.flights if each.answer.phase is not Phase.TOOLS}
+            suspects = {each: reason for each in self.in_flight if each.answer.phase is not Phase.TOOLS}
             self._worker.break_engine(
                 reason, f"{reason}: it answers, and says that it is not ready: {detail}", suspects
             )

@@ -1,6 +1,6 @@
 """The watch over one engine: it looks, has ``policy.liveness`` judge, and ends what is stalled. Beside the token path.
 
-Before an engine is killed it may sing once more: a canary, one token's worth. An engine that sings is not killed; only
+Before an engine is killed it is asked for one token, a canary. An engine that answers is not killed; only
 the request that got nothing ends.
 """
 
@@ -11,15 +11,15 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from workers.health.evidence import LOOK_S, EngineSight, Signs
+from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.incident import RequestView
-from workers.health.probes import Probe, Song, Vitals
+from workers.health.probes import CanaryResult, ProbeResult, Probes
 from workers.outcome import EngineFailed, FailureReason
-from workers.policy.leaked_slots import CutOff, SlotRelease
+from workers.policy.leaked_slots import CutOff, LeakedSlots
 from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, is_computing, judge, quiet_s
 from workers.requests.answer import Phase
-from workers.requests.in_flight import Flight, Flights
-from workers.requests.tool_loop import looped
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
+from workers.requests.tool_loop import loop_failure
 from workers.spec import WorkerTimeouts
 
 TICK_S: Final = 0.5  # with requests in flight: repetition is found within it, and every limit is overrun by no more
@@ -30,7 +30,7 @@ PROBES_REFUSED: Final = 3
 CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
 LAST_LOOK_S: Final = 3.0
 FROZEN_S: Final = 3.0  # between two ticks
-THAW_S: Final = 2 * LOOK_S + 1.0  # two looks make a comparison
+THAW_S: Final = 2 * POLL_S + 1.0  # two looks make a comparison
 logger = logging.getLogger(__name__)
 
 
@@ -49,30 +49,32 @@ class Watched(Protocol):
     def owns_engine(self) -> bool:
         """Whether it is ours to kill; of somebody else's only the request that gets nothing ends."""
 
-    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+    def break_engine(
+        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
+    ) -> None:
         """Kill the present engine, and start another; ``suspects`` are the requests that may have caused it."""
 
 
-class Watch:
+class HealthWatch:
     """Judges every request in flight, for as long as ``run`` runs."""
 
     def __init__(
         self,
-        flights: Flights,
-        vitals: Vitals,
+        in_flight: InFlightRequests,
+        probes: Probes,
         timeouts: WorkerTimeouts,
         watched: Watched,
         clock: Callable[[], float],
     ) -> None:
-        self._flights = flights
-        self._vitals = vitals
+        self._in_flight = in_flight
+        self._probes = probes
         self._limits = timeouts.stall
         self._cancel_s = timeouts.cancel_s
-        self._release = SlotRelease(timeouts.cancel_s or 0.0)
+        self._release = LeakedSlots(timeouts.cancel_s or 0.0)
         self._overdue_since: float | None = None  # a slot is busy for nobody
         self._watched = watched
         self._clock = clock
-        self.signs = Signs(flights, vitals, clock, may_queue=not watched.owns_engine)
+        self.observations = Observations(in_flight, probes, clock, may_queue=not watched.owns_engine)
         limits = [limit for limit in (timeouts.prefill_stall_s, timeouts.decode_stall_s, timeouts.cancel_s) if limit]
         self._tightest_s = min(limits, default=CANARY_S * TICKS_A_LIMIT)
         self._look_due_at = clock()
@@ -86,53 +88,52 @@ class Watch:
         self._is_paused = False
 
     def __repr__(self) -> str:
-        """State what is watched."""
-        return f"<Watch {self._flights!r} {self.signs!r}>"
+        return f"<HealthWatch {self._in_flight!r} {self.observations!r}>"
 
     async def run(self) -> None:
         """Watch until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
-                tick_s = TICK_S if len(self._flights) or self._release.is_armed else IDLE_TICK_S
+                tick_s = TICK_S if len(self._in_flight) or self._release.is_armed else IDLE_TICK_S
                 await anyio.sleep(min(tick_s, self._tightest_s / TICKS_A_LIMIT))
                 self.tick(tasks)
 
     def begin(self) -> None:
         """Take the fact that a new incarnation is there."""
-        self.signs.forget()
+        self.observations.forget()
         self._refusals, self._silent_since = 0, None
-        self._release = SlotRelease(self._cancel_s or 0.0)
+        self._release = LeakedSlots(self._cancel_s or 0.0)
         self._overdue_since = None
         self._probe_due_at = self._clock() + PROBE_S
         self._is_paused = False
 
     async def calibrate(self) -> None:
         """Learn how fast the engine reads, where nothing has told: its first prompt may be a long one."""
-        if self.signs.pace.tokens_per_s is None:
-            read = await self._vitals.calibrate()
+        if self.observations.speed.tokens_per_s is None:
+            read = await self._probes.calibrate()
             if read is not None:
-                self.signs.pace = self.signs.pace.seen(tokens=read.tokens, seconds=read.seconds)
+                self.observations.speed = self.observations.speed.seen(tokens=read.tokens, seconds=read.seconds)
 
     def pause(self) -> None:
         """Expect nothing of the engine: it was told to stand still, and whoever told it bounds that."""
         self._is_paused = True
-        for flight in self._flights:
-            flight.freeze()
+        for running in self._in_flight:
+            running.freeze()
 
     def unpause(self) -> None:
         """Expect progress again; the time until now counts against nobody."""
         if self._is_paused:
             self._is_paused = False
-            self.signs.forget()
-            for flight in self._flights:
-                flight.answer.generation.forgive()
-                flight.thaw()
+            self.observations.forget()
+            for running in self._in_flight:
+                running.answer.generation.forgive()
+                running.thaw()
 
-    def note_end(self, flight: Flight) -> None:
+    def note_end(self, running: InFlightRequest) -> None:
         """Take the end of a request; where it came before the engine's own, a slot is to come free."""
-        self.signs.note_end(flight)
-        generation = flight.answer.generation
-        was_asked = flight.answer.phase is Phase.ENGINE or generation.begun_at is not None
+        self.observations.note_end(running)
+        generation = running.answer.generation
+        was_asked = running.answer.phase is Phase.ENGINE or generation.begun_at is not None
         if was_asked and generation.finish_reason is None and self._cancel_s is not None:
             self._release.note_cut_off(CutOff(started_at=generation.started_at, ended_at=self._clock()))
 
@@ -140,34 +141,34 @@ class Watch:
         """Return the gravest verdict of all requests in flight; None where there are none."""
         if self._watched.is_starting:
             return Verdict.LOADING
-        return min((flight.judgement.verdict for flight in self._flights), key=SEVERITY.index, default=None)
+        return min((running.judgement.verdict for running in self._in_flight), key=SEVERITY.index, default=None)
 
     def views(self) -> tuple[RequestView, ...]:
         """Return each request in flight with its verdict and what that rests on."""
-        now, sight = self._clock(), self._sight()
+        now, snapshot = self._clock(), self._snapshot()
         return tuple(
             RequestView(
-                id=flight.id,
-                job_name=flight.job_name,
-                verdict=self.judge(flight, sight).verdict,
-                evidence=self.signs.evidence(flight),
-                held_s=round(now - flight.answer.started_at, 3),
+                id=running.id,
+                job_name=running.job_name,
+                verdict=self.judge(running, snapshot).verdict,
+                evidence=self.observations.evidence(running),
+                held_s=round(now - running.answer.started_at, 3),
             )
-            for flight in self._flights
+            for running in self._in_flight
         )
 
-    def judge(self, flight: Flight, sight: EngineSight | None = None) -> Judgement:
-        """Return the present judgement on one request; who judges many gives the ``sight`` of all of them."""
-        if flight.answer.phase is Phase.TOOLS:
+    def judge(self, running: InFlightRequest, snapshot: EngineSnapshot | None = None) -> Judgement:
+        """Return the present judgement on one request; who judges many gives the ``snapshot`` of all of them."""
+        if running.answer.phase is Phase.TOOLS:
             return Judgement(verdict=Verdict.TOOL_WAIT, silent_s=0.0, limit_s=None)
         if self._is_paused:
             return Judgement(verdict=Verdict.PAUSED, silent_s=0.0, limit_s=None)
         is_serving = self._watched.is_serving
-        if flight.answer.phase is Phase.US and is_serving:
-            has_token = flight.answer.first_token_at is not None
+        if running.answer.phase is Phase.US and is_serving:
+            has_token = running.answer.first_token_at is not None
             return Judgement(verdict=Verdict.DECODING if has_token else Verdict.PREFILLING, silent_s=0.0, limit_s=None)
-        engine = (sight or self._sight()).as_seen_by(flight, is_serving=is_serving)
-        return judge(self._limits, self.signs.of_request(flight), engine, self._clock())
+        engine = (snapshot or self._snapshot()).as_seen_by(running, is_serving=is_serving)
+        return judge(self._limits, self.observations.of_request(running), engine, self._clock())
 
     def tick(self, tasks: TaskGroup) -> None:
         """Look once at everything that costs nothing, and start what costs something where that is due."""
@@ -176,107 +177,107 @@ class Watch:
             # We were stopped ourselves, or starved: what came meanwhile has yet to be read, and looked at.
             self._judges_from = now + THAW_S
         self._ticked_at = now
-        self._flights.measure_rate(now)
-        sight = self._sight()
+        self._in_flight.measure_rate(now)
+        snapshot = self._snapshot()
         needs_look = self._release.is_armed
-        for flight in self._flights:
-            self.signs.learn_batches(flight)
-            loop = flight.answer.find_loop() if flight.answer.phase is Phase.ENGINE else None
+        for running in self._in_flight:
+            self.observations.learn_batches(running)
+            loop = running.answer.find_loop() if running.answer.phase is Phase.ENGINE else None
             if loop is not None:
-                flight.end(looped(loop))
+                running.end(loop_failure(loop))
                 continue
-            flight.judgement = told = self.judge(flight, sight)
+            running.judgement = told = self.judge(running, snapshot)
             needs_look = needs_look or told.silent_s >= quiet_s(told.limit_s)
             if told.verdict is Verdict.STALLED and now >= self._judges_from:
-                self._take_stall(flight, told, tasks)
+                self._take_stall(running, told, tasks)
         if needs_look and now >= self._look_due_at and not self._is_looking:
-            self._look_due_at = now + min(LOOK_S, self._tightest_s / TICKS_A_LIMIT)
-            tasks.start_soon(self._guarded, self._look)
-        is_idle = not len(self._flights) and not self._is_paused
+            self._look_due_at = now + min(POLL_S, self._tightest_s / TICKS_A_LIMIT)
+            tasks.start_soon(self._guarded, self._poll)
+        is_idle = not len(self._in_flight) and not self._is_paused
         if is_idle and now >= self._probe_due_at and self._watched.is_serving:
             self._probe_due_at = now + PROBE_S
             tasks.start_soon(self._guarded, self._probe)
 
-    async def _guarded(self, look: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self, poll: Callable[[], Awaitable[None]]) -> None:
         """Look; what goes wrong with it must not end the worker, whose engine may be well."""
         try:
-            await look()
+            await poll()
         except Exception:
             logger.exception("the watch could not look at its engine")
 
-    def _take_stall(self, flight: Flight, told: Judgement, tasks: TaskGroup) -> None:
+    def _take_stall(self, running: InFlightRequest, told: Judgement, tasks: TaskGroup) -> None:
         if told.scope is Scope.REQUEST or not self._watched.owns_engine:
-            self._end_alone(flight, told)
+            self._end_alone(running, told)
         elif not self._is_confirming:
             self._is_confirming = True
             tasks.start_soon(self._guarded, self._confirm)
 
     async def _confirm(self) -> None:
-        """Look at an engine that shows nothing once more, give it a last chance to sing, then kill it.
+        """Look at an engine that shows nothing once more, ask it for a canary, then kill it.
 
         Only requests that were stalled before the canary are suspected; those that outran their limit with it are not.
         """
         try:
             with anyio.move_on_after(LAST_LOOK_S):
-                await self._look()
+                await self._poll()
             suspects = [
-                (flight, told, flight.answer.generation.last_progress_at)
-                for flight, told in self._judged()
+                (running, told, running.answer.generation.last_progress_at)
+                for running, told in self._judged()
                 if told.scope is Scope.ENGINE
             ]
-            is_heard = bool(suspects) and await self._sing() in {Song.HEARD, Song.BROKEN_OFF}
-            await self.signs.look_at_kernel()  # has it computed while it did not sing?
+            is_heard = bool(suspects) and await self._ask_canary() in {CanaryResult.HEARD, CanaryResult.BROKEN_OFF}
+            await self.observations.poll_kernel()  # has it computed while it did not answer?
         finally:
             self._is_confirming = False
         stalled = {
-            flight: told
-            for flight, told, progress_at in suspects
-            if flight.ending is None and flight.answer.generation.last_progress_at == progress_at
+            running: told
+            for running, told, progress_at in suspects
+            if running.ending is None and running.answer.generation.last_progress_at == progress_at
         }
         if not stalled:
             return
         if is_heard:
-            for flight, told in stalled.items():
-                self._end_alone(flight, told)
+            for running, told in stalled.items():
+                self._end_alone(running, told)
             return
         if self._is_paused or any(told.scope is not Scope.ENGINE for told in map(self.judge, stalled)):
             return  # it has moved for somebody meanwhile: slow, and no longer without a sign
-        flight, told = next(iter(stalled.items()))
-        reason = _reason(flight)
+        running, told = next(iter(stalled.items()))
+        reason = _reason(running)
         because = f"{reason}: no progress for {told.silent_s:.1f} s, no counter rose, and it answered no canary"
-        self._watched.break_engine(reason, because, {flight: _reason(flight) for flight in stalled})
+        self._watched.break_engine(reason, because, {running: _reason(running) for running in stalled})
 
-    async def _sing(self) -> Song:
+    async def _ask_canary(self) -> CanaryResult:
         """Return whether the engine answers a canary; what its counters show meanwhile is the canary's own."""
         self._is_looking = True
         try:
-            return await self._vitals.sing(max(1.0, min(CANARY_S, self._tightest_s)))
+            return await self._probes.ask_canary(max(1.0, min(CANARY_S, self._tightest_s)))
         finally:
             self._is_looking = False
-            self.signs.counters = None
+            self.observations.counters = None
 
-    def _sight(self) -> EngineSight:
-        return self.signs.sight(may_batch=self._release.is_armed)
+    def _snapshot(self) -> EngineSnapshot:
+        return self.observations.snapshot(may_batch=self._release.is_armed)
 
-    def _judged(self) -> list[tuple[Flight, Judgement]]:
-        sight = self._sight()
-        return [(flight, self.judge(flight, sight)) for flight in self._flights if flight.ending is None]
+    def _judged(self) -> list[tuple[InFlightRequest, Judgement]]:
+        snapshot = self._snapshot()
+        return [(running, self.judge(running, snapshot)) for running in self._in_flight if running.ending is None]
 
-    def _end_alone(self, flight: Flight, told: Judgement) -> None:
+    def _end_alone(self, running: InFlightRequest, told: Judgement) -> None:
         """End one request whose engine works for others."""
         works = ", while the engine works for others" if told.scope is Scope.REQUEST else ""
         detail = f"no progress for {told.silent_s:.1f} s{works}"
-        logger.warning("request %d of %s: %s: %s", flight.id, flight.job_name, _reason(flight), detail)
-        flight.end(EngineFailed(reason=_reason(flight), detail=detail, brought_down=False))
+        logger.warning("request %d of %s: %s: %s", running.id, running.job_name, _reason(running), detail)
+        running.end(EngineFailed(reason=_reason(running), detail=detail, brought_down=False))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         self._is_looking = True
         asked_at = self._clock()
         starts = [
-            flight.answer.generation.started_at for flight in self._flights if flight.answer.phase is Phase.ENGINE
+            running.answer.generation.started_at for running in self._in_flight if running.answer.phase is Phase.ENGINE
         ]
         try:
-            counters = await self.signs.look()
+            counters = await self.observations.poll()
         finally:
             self._is_looking = False
         if (
@@ -292,20 +293,20 @@ class Watch:
             return
         now = self._clock()
         self._overdue_since = now if self._overdue_since is None else self._overdue_since
-        is_at_it = is_computing(self.signs.busy_at, now) and now - self._overdue_since < self._limits.busy_s
+        is_at_it = is_computing(self.observations.busy_at, now) and now - self._overdue_since < self._limits.busy_s
         if not is_at_it:  # else it may be in the batch that it was in when the request ended
             because = f"a slot is still busy {self._cancel_s:g} s after its request has ended"
             self._watched.break_engine(FailureReason.STALLED_DECODE, because, {})
 
     async def _probe(self) -> None:
         """See whether an engine without work is still there: the next turn should not be the one to find out."""
-        probe = await self._vitals.probe()
+        probe = await self._probes.probe()
         now = self._clock()
-        if probe is Probe.ANSWERED or len(self._flights) or self._is_paused or not self._watched.is_serving:
+        if probe is ProbeResult.ANSWERED or len(self._in_flight) or self._is_paused or not self._watched.is_serving:
             self._refusals, self._silent_since = 0, None
             return
         self._silent_since = now if self._silent_since is None else self._silent_since
-        self._refusals = self._refusals + 1 if probe is Probe.REFUSED else 0
+        self._refusals = self._refusals + 1 if probe is ProbeResult.REFUSED else 0
         limit_s = self._limits.prefill_s
         is_hung = limit_s is not None and now - self._silent_since >= limit_s
         if self._refusals >= PROBES_REFUSED or is_hung:
@@ -314,6 +315,6 @@ class Watch:
             self._watched.break_engine(reason, because, {})
 
 
-def _reason(flight: Flight) -> FailureReason:
-    has_token = flight.answer.generation.first_token_at is not None
+def _reason(running: InFlightRequest) -> FailureReason:
+    has_token = running.answer.generation.first_token_at is not None
     return FailureReason.STALLED_DECODE if has_token else FailureReason.STALLED_PREFILL

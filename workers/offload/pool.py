@@ -99,7 +99,6 @@ class Pool:
         self._places = {lane: anyio.CapacityLimiter(AT_ONCE) for lane in Lane}
 
     def __repr__(self) -> str:
-        """State who waits."""
         return f"<Pool idle={len(self._idle)} {self._places}>"
 
     async def run(self, request: bytes, limit_s: float, lane: Lane) -> object:

@@ -21,7 +21,7 @@ class CutOff:
     ended_at: float
 
 
-class SlotRelease:
+class LeakedSlots:
     """Keeps when each task was first seen, and which requests were cut off lately."""
 
     def __init__(self, limit_s: float) -> None:
@@ -30,8 +30,7 @@ class SlotRelease:
         self._seen: dict[int, tuple[SlotWork, float]] = {}  # a task's last advance, and when it was first seen
 
     def __repr__(self) -> str:
-        """State what is looked for."""
-        return f"<SlotRelease cut_off={len(self._cut_off)} tasks={len(self._seen)}>"
+        return f"<LeakedSlots cut_off={len(self._cut_off)} tasks={len(self._seen)}>"
 
     @property
     def is_armed(self) -> bool:

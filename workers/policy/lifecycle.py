@@ -17,7 +17,7 @@ KILL_LIMIT_S: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supervision:
+class Lifecycle:
     """All that the supervisor decides by."""
 
     state: WorkerState = WorkerState.STOPPED
@@ -37,7 +37,7 @@ class Supervision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LifecycleLimits:
     """What the operator configured, in seconds."""
 
     start_s: float
@@ -196,13 +196,13 @@ class EndRequests:
 
 
 Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests
-Decision = tuple[Supervision, tuple[Action, ...]]
+Decision = tuple[Lifecycle, tuple[Action, ...]]
 
 _RUNNING: Final = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING})
 _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
 
-def decide(now: Supervision, event: Event, at: float, limits: Limits) -> Decision:
+def decide(now: Lifecycle, event: Event, at: float, limits: LifecycleLimits) -> Decision:
     """Return what follows from ``event`` at ``at`` (monotonic seconds)."""
     match event:
         case EngineBegun() | EngineReady() | EngineBroken() | EngineGone() | EngineAnswered():
@@ -217,7 +217,7 @@ def decide(now: Supervision, event: Event, at: float, limits: Limits) -> Decisio
             return _asked(now, event, limits)
 
 
-def _asked(now: Supervision, event: Request, limits: Limits) -> Decision:
+def _asked(now: Lifecycle, event: Request, limits: LifecycleLimits) -> Decision:
     match event:
         case StartRequested():
             return _start(replace(now, holds=now.holds - {Hold.OPERATOR}), "asked to start")
@@ -231,7 +231,7 @@ def _asked(now: Supervision, event: Request, limits: Limits) -> Decision:
             return _restart(now, event, limits)
 
 
-def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
+def _news(now: Lifecycle, event: News, at: float, limits: LifecycleLimits) -> Decision:
     match event:
         case EngineBegun() if now.state is WorkerState.STARTING:
             return now, (StartTimer(timer=now.timer, after_s=limits.start_s),)
@@ -247,7 +247,7 @@ def _news(now: Supervision, event: News, at: float, limits: Limits) -> Decision:
             return now, ()
 
 
-def _ready(now: Supervision) -> Supervision:
+def _ready(now: Lifecycle) -> Lifecycle:
     ready = replace(now, is_half_open=False)
     if not now.holds:
         return _move(ready, WorkerState.READY, "the engine answers")
@@ -255,19 +255,19 @@ def _ready(now: Supervision) -> Supervision:
     return _move(ready, WorkerState.DRAINING, f"the engine answers; {told}")
 
 
-def _drain(now: Supervision, event: DrainRequested) -> Decision:
+def _drain(now: Lifecycle, event: DrainRequested) -> Decision:
     held = replace(now, holds=now.holds | {event.hold})
     return (_move(held, WorkerState.DRAINING, event.because) if now.state is WorkerState.READY else held), ()
 
 
-def _resume(now: Supervision, event: ResumeRequested) -> Decision:
+def _resume(now: Lifecycle, event: ResumeRequested) -> Decision:
     free = replace(now, holds=now.holds - {event.hold})
     if now.state is WorkerState.DRAINING:
         return (free if free.holds else _move(free, WorkerState.READY, event.because)), ()
     return _start(free, event.because) if event.hold is Hold.OPERATOR else (free, ())
 
 
-def _restart(now: Supervision, event: RestartRequested, limits: Limits) -> Decision:
+def _restart(now: Lifecycle, event: RestartRequested, limits: LifecycleLimits) -> Decision:
     if now.state in _RUNNING:
         moved = replace(_move(now, WorkerState.STOPPING, event.because), is_wanted=True, is_asked=True)
         end = EndRequests(reason=FailureReason.ENGINE_DIED, because=event.because)
@@ -277,19 +277,19 @@ def _restart(now: Supervision, event: RestartRequested, limits: Limits) -> Decis
     return _start(now, event.because)
 
 
-def _move(now: Supervision, state: WorkerState, because: str) -> Supervision:
+def _move(now: Lifecycle, state: WorkerState, because: str) -> Lifecycle:
     check_move(now.state, state)
     # A new number makes every timer of the state that is left meaningless.
     return replace(now, state=state, because=because, timer=now.timer + 1)
 
 
-def _start(now: Supervision, because: str) -> Decision:
+def _start(now: Lifecycle, because: str) -> Decision:
     if now.state not in {WorkerState.STOPPED, WorkerState.FAILED} or now.has_process:
         return now, ()
     return _spawn(replace(now, failed_at=(), paused_at=(), is_half_open=False), because)
 
 
-def _spawn(now: Supervision, because: str) -> Decision:
+def _spawn(now: Lifecycle, because: str) -> Decision:
     moved = replace(
         _move(now, WorkerState.STARTING, because),
         incarnation=now.incarnation + 1,
@@ -303,7 +303,7 @@ def _spawn(now: Supervision, because: str) -> Decision:
     return moved, (SpawnEngine(incarnation=moved.incarnation),)
 
 
-def _stop(now: Supervision, event: StopRequested, limits: Limits) -> Decision:
+def _stop(now: Lifecycle, event: StopRequested, limits: LifecycleLimits) -> Decision:
     if now.state in _RUNNING:
         moved = replace(_move(now, WorkerState.STOPPING, event.because), is_wanted=False, is_killed=event.at_once)
         signal = KillEngine() if event.at_once else TerminateEngine()
@@ -318,18 +318,18 @@ def _stop(now: Supervision, event: StopRequested, limits: Limits) -> Decision:
     return now, ()
 
 
-def _kill(now: Supervision, reason: FailureReason, because: str) -> Decision:
+def _kill(now: Lifecycle, reason: FailureReason, because: str) -> Decision:
     moved = replace(_move(now, WorkerState.STOPPING, because), is_wanted=True, is_killed=True, is_broken=True)
     end = EndRequests(reason=reason, because=because, brought_down=True)
     return moved, (end, KillEngine(), StartTimer(timer=moved.timer, after_s=KILL_LIMIT_S))
 
 
-def _kill_after_grace(now: Supervision) -> Decision:
+def _kill_after_grace(now: Lifecycle) -> Decision:
     killing = replace(now, is_killed=True, timer=now.timer + 1)
     return killing, (KillEngine(), StartTimer(timer=killing.timer, after_s=KILL_LIMIT_S))
 
 
-def _gone(now: Supervision, event: EngineGone, at: float, limits: Limits) -> Decision:
+def _gone(now: Lifecycle, event: EngineGone, at: float, limits: LifecycleLimits) -> Decision:
     gone = replace(now, has_process=False)
     if now.state is WorkerState.FAILED:
         return _await_retry(gone, limits) if now.is_wanted else (gone, ())
@@ -347,7 +347,7 @@ def _gone(now: Supervision, event: EngineGone, at: float, limits: Limits) -> Dec
     return failed, (end, *actions)
 
 
-def _fail(gone: Supervision, because: str, at: float, jitter: float, limits: Limits) -> Decision:
+def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: LifecycleLimits) -> Decision:
     """Count a failure, and wait for the next try, or give up; one that is deferred is waited after, and no more."""
     restart = limits.restart
     paused_at = (*restart.recent(gone.paused_at, at), at)
@@ -363,14 +363,14 @@ def _fail(gone: Supervision, because: str, at: float, jitter: float, limits: Lim
     return _await_retry(_move(gone, WorkerState.FAILED, text), limits)
 
 
-def _await_retry(failed: Supervision, limits: Limits) -> Decision:
+def _await_retry(failed: Lifecycle, limits: LifecycleLimits) -> Decision:
     if limits.restart.retry_s is None:
         return failed, ()
     waiting = replace(failed, timer=failed.timer + 1)
     return waiting, (StartTimer(timer=waiting.timer, after_s=limits.restart.retry_s),)
 
 
-def _elapsed(now: Supervision, limits: Limits) -> Decision:
+def _elapsed(now: Lifecycle, limits: LifecycleLimits) -> Decision:
     match now.state:
         case WorkerState.STARTING:
             return _kill(now, FailureReason.ENGINE_UNREACHABLE, f"not ready within {limits.start_s:g} s")

@@ -69,7 +69,7 @@ class StallLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSigns:
+class RequestObservations:
     """What is known of one request that waits for its engine; times in monotonic seconds."""
 
     has_token: bool
@@ -79,7 +79,7 @@ class RequestSigns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSigns:
+class EngineObservations:
     """What is known of the engine as a whole.
 
     ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
@@ -107,7 +107,7 @@ class Judgement:
     scope: Scope | None = None
 
 
-def judge(limits: StallLimits, request: RequestSigns, engine: EngineSigns, now: float) -> Judgement:
+def judge(limits: StallLimits, request: RequestObservations, engine: EngineObservations, now: float) -> Judgement:
     """Return what to think of one request."""
     limit_s = _limit_s(limits, request)
     silent_s = max(0.0, now - request.progress_at)
@@ -137,13 +137,13 @@ def quiet_s(limit_s: float | None) -> float:
     return QUIET_MAX_S if limit_s is None else min(QUIET_MAX_S, limit_s * QUIET_SHARE)
 
 
-def _limit_s(limits: StallLimits, request: RequestSigns) -> float | None:
+def _limit_s(limits: StallLimits, request: RequestObservations) -> float | None:
     if request.has_token:
         return limits.decode_s
     return None if limits.prefill_s is None else limits.prefill_s + request.prefill_left_s
 
 
-def _may_be_queued(request: RequestSigns, engine: EngineSigns, now: float, limit_s: float) -> bool:
+def _may_be_queued(request: RequestObservations, engine: EngineObservations, now: float, limit_s: float) -> bool:
     """Whether a request that got no byte may wait behind others: Ollama holds back what is beyond its slots, say.
 
     From the end of the one before it has the whole limit, as any request that is begun.
@@ -151,7 +151,7 @@ def _may_be_queued(request: RequestSigns, engine: EngineSigns, now: float, limit
     return not request.has_begun and engine.answering_at is not None and now - engine.answering_at < limit_s
 
 
-def _stall_scope(request: RequestSigns, engine: EngineSigns, now: float, limit_s: float) -> Scope | None:
+def _stall_scope(request: RequestObservations, engine: EngineObservations, now: float, limit_s: float) -> Scope | None:
     """Return what stalls, or None where a sign of the engine's speaks for the request."""
 
     def is_fresh(at: float | None) -> bool:

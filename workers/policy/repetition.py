@@ -1,8 +1,8 @@
 """Whether a model has begun to say the same thing for ever. Pure.
 
 Looked at beside the token path: new text is scanned a few times a second, so that a token pays nothing for it
-(``bench/token_path.py``). Two patterns are known: one line again and again (seed 002, section 14), and one phrase
-again and again without regard to lines.
+(``bench/token_path.py``). Two patterns are known: one line again and again (specification, "Repetition"), and one
+phrase again and again without regard to lines.
 """
 
 import re
@@ -39,7 +39,6 @@ class Repetition:
         self._unread = 0
 
     def __repr__(self) -> str:
-        """State how often the last line has come."""
         return f"<Repetition {self._count} x {self._line[:40]!r}>"
 
     def feed(self, text: str) -> str | None:

@@ -19,7 +19,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from workers.errors import SpawnFailed
 from workers.process import guardian
-from workers.process.orphans import end_strays
+from workers.process.orphans import end_orphans
 from workers.process.registry import run_id
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
@@ -103,7 +103,6 @@ class EngineProcess:
         return self._guardian.pid
 
     def __repr__(self) -> str:
-        """State the process."""
         return f"<EngineProcess pid={self.pid or None} gone={self.is_gone}>"
 
     @property
@@ -182,7 +181,7 @@ class EngineProcess:
         # The kernel closes a dead process's pipes before it gives its children to us: they are ours once it is gone.
         await self._guardian.wait()
         # PDEATHSIG has killed the main process; it leads the session, and what it had started is a child of ours now.
-        while not await end_strays(self.pid):
+        while not await end_orphans(self.pid):
             logger.error("processes of engine %d do not die", self.pid)
         self._gone.set()
 

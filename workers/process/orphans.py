@@ -23,7 +23,7 @@ _POLL_S: Final = 0.005
 logger = logging.getLogger(__name__)
 
 
-async def end_strays(session: int | None = None) -> bool:
+async def end_orphans(session: int | None = None) -> bool:
     """Kill and collect strays until there is none; return False where one does not die.
 
     ``session`` is that of an engine whose guardian is dead and collected: its members are strays without a mark too,
@@ -32,7 +32,7 @@ async def end_strays(session: int | None = None) -> bool:
     guardian.become_subreaper()
     deadline = time.monotonic() + LIMIT_S
     uncollected: set[int] = set()
-    while (strays := _strays(session) or _strays(session, is_thorough=session is not None)) or uncollected:
+    while (strays := _orphans(session) or _orphans(session, is_thorough=session is not None)) or uncollected:
         if time.monotonic() > deadline:
             return False
         for stray in strays:
@@ -48,12 +48,12 @@ async def patrol() -> None:
     """Be a subreaper, and end strays now and then, until cancelled."""
     guardian.become_subreaper()
     while True:
-        if not await end_strays():
-            logger.error("processes that lost their guardian cannot be killed: %s", _strays(None))
+        if not await end_orphans():
+            logger.error("processes that lost their guardian cannot be killed: %s", _orphans(None))
         await anyio.sleep(PATROL_S)
 
 
-def _strays(session: int | None, *, is_thorough: bool = False) -> list[ProcessId]:
+def _orphans(session: int | None, *, is_thorough: bool = False) -> list[ProcessId]:
     own = run_id()
     found = (
         ProcessId.of(pid)

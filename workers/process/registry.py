@@ -40,7 +40,7 @@ def _run_id(_own_pid: int) -> str:
     return uuid.uuid4().hex
 
 
-class Ledger:
+class ProcessRegistry:
     """What one run has started, in one file of ``folder``; it is there before the first process is."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,8 +50,7 @@ class Ledger:
         self._write()
 
     def __repr__(self) -> str:
-        """State how many processes are noted."""
-        return f"<Ledger {self._file.name} processes={len(self._processes)}>"
+        return f"<ProcessRegistry {self._file.name} processes={len(self._processes)}>"
 
     def note(self, *pids: int) -> None:
         """Note processes that have just been started; a full disk keeps no engine from running."""
@@ -83,14 +82,14 @@ class Ledger:
 
 
 @asynccontextmanager
-async def keeping_ledger(state_dir: Path | None) -> AsyncIterator[Ledger | None]:
+async def open_registry(state_dir: Path | None) -> AsyncIterator[ProcessRegistry | None]:
     """Sweep what earlier runs have left, then keep a ledger for a block; none where there is nowhere to keep it."""
     if state_dir is None:
         yield None
         return
     folder = state_dir / "processes"
     await sweep(folder)
-    ledger = Ledger(folder)
+    ledger = ProcessRegistry(folder)
     try:
         yield ledger
     finally:

@@ -42,7 +42,6 @@ class Answer:
         self.deadline: CancelScope | None = None  # in which it is asked for
 
     def __repr__(self) -> str:
-        """State how far it is."""
         return f"<Answer {self.phase} generations={len(self._ended) + 1} {self.generation!r}>"
 
     def begin_generation(self, limits: RepetitionLimits, prompt_chars: int) -> Generation:

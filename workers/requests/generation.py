@@ -21,7 +21,7 @@ class Generation:
     """Accumulates the events of one request (a ``transport.exchange.Receiver``).
 
     ``clock`` gives monotonic seconds. Two facts are kept apart: ``last_byte_at`` moves with any byte of the body, a
-    comment included (seed 002, section 11); ``last_progress_at`` only when the model has got further.
+    comment included (specification, "Progress"); ``last_progress_at`` only when the model has got further.
     """
 
     __slots__ = (
@@ -59,7 +59,6 @@ class Generation:
         self.timings: Timings | None = None
 
     def __repr__(self) -> str:
-        """State how far the request is."""
         return f"<Generation tokens={self.output_tokens} finish_reason={self.finish_reason}>"
 
     @property

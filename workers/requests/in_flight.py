@@ -12,7 +12,7 @@ from workers.requests.answer import Answer
 from workers.requests.request import RequestId
 
 
-class Flight:
+class InFlightRequest:
     """One request in flight: what it has brought, the scope it runs in, and how it ended. The first ending stands."""
 
     def __init__(self, request_id: RequestId, job_name: str, answer: Answer) -> None:
@@ -25,8 +25,7 @@ class Flight:
         self._left_s: float | None = None  # of its time, while that stands still
 
     def __repr__(self) -> str:
-        """State how far it is."""
-        return f"<Flight {self.id} {self.job_name} {self.answer!r} ending={self.ending!r}>"
+        return f"<InFlightRequest {self.id} {self.job_name} {self.answer!r} ending={self.ending!r}>"
 
     def end(self, outcome: Outcome) -> None:
         """End it from outside; what it does is cancelled."""
@@ -48,11 +47,11 @@ class Flight:
         self._left_s = None
 
 
-class Flights:
+class InFlightRequests:
     """All requests in flight on one worker; their ids count from 1 over the worker's whole life."""
 
     def __init__(self) -> None:
-        self._flights: set[Flight] = set()
+        self._in_flight: set[InFlightRequest] = set()
         self._last_id = 0
         self._landed_tokens = 0
         self._counted_tokens = 0
@@ -60,16 +59,15 @@ class Flights:
         self.tokens_per_s = 0.0
 
     def __repr__(self) -> str:
-        """State how many there are."""
-        return f"<Flights {len(self._flights)}>"
+        return f"<InFlightRequests {len(self._in_flight)}>"
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self._flights)
+        return len(self._in_flight)
 
-    def __iter__(self) -> Iterator[Flight]:
+    def __iter__(self) -> Iterator[InFlightRequest]:
         """Iterate over those that are in flight now, in the order in which they came; they may end meanwhile."""
-        return iter(sorted(self._flights, key=lambda flight: flight.id))
+        return iter(sorted(self._in_flight, key=lambda running: running.id))
 
     def next_id(self) -> RequestId:
         """Return the id of one more request."""
@@ -77,18 +75,18 @@ class Flights:
         return RequestId(self._last_id)
 
     @contextmanager
-    def admit(self, flight: Flight) -> Iterator[None]:
+    def admit(self, running: InFlightRequest) -> Iterator[None]:
         """Hold a request among those in flight for a block."""
-        self._flights.add(flight)
+        self._in_flight.add(running)
         try:
             yield
         finally:
-            self._flights.discard(flight)
-            self._landed_tokens += flight.answer.output_tokens
+            self._in_flight.discard(running)
+            self._landed_tokens += running.answer.output_tokens
 
     def measure_rate(self, now: float) -> None:
         """Update ``tokens_per_s`` with what came since the last call."""
-        tokens = self._landed_tokens + sum(flight.answer.output_tokens for flight in self._flights)
+        tokens = self._landed_tokens + sum(running.answer.output_tokens for running in self._in_flight)
         if self._counted_at is not None and now > self._counted_at:
             self.tokens_per_s = (tokens - self._counted_tokens) / (now - self._counted_at)
         self._counted_tokens, self._counted_at = tokens, now

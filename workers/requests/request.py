@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from transport.request import Message
-from workers.tools.call_journal import CallLedger
+from workers.tools.call_journal import CallJournal
 from workers.tools.definition import ToolDefinition
 
 RequestId = NewType("RequestId", int)
@@ -28,7 +28,7 @@ class Request:
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
     markup: bool = False
-    ledger: CallLedger | None = None
+    ledger: CallJournal | None = None
     is_watched: bool = True
     adapter: str | None = None
 

@@ -17,7 +17,6 @@ class Slots:
         self._emptied = anyio.Event()
 
     def __repr__(self) -> str:
-        """State how many are taken."""
         return f"<Slots {self._in_use}/{self.total}>"
 
     @property

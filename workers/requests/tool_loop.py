@@ -20,7 +20,7 @@ from workers.requests.generation import Generation
 from workers.requests.prompts.bios import BiosFacts, BiosPolicy, bios_prompt
 from workers.requests.prompts.stack import stack_messages, tool_messages
 from workers.requests.request import Request
-from workers.tools.call_parser import Fallback, Reading, read_message
+from workers.tools.call_parser import Fallback, ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
 from workers.tools.runner import ToolRunner
 
@@ -28,7 +28,7 @@ RECORDED = '{"recorded": true}'  # what a signal is answered with, where the tem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class RequestSettings:
     """How a worker's requests are run; the same for all of them."""
 
     adapted: Callable[[str | None], tuple[str, Mapping[str, object]]]  # an adapter to the model's name, and parameters
@@ -42,19 +42,19 @@ class Manner:
     cache_scope: Callable[[], str | None]  # prefixes are shared within it alone
 
 
-async def converse(client: EngineClient, manner: Manner, request: Request, answer: Answer) -> Outcome:
+async def converse(client: EngineClient, manner: RequestSettings, request: Request, answer: Answer) -> Outcome:
     """Return how ``request`` ended; ``answer`` holds what came, at any moment."""
     with anyio.move_on_after(manner.request_s) as answer.deadline:
-        return await Conversing(client, manner, request, answer).run()
+        return await ToolLoop(client, manner, request, answer).run()
     return RequestFailed(
         reason=FailureReason.DEADLINE, detail=f"not answered within request_s = {manner.request_s or 0:g} s"
     )
 
 
-class Conversing:
+class ToolLoop:
     """The loop of one request; one assistant message with calls costs one iteration, however many they are."""
 
-    def __init__(self, client: EngineClient, manner: Manner, request: Request, answer: Answer) -> None:
+    def __init__(self, client: EngineClient, manner: RequestSettings, request: Request, answer: Answer) -> None:
         self._client = client
         self._manner = manner
         self._request = request
@@ -65,8 +65,7 @@ class Conversing:
         self._now = manner.now()  # one time for the whole request: its iterations share the engine's prefix cache
 
     def __repr__(self) -> str:
-        """State whose it is."""
-        return f"<Conversing {self._request.job_name} {self._answer!r}>"
+        return f"<ToolLoop {self._request.job_name} {self._answer!r}>"
 
     async def run(self) -> Outcome:
         """Ask, run tools, ask again, until there is an answer or a failure."""
@@ -116,7 +115,7 @@ class Conversing:
         outcome = await ask_once(self._client, chat, generation)
         self._answer.phase = Phase.US
         loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
-        return outcome if loop is None else looped(loop)
+        return outcome if loop is None else loop_failure(loop)
 
     @property
     def _documents(self) -> tuple[Mapping[str, object], ...]:
@@ -130,7 +129,7 @@ class Conversing:
             return Fallback.MARKUP  # the agent's own protocol, whatever the operator thinks of text as calls
         return Fallback.JSON if self._manner.tool_limits.fallback else None
 
-    def _read(self) -> Reading:
+    def _read(self) -> ParsedMessage:
         generation = self._answer.generation
         names = {*self._tools, *self._exit_names}
         fallback = self._fallback if names else None
@@ -139,7 +138,7 @@ class Conversing:
         self._answer.signals += [signal_of(call) for call in reading.calls if call.name in self._exit_names]
         return reading
 
-    async def _run_tools(self, reading: Reading, calls: Sequence[ToolCall]) -> RequestFailed | None:
+    async def _run_tools(self, reading: ParsedMessage, calls: Sequence[ToolCall]) -> RequestFailed | None:
         """Run the calls of one message and put them into the conversation; return what ends the request, if any."""
         answer = self._answer
         desk = MessageTools(
@@ -172,7 +171,7 @@ async def ask_once(client: EngineClient, chat: ChatRequest, generation: Generati
     return Completed(finish_reason=generation.finish_reason or "unknown")
 
 
-def looped(what: str) -> RequestFailed:
+def loop_failure(what: str) -> RequestFailed:
     """Return the ending of a request whose model repeats itself."""
     return RequestFailed(reason=FailureReason.REPEATED_LINE_LOOP, detail=what)
 

@@ -26,14 +26,14 @@ class Begun:
     result: str | None = None
 
 
-class CallLedger(Protocol):
+class CallJournal(Protocol):
     """The calls of one request, in one attempt."""
 
     async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
         """Note that a call is about to be made; it may be made once this returns.
 
         Raises:
-            LedgerClosed: it must not be made: this request is somebody else's by now.
+            JournalClosed: it must not be made: this request is somebody else's by now.
         """
 
     async def end(self, key: str, *, result: str | None, failure: str | None) -> None:

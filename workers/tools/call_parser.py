@@ -30,7 +30,7 @@ class Fallback(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ParsedMessage:
     """A model's message: its words, and the calls in it; ``fallback`` says how those were read from the words."""
 
     text: str
@@ -40,16 +40,16 @@ class Reading:
 
 def read_message(
     text: str, fragments: Sequence[ToolCallDelta], fallback: Fallback | None, names: Collection[str]
-) -> Reading:
+) -> ParsedMessage:
     """Return what a message says and asks for; ``names`` are the tools that the model was shown."""
     calls = join_fragments(fragments)
     if calls:
-        return Reading(text=text, calls=calls)
+        return ParsedMessage(text=text, calls=calls)
     if fallback is Fallback.MARKUP:
         return _read_markup(text)
     if fallback is Fallback.JSON:
         return _read_json(text, names)
-    return Reading(text=text)
+    return ParsedMessage(text=text)
 
 
 def read_json(text: str) -> Any:  # noqa: ANN401 - whatever a model wrote
@@ -124,21 +124,21 @@ class _Partial:
         return ToolCall(id=self.call_id or f"call_{number}", name=self._name or "", arguments="".join(self._arguments))
 
 
-def _read_json(text: str, names: Collection[str]) -> Reading:
+def _read_json(text: str, names: Collection[str]) -> ParsedMessage:
     body = _THINKING.sub("", text).strip()
     fenced = _FENCE.match(body)
     try:
         document = read_json(fenced["body"] if fenced else body)
     except ValueError:
-        return Reading(text=text)
+        return ParsedMessage(text=text)
     entries = list(_entries(document, names))
     if not entries:
-        return Reading(text=text)
+        return ParsedMessage(text=text)
     calls = tuple(
         ToolCall(id=f"call_{number}", name=name, arguments=_arguments_text(arguments))
         for number, (name, arguments) in enumerate(entries)
     )
-    return Reading(text="", calls=calls, fallback=Fallback.JSON)
+    return ParsedMessage(text="", calls=calls, fallback=Fallback.JSON)
 
 
 def _entries(document: object, names: Collection[str]) -> Iterator[tuple[str, object]]:
@@ -160,15 +160,15 @@ def _arguments_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def _read_markup(text: str) -> Reading:
+def _read_markup(text: str) -> ParsedMessage:
     spoken = _THINKING.sub("", text)
     calls = tuple(
         ToolCall(id=f"call_{number}", name=_name_of(found["attributes"]), arguments=found["arguments"].strip())
         for number, found in enumerate(_REQUEST.finditer(spoken))
     )
     if not calls:
-        return Reading(text=text)
-    return Reading(text=_REQUEST.sub("", text).strip(), calls=calls, fallback=Fallback.MARKUP)
+        return ParsedMessage(text=text)
+    return ParsedMessage(text=_REQUEST.sub("", text).strip(), calls=calls, fallback=Fallback.MARKUP)
 
 
 def _name_of(attributes: str) -> str:

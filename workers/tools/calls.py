@@ -1,6 +1,6 @@
 """The calls of one message: checked, run at the same time, and turned into what the model is told next.
 
-Seed 002, section 13, is the law here: a limit outrun, an exception, arguments that are malformed, a result that is no
+Specification, "Tool failures": a limit outrun, an exception, arguments that are malformed, a result that is no
 JSON and an unknown name end the request, each with its own reason; an outcome that disappoints never does.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, Final
 import anyio
 
 from transport.request import ToolCall
-from workers.errors import LedgerClosed, UnknownTool
+from workers.errors import JournalClosed, UnknownTool
 from workers.outcome import FailureReason, RequestFailed
-from workers.tools.call_journal import CallLedger, Unverified
+from workers.tools.call_journal import CallJournal, Unverified
 from workers.tools.call_parser import read_json
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner, ToolUse
@@ -99,7 +99,7 @@ class MessageTools:
         runner: ToolRunner | None,
         limits: ToolLimits,
         job_name: str,
-        ledger: CallLedger | None = None,
+        ledger: CallJournal | None = None,
     ) -> None:
         self._tools = tools
         self._runner = runner
@@ -108,7 +108,6 @@ class MessageTools:
         self._ledger = ledger
 
     def __repr__(self) -> str:
-        """State which tools there are."""
         return f"<MessageTools {sorted(self._tools)} of {self._job_name}>"
 
     async def run(
@@ -178,7 +177,7 @@ class MessageTools:
         policy = self._tools[use.name].unverified
         try:
             begun = await self._ledger.begin(use.name, use.arguments, policy)
-        except LedgerClosed as error:
+        except JournalClosed as error:
             raise ToolTrouble(FailureReason.SHUTDOWN, f"{use.name}: {error}") from error
         if begun.result is not None:
             return begun.result

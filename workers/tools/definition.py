@@ -59,7 +59,7 @@ class ToolDefinition:
     def of_text(self, text: str) -> dict[str, Any] | None:
         """Return the arguments that a bare text stands for, where the tool has one parameter, and that takes text.
 
-        Source: seed 004, section 3 (``<tool_request name="get_role">Bodyguard</tool_request>``).
+        Source: specification, "Fallback calls" (``<tool_request name="get_role">Bodyguard</tool_request>``).
         """
         properties = self.parameters.get("properties")
         if not isinstance(properties, dict) or len(properties) != 1:

@@ -27,7 +27,6 @@ class HttpTools:
         self._url = url
 
     def __repr__(self) -> str:
-        """State where."""
         return f"<HttpTools {self._url}>"
 
     def knows(self, _name: str) -> None:

@@ -79,7 +79,6 @@ class McpTools:
         self._heard_at = 0.0
 
     def __repr__(self) -> str:
-        """State the connection."""
         state = "connected" if self._client else self._trouble
         return f"<McpTools {self._server.name}: {state}, {len(self._names or ())} tools>"
 

@@ -38,7 +38,7 @@ class ToolRunner(Protocol):
 
         Raises:
             UnknownTool: there is no tool of that name.
-            Exception: the tool could not be run, which ends the request (seed 002, section 13).
+            Exception: the tool could not be run, which ends the request (specification, "Tool failures").
         """
 
 
@@ -54,7 +54,6 @@ class PythonTools:
         self._threads = ToolThreads()
 
     def __repr__(self) -> str:
-        """State which there are."""
         return f"<PythonTools {sorted(self._callables)}>"
 
     def knows(self, name: str) -> bool:
@@ -88,7 +87,6 @@ class ToolRunners:
         self._runners = tuple(runners)
 
     def __repr__(self) -> str:
-        """State which there are."""
         return f"<ToolRunners {list(self._runners)}>"
 
     def knows(self, name: str) -> bool | None:

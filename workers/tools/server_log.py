@@ -23,7 +23,6 @@ class StderrLog:
         self.last_words = ""
 
     def __repr__(self) -> str:
-        """State whose it is."""
         return f"<StderrLog {self._name}>"
 
     @asynccontextmanager

@@ -23,7 +23,6 @@ class ToolThreads:
         self._limiter = anyio.CapacityLimiter(limit)
 
     def __repr__(self) -> str:
-        """State how many are at work."""
         return f"<ToolThreads {self._limiter.borrowed_tokens}/{self._limiter.total_tokens:g}>"
 
     async def run(self, name: str, function: Callable[[], object]) -> object:

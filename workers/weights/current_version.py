@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from workers.files import replace_file
-from workers.loaded_weights import LAUNCHED
+from workers.loaded import LAUNCHED
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class CurrentWeights(Struct, frozen=True, kw_only=True):
     """A model's version; ``launched`` is that of the weights that an engine is started with, from ``model``.
 
     ``checkpoint`` is the folder that an engine started anew is brought to the version from. None where it has it
@@ -25,7 +25,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandingFile:
+class CurrentWeightsFile:
     """Where a model's standing is kept; in memory alone where there is no state directory."""
 
     name: str
@@ -36,7 +36,7 @@ class StandingFile:
         """Where what belongs to this model's weights is kept."""
         return self.state_dir / "weights" / quote(self.name, safe="") if self.state_dir else None
 
-    def read(self, model: str | None) -> Standing:
+    def read(self, model: str | None) -> CurrentWeights:
         """Return what was kept.
 
         An engine that is configured with other weights than before starts with a version of their own: versions only
@@ -44,16 +44,16 @@ class StandingFile:
         """
         folder = self.folder
         try:
-            kept = msgspec.json.decode((folder / "standing.json").read_bytes(), type=Standing) if folder else None
+            kept = msgspec.json.decode((folder / "standing.json").read_bytes(), type=CurrentWeights) if folder else None
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             kept = None
         if kept is None:
-            return Standing(model=model)
+            return CurrentWeights(model=model)
         if kept.model != model:
-            return Standing(version=kept.version + 1, launched=kept.version + 1, model=model)
+            return CurrentWeights(version=kept.version + 1, launched=kept.version + 1, model=model)
         return kept
 
-    def write(self, standing: Standing) -> None:
+    def write(self, standing: CurrentWeights) -> None:
         """Keep it; what is there is always whole.
 
         Raises:

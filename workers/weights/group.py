@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
+from workers.policy.weights import Backend
 from workers.spec import WorkerId
-from workers.weights.phases import Backend
 
 
 class GroupState(StrEnum):
@@ -47,7 +47,6 @@ class Group:
         self.error: str | None = None
 
     def __repr__(self) -> str:
-        """State how it stands."""
         return f"<Group {self.number} {self.state} {sorted(self.members)}>"
 
     @property

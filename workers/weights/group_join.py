@@ -9,10 +9,10 @@ from transport.control import EngineControl
 from transport.errors import EngineError
 from workers.errors import NoWorkerReady
 from workers.outcome import FailureReason
+from workers.policy.weights import Backend
 from workers.spec import WorkerId
 from workers.supervised import SupervisedWorker
 from workers.weights.group import Group, GroupState, Member, place_members
-from workers.weights.phases import Backend
 from workers.weights.receiver import ReceiverFiles, ask
 
 TELL_LIMIT_S: Final = 60.0  # an engine in the middle of a long step answers after it

@@ -19,17 +19,18 @@ from transport.errors import EngineError
 from workers.engine.launch.vllm import is_extended
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.outcome import FailureReason
+from workers.policy.weight_update import UpdateState
+from workers.policy.weights import Backend
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 from workers.weights.checkpoint import check_checkpoint, check_tensors
-from workers.weights.current_version import Standing, StandingFile
+from workers.weights.current_version import CurrentWeights, CurrentWeightsFile
 from workers.weights.group import Group, GroupRequest, GroupState
 from workers.weights.group_join import JOIN_POLL_S, join_engines, watch_joining
 from workers.weights.keeper import keep_weights
-from workers.weights.phases import Backend
 from workers.weights.receiver import ReceiverFiles
 from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer, reload_checkpoint
-from workers.weights.update import UpdateRequest, UpdateState, WeightUpdate
+from workers.weights.update import UpdateRequest, WeightUpdate
 from workers.weights.update_run import Observe, UpdateRun
 
 REMEMBERED: Final = 20
@@ -61,7 +62,7 @@ class ModelWeights:
         self._policy = workers[0].spec.weights
         self._model = workers[0].spec.model
         self._is_extended = is_extended(workers[0].spec)
-        self._file = StandingFile(name=name, state_dir=state_dir)
+        self._file = CurrentWeightsFile(name=name, state_dir=state_dir)
         self.standing = self._file.read(self._model)
         self._observe = observe
         self._clock = clock
@@ -75,7 +76,6 @@ class ModelWeights:
         self._fault: str | None = None  # why nobody can be brought to the model's version from its checkpoint
 
     def __repr__(self) -> str:
-        """State the version."""
         return f"<ModelWeights {self.name} {self.standing.version} group={self.group and self.group.state}>"
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -125,7 +125,7 @@ class ModelWeights:
         """Begin an update; return when every engine was told to receive, so that a trainer may send, or at its end.
 
         Raises:
-            WeightsError: it cannot begin.
+            WeightsUpdateError: it cannot begin.
         """
         transfer = await self._check(request)
         update, run = self._begin(request, transfer)
@@ -203,7 +203,7 @@ class ModelWeights:
                 await run.run(lambda: self._commit(update))
         except Exception as error:
             logger.exception("model %s: weights %d: a defect of Roundhouse", self.name, update.version)
-            update.state, update.error = UpdateState.FAILED, f"{type(error).__name__}: {error}"
+            update.fail(f"{type(error).__name__}: {error}")
         finally:
             self._run = None
             self.ended[update.state] += 1
@@ -219,7 +219,7 @@ class ModelWeights:
     async def _commit(self, update: WeightUpdate) -> None:
         """Take the new version as the model's, before anybody goes on with it."""
         await self._stand(
-            Standing(
+            CurrentWeights(
                 version=update.version,
                 launched=self.standing.launched,
                 model=self._model,
@@ -233,7 +233,7 @@ class ModelWeights:
             else:  # it was starting as the update began: it has what it was launched with, or got last
                 worker.drain_nowait(f"it lacks weights {update.version}", Hold.BEHIND)
 
-    async def _stand(self, standing: Standing) -> None:
+    async def _stand(self, standing: CurrentWeights) -> None:
         self.standing, self._fault = standing, None
         try:
             await anyio.to_thread.run_sync(self._file.write, standing)
@@ -353,7 +353,7 @@ class ModelWeights:
             if folder is None:
                 return
             if self.standing.version == update.version and is_kept:
-                standing = Standing(version=update.version, launched=self.standing.launched, model=self._model)
+                standing = CurrentWeights(version=update.version, launched=self.standing.launched, model=self._model)
                 await self._stand(msgspec.structs.replace(standing, checkpoint=str(folder)))
             elif self.standing.version == update.version:
                 logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)

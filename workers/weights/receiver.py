@@ -34,7 +34,6 @@ class ReceiverFiles:
         self._folder = folder
 
     def __repr__(self) -> str:
-        """State where."""
         return f"<ReceiverFiles {self._folder}>"
 
     def clear(self, worker: WorkerId) -> str:

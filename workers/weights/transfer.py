@@ -9,7 +9,7 @@ from transport.control import EngineControl
 from transport.errors import EngineRejected
 from workers.weights.group import Group
 from workers.weights.receiver import ReceiverFiles, ask
-from workers.weights.update import Share, UpdateRequest
+from workers.weights.update import UpdateRequest, WorkerProgress
 
 STATE_POLL_S: Final = 0.02
 
@@ -24,7 +24,12 @@ class Transfer(Protocol):
         """Make the engine ready to receive."""
 
     async def receive(
-        self, control: EngineControl, update: int, request: UpdateRequest, share: Share, tell: Callable[[], None]
+        self,
+        control: EngineControl,
+        update: int,
+        request: UpdateRequest,
+        share: WorkerProgress,
+        tell: Callable[[], None],
     ) -> None:
         """Return when the engine has received."""
 
@@ -58,7 +63,12 @@ class CheckpointTransfer:
         """Do nothing: the checkpoint was looked at before any engine was touched."""
 
     async def receive(
-        self, control: EngineControl, _update: int, request: UpdateRequest, _share: Share, tell: Callable[[], None]
+        self,
+        control: EngineControl,
+        _update: int,
+        request: UpdateRequest,
+        _share: WorkerProgress,
+        tell: Callable[[], None],
     ) -> None:
         """Have the weights read, and put in place."""
         tell()
@@ -89,7 +99,12 @@ class GlooTransfer:
                 raise EngineRejected(409, "no_group", f"its place in the trainer's group is {state.group}")
 
     async def receive(
-        self, control: EngineControl, update: int, request: UpdateRequest, share: Share, tell: Callable[[], None]
+        self,
+        control: EngineControl,
+        update: int,
+        request: UpdateRequest,
+        share: WorkerProgress,
+        tell: Callable[[], None],
     ) -> None:
         """Have it receive, and look how far it is until it has everything."""
         tensors = [tensor.document for tensor in request.tensors]
@@ -127,7 +142,12 @@ class NativeTransfer:
         await control.post("/start_weight_update", {})
 
     async def receive(
-        self, control: EngineControl, _update: int, request: UpdateRequest, _share: Share, tell: Callable[[], None]
+        self,
+        control: EngineControl,
+        _update: int,
+        request: UpdateRequest,
+        _share: WorkerProgress,
+        tell: Callable[[], None],
     ) -> None:
         """Have it receive; nothing inside bounds that."""
         info = {

@@ -1,20 +1,11 @@
-"""One update of weights as it is asked for, and as it goes. Values and their changes; no I/O."""
+"""One update of weights as it is asked for, and as it goes. Values and what is measured; no I/O."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from workers.policy.weight_update import Stage, UpdateProgress, UpdateState, WorkerPart
+from workers.policy.weights import UpdateMode, UpdatePhase
 from workers.spec import WorkerId
-from workers.weights.phases import Phase, UpdateMode
-
-
-class UpdateState(StrEnum):
-    """How an update stands."""
-
-    RUNNING = "running"
-    COMPLETED = "completed"
-    PARTIAL = "partial"  # the version is the model's; workers that failed are started again, and brought to it
-    FAILED = "failed"  # the model has the version that it had before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +40,37 @@ class UpdateRequest:
     group: int | None = None
 
 
-class Share:
-    """One worker's part in an update; ``stage`` is what it does, since ``since``, in monotonic seconds."""
+class WorkerProgress:
+    """What is measured of one worker in an update; ``stage`` is what it does, since ``since``, in monotonic seconds."""
 
     def __init__(self, worker: WorkerId, incarnation: int, now: float) -> None:
         self.worker = worker
         self.incarnation = incarnation
-        self.stage = "waiting"
+        self.part = WorkerPart()
         self.since = now
         self.received = 0  # tensors
         self.total = 0
-        self.error: str | None = None
-        self.is_late = False  # whether it has outrun a limit, and by its own doing
         self.paused_at: float | None = None
         self.paused_s = 0.0
 
     def __repr__(self) -> str:
-        """State what it does."""
-        return f"<Share {self.worker} {self.stage} {self.error or ''}>"
+        return f"<WorkerProgress {self.worker} {self.stage} {self.error or ''}>"
+
+    @property
+    def stage(self) -> Stage:
+        """What it does."""
+        return self.part.stage
+
+    @property
+    def error(self) -> str | None:
+        """Why it has failed."""
+        return self.part.error
+
+    def take_part(self, part: WorkerPart, now: float) -> None:
+        """Take what was decided of it."""
+        if part.stage is not self.part.stage:
+            self.since = now
+        self.part = part
 
 
 class WeightUpdate:
@@ -86,37 +90,26 @@ class WeightUpdate:
         self.previous = previous
         self.request = request
         self.clock = clock
-        self.shares = {worker: Share(worker, incarnation, clock()) for worker, incarnation in incarnations.items()}
+        self.shares = {worker: WorkerProgress(worker, number, clock()) for worker, number in incarnations.items()}
         self.state = UpdateState.RUNNING
-        self.phase = Phase.PAUSE
+        self.phase = UpdatePhase.PAUSE
         self.error: str | None = None
-        self.is_late = False  # whether it has outrun a limit, and by its own doing
-        self.phase_s: dict[Phase, float] = {}
+        self.phase_s: dict[UpdatePhase, float] = {}
 
     def __repr__(self) -> str:
-        """State how far it is."""
         return f"<WeightUpdate {self.number} to {self.version} {self.state} {self.phase}>"
 
     @property
-    def survivors(self) -> list[Share]:
-        """The workers that have failed in nothing yet."""
+    def survivors(self) -> list[WorkerProgress]:
+        """The workers that have failed in nothing."""
         return [share for share in self.shares.values() if share.error is None]
 
-    @property
-    def failed(self) -> list[Share]:
-        """The workers that have failed."""
-        return [share for share in self.shares.values() if share.error is not None]
+    def take_progress(self, progress: UpdateProgress) -> None:
+        """Take what was decided."""
+        self.state, self.phase, self.error = progress.state, progress.phase, progress.error
+        for worker, part in progress.parts.items():
+            self.shares[WorkerId(worker)].take_part(part, self.clock())
 
-    def enter(self, share: Share, stage: str) -> None:
-        """Take the fact that a worker does something else from here on."""
-        share.stage, share.since = stage, self.clock()
-
-    def fail(self, share: Share, because: str) -> None:
-        """Take the fact that a worker is out of it; the first reason stands."""
-        if share.error is None:
-            share.error = f"{self.phase}: {because}"
-            self.enter(share, "failed")
-
-    def words(self) -> str:
-        """Name who failed, and how."""
-        return "; ".join(f"{share.worker}: {share.error}" for share in self.failed)
+    def fail(self, because: str) -> None:
+        """Take that it was broken off."""
+        self.state, self.error = UpdateState.FAILED, self.error or because

@@ -1,13 +1,12 @@
-"""Runs one update through its phases: pause, start, receive, finish, resume, with a barrier after each.
+"""Runs one update: acts on what ``policy.weight_update`` decides, and tells it what came of that.
 
-What a failure means is decided at the barriers. Until the weights are received nothing has changed, if the way of
-transfer stages them: then whoever lives goes on with the old ones. A worker that fails when its weights may be half
-changed is killed, and is brought to the model's version before it takes traffic again; the others go on.
+Whatever takes time is a task of the run, and comes back as an event.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from functools import partial
+from typing import Final, assert_never
 
 import anyio
 
@@ -15,12 +14,31 @@ from transport.control import EngineControl
 from transport.errors import EngineError, EngineRejected, EngineUnreachable
 from workers.health.recovery import DEATH_NOTICE_S
 from workers.outcome import Cancelled, CancelReason, FailureReason
+from workers.policy import weight_update
+from workers.policy.weight_update import (
+    BeginStep,
+    CommitVersion,
+    EndPhase,
+    Failure,
+    HurryReceivers,
+    KillWorker,
+    StepEnded,
+    StepFailed,
+    TakeBack,
+    TakeBackFailed,
+    UpdateAction,
+    UpdateBegun,
+    UpdateEvent,
+    UpdateProgress,
+    VersionCommitted,
+    WorkerPart,
+)
+from workers.policy.weights import UpdateMode, UpdatePhase, WeightsPolicy
 from workers.spec import WorkerId
 from workers.states import Hold
 from workers.supervised import SupervisedWorker
-from workers.weights.phases import WORKING, Phase, UpdateMode, WeightsPolicy
 from workers.weights.transfer import Transfer
-from workers.weights.update import Share, UpdateState, WeightUpdate
+from workers.weights.update import WeightUpdate, WorkerProgress
 
 DROP_LIMIT_S: Final = 10.0
 ABORT_POLL_S: Final = 0.05
@@ -28,8 +46,9 @@ GRACE_S: Final = 5.0  # for the others to receive, when one of a group has faile
 TIMED_OUT: Final = "weights_timeout"  # why an engine that goes on has an incident
 _ABSENT: Final = 404
 logger = logging.getLogger(__name__)
-Act = Callable[[SupervisedWorker, Share], Awaitable[None]]
-Observe = Callable[[str, Phase, float, str], None]
+Observe = Callable[[str, UpdatePhase, float, str], None]
+Commit = Callable[[], Awaitable[None]]
+Work = Callable[[], Awaitable[UpdateEvent | None]]
 
 
 class UpdateRun:
@@ -51,22 +70,41 @@ class UpdateRun:
         self._transfer = transfer
         self._limits = limits
         self._observe = observe
+        self._progress = UpdateProgress(
+            mode=update.request.mode,
+            needs_all=transfer.needs_all,
+            is_staged=transfer.is_staged,
+            parts={worker: WorkerPart() for worker in workers},
+        )
+        self._phase_at = update.clock()
         self._untold = set(workers)
-        self._left_out: set[WorkerId] = set()  # whoever was killed, or knows no pause: nothing is to be taken back
         self._scopes: dict[WorkerId, anyio.CancelScope] = {}
 
     def __repr__(self) -> str:
-        """State how far it is."""
         return f"<UpdateRun {self._model} {self.update.version} {self.update.state} {self.update.phase}>"
 
-    async def run(self, commit: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, commit: Commit) -> None:
         """Run it to its end; ``commit`` is called when the model's version changes. Nothing is left held or paused."""
         update = self.update
         try:
-            await self._run(commit)
+            async with anyio.create_task_group() as tasks:
+
+                def post(event: UpdateEvent) -> None:
+                    self._progress, actions = weight_update.decide(self._progress, event)
+                    update.take_progress(self._progress)
+                    for action in actions:
+                        work = self._act(action, commit)
+                        if work is not None:
+                            tasks.start_soon(perform, work)
+
+                async def perform(work: Work) -> None:
+                    event = await work()
+                    if event is not None:
+                        post(event)
+
+                post(UpdateBegun())
         except BaseException:
-            update.error = update.error or "interrupted"
-            update.state = UpdateState.FAILED
+            update.fail("interrupted")
             raise
         finally:
             for worker in self._workers.values():
@@ -75,130 +113,108 @@ class UpdateRun:
             self.told.set()
             logger.info("model %s: weights %d: %s %s", self._model, update.version, update.state, update.error or "")
 
-    async def _run(self, commit: Callable[[], Awaitable[None]]) -> None:
-        update, transfer = self.update, self._transfer
-        await self._phase(Phase.PAUSE, self._pause)
-        await self._phase(Phase.START, self._start)
-        if update.survivors and not (transfer.needs_all and update.failed):
-            await self._phase(Phase.RECEIVE, self._receive)
-            if update.survivors:
-                await self._phase(Phase.FINISH, self._finish)
-                if update.survivors:
-                    await commit()
-                    for share in update.failed:  # they have the old weights, or nobody knows which
-                        self._kill(share, self._workers[share.worker], share.error or "")
-                    await self._phase(Phase.RESUME, self._resume)
-                    update.state = UpdateState.PARTIAL if update.failed else UpdateState.COMPLETED
-                    update.error = update.words() or None
-                    return
-        update.error = self._blame()
-        update.state = UpdateState.FAILED
-        await self._go_back()
+    def take_change(self, worker: SupervisedWorker) -> None:
+        """Take that a worker's state has changed: whoever waits for an engine that is gone waits no more."""
+        share, scope = self.update.shares.get(worker.spec.id), self._scopes.get(worker.spec.id)
+        if share is not None and scope is not None and self._is_gone(share):
+            scope.cancel()
 
-    def _blame(self) -> str:
-        """Name who is to blame."""
-        words = self.update.words() or "no worker was left"
-        alive = all(self._workers[share.worker].incarnation == share.incarnation for share in self.update.failed)
-        if self.update.phase is Phase.RECEIVE and self._transfer.needs_all and alive:
-            return f"the trainer (rank 0) has not sent everything: {words}"
-        return words
+    # Actions
 
-    async def _go_back(self) -> None:
-        """Let everybody who still has all of the old weights go on with them."""
-        intact = [
-            (share, worker)
-            for share, worker in ((share, self._workers[share.worker]) for share in self.update.shares.values())
-            if share.worker not in self._left_out and worker.incarnation == share.incarnation and worker.is_serving
-        ]
-        async with anyio.create_task_group() as tasks:
-            for share, worker in intact:
-                tasks.start_soon(self._take_back, share, worker)
+    def _act(self, action: UpdateAction, commit: Commit) -> Work | None:
+        """Do what takes no time, or return what takes some; what that returns is the event of its end."""
+        match action:
+            case BeginStep():
+                self._phase_at = self.update.clock()
+                return partial(self._step, self.update.shares[WorkerId(action.worker)], action.phase)
+            case EndPhase():
+                elapsed_s = self.update.phase_s[action.phase] = self.update.clock() - self._phase_at
+                self._observe(self._model, action.phase, elapsed_s, "ok" if action.is_whole else "failed")
+            case HurryReceivers():
+                for scope in self._scopes.values():
+                    scope.deadline = min(scope.deadline, anyio.current_time() + GRACE_S)
+            case KillWorker():
+                self._kill(self.update.shares[WorkerId(action.worker)], action.because)
+            case CommitVersion():
+                return partial(_commit, commit)
+            case TakeBack():
+                return partial(self._take_back, self.update.shares[WorkerId(action.worker)])
+            case _:
+                assert_never(action)
+        return None
 
-    async def _take_back(self, share: Share, worker: SupervisedWorker) -> None:
-        if share.is_late:
+    def _kill(self, share: WorkerProgress, because: str) -> None:
+        if not self._is_gone(share):
+            reason = FailureReason.ENGINE_UNREACHABLE
+            self._workers[share.worker].break_engine(reason, f"weights {self.update.version}: {because}", {})
+
+    async def _take_back(self, share: WorkerProgress) -> TakeBackFailed | None:
+        worker = self._workers[share.worker]
+        if self._is_gone(share):
+            return None
+        if share.part.is_late:
             worker.recorder.note_failure(TIMED_OUT, f"weights {self.update.version}: {share.error}")
         control = EngineControl(worker.endpoint)
         try:
             with anyio.fail_after(DROP_LIMIT_S):
                 await self._transfer.drop(control)
                 await control.resume()
-            self._note_running(share)
         except (TimeoutError, EngineError) as error:
-            self._kill(share, worker, f"it cannot go on with its old weights: {str(error) or 'no answer'}")
+            return TakeBackFailed(worker=share.worker, detail=str(error) or "no answer")
+        self._note_running(share)
+        return None
 
-    def take_change(self, worker: SupervisedWorker) -> None:
-        """Take the fact that a worker's state has changed: whoever waits for an engine that is gone waits no more."""
-        share = self.update.shares.get(worker.spec.id)
-        scope = self._scopes.get(worker.spec.id)
-        if (
-            share is not None
-            and scope is not None
-            and (worker.incarnation != share.incarnation or not worker.is_serving)
-        ):
-            scope.cancel()
+    # Steps
 
-    # Phases
-
-    async def _phase(self, phase: Phase, act: Act) -> bool:
-        """Do one step on all workers that are left; return whether all of them have done it."""
-        update, limit_s = self.update, self._limits.limit_s(phase, self.update.request.mode)
-        update.phase, began_at = phase, update.clock()
-        before = update.survivors
-        async with anyio.create_task_group() as tasks:
-            for share in before:
-                tasks.start_soon(self._one, phase, share, act, limit_s)
-        update.phase_s[phase] = update.clock() - began_at
-        is_whole = len(update.survivors) == len(before)
-        self._observe(self._model, phase, update.phase_s[phase], "ok" if is_whole else "failed")
-        return is_whole
-
-    async def _one(self, phase: Phase, share: Share, act: Act, limit_s: float) -> None:
-        worker, (doing, done) = self._workers[share.worker], WORKING[phase]
-        self.update.enter(share, doing)
-        # An engine that could not be made to receive and still has its old weights is well.
-        is_intact = phase in {Phase.START, Phase.RECEIVE} and self._transfer.is_staged
+    async def _step(self, share: WorkerProgress, phase: UpdatePhase) -> StepEnded | StepFailed:
+        """Have one worker do a phase, within the phase's limit."""
+        worker, limit_s = self._workers[share.worker], self._limits.limit_s(phase, self.update.request.mode)
         try:
             with anyio.fail_after(limit_s) as self._scopes[share.worker]:
-                self._check_same(worker, share)
-                await act(worker, share)
-            self._check_same(worker, share)  # and the scope may have been left because it is not
+                self._check_same(share)
+                await self._do(worker, share, phase)
+            self._check_same(share)  # and the scope may have been left because it is not
         except TimeoutError:
-            others = ", ".join(each.worker for each in self.update.failed) if phase is Phase.RECEIVE else ""
-            share.is_late = not others
-            self.update.fail(share, f"given up after {others} had failed" if others else f"not within {limit_s:g} s")
-            if not is_intact and not (phase is Phase.PAUSE and self.update.request.mode is UpdateMode.WAIT):
-                self._kill(share, worker, share.error or "")
+            return self._failed(share, Failure.TIMED_OUT, f"not within {limit_s:g} s")
         except EngineError as error:
             if isinstance(error, EngineUnreachable):
                 await anyio.sleep(DEATH_NOTICE_S)
-            self.update.fail(share, self._words(worker, share, error))
-            if phase is Phase.PAUSE and isinstance(error, EngineRejected) and error.status == _ABSENT:
-                self._left_out.add(share.worker)
-            elif not is_intact:
-                self._kill(share, worker, share.error or "")
-        else:
-            self.update.enter(share, done)
+            has_no_pause = phase is UpdatePhase.PAUSE and isinstance(error, EngineRejected) and error.status == _ABSENT
+            detail = f"its engine has died ({worker.because})" if self._is_gone(share) else str(error)
+            return self._failed(share, Failure.NO_PAUSE if has_no_pause else Failure.BROKEN, detail)
         finally:
             self._scopes.pop(share.worker, None)
+        if phase is UpdatePhase.RECEIVE:
             self._note_told(share)
-            if share.error is not None and phase is Phase.RECEIVE and self._transfer.needs_all:
-                self._hasten()
+        return StepEnded(worker=share.worker)
 
-    def _check_same(self, worker: SupervisedWorker, share: Share) -> None:
-        if worker.incarnation != share.incarnation or not worker.is_serving:
-            raise EngineUnreachable("the engine is not the one that the update began with")
+    def _failed(self, share: WorkerProgress, failure: Failure, detail: str) -> StepFailed:
+        self._note_told(share)
+        return StepFailed(worker=share.worker, failure=failure, detail=detail, is_gone=self._is_gone(share))
 
-    def _hasten(self) -> None:
-        """Give those who still wait for the trainer a moment: where one is missing it may never send."""
-        for scope in self._scopes.values():
-            scope.deadline = min(scope.deadline, anyio.current_time() + GRACE_S)
+    async def _do(self, worker: SupervisedWorker, share: WorkerProgress, phase: UpdatePhase) -> None:
+        update, control = self.update, EngineControl(worker.endpoint)
+        match phase:
+            case UpdatePhase.PAUSE:
+                await self._pause(worker, share, control)
+            case UpdatePhase.START:
+                await self._transfer.start(control, update.number, update.request)
+            case UpdatePhase.RECEIVE:
+                await self._transfer.receive(
+                    control, update.number, update.request, share, lambda: self._note_told(share)
+                )
+            case UpdatePhase.FINISH:
+                await self._transfer.finish(control, update.number, update.version)
+                self._check_same(share)
+                assert worker.weights is not None  # noqa: S101 - only workers that have any are updated
+                worker.weights.change(update.version, share.incarnation)
+            case UpdatePhase.RESUME:
+                await control.resume()
+                self._note_running(share)
+            case _:
+                assert_never(phase)
 
-    def _words(self, worker: SupervisedWorker, share: Share, error: EngineError) -> str:
-        if worker.incarnation != share.incarnation or not worker.is_serving:
-            return f"its engine has died ({worker.because})"
-        return str(error)
-
-    async def _pause(self, worker: SupervisedWorker, share: Share) -> None:
+    async def _pause(self, worker: SupervisedWorker, share: WorkerProgress, control: EngineControl) -> None:
         update = self.update
         worker.drain_nowait(f"weights {update.version}", Hold.UPDATE)
         match update.request.mode:
@@ -214,43 +230,29 @@ class UpdateRun:
                 pass
         worker.pause_watch()
         share.paused_at = update.clock()
-        await EngineControl(worker.endpoint).pause(clear_cache=update.request.clear_cache)
+        await control.pause(clear_cache=update.request.clear_cache)
 
-    async def _start(self, worker: SupervisedWorker, _share: Share) -> None:
-        await self._transfer.start(EngineControl(worker.endpoint), self.update.number, self.update.request)
+    def _check_same(self, share: WorkerProgress) -> None:
+        if self._is_gone(share):
+            raise EngineUnreachable("the engine is not the one that the update began with")
 
-    async def _receive(self, worker: SupervisedWorker, share: Share) -> None:
-        update = self.update
-        control = EngineControl(worker.endpoint)
-        await self._transfer.receive(control, update.number, update.request, share, lambda: self._note_told(share))
-
-    async def _finish(self, worker: SupervisedWorker, share: Share) -> None:
-        await self._transfer.finish(EngineControl(worker.endpoint), self.update.number, self.update.version)
-        self._check_same(worker, share)
-        assert worker.weights is not None  # noqa: S101 - only workers that have any are updated
-        worker.weights.change(self.update.version, share.incarnation)
-
-    async def _resume(self, worker: SupervisedWorker, share: Share) -> None:
-        await EngineControl(worker.endpoint).resume()
-        self._note_running(share)
+    def _is_gone(self, share: WorkerProgress) -> bool:
+        worker = self._workers[share.worker]
+        return worker.incarnation != share.incarnation or not worker.is_serving
 
     # Notes
 
-    def _note_told(self, share: Share) -> None:
-        """Take the fact that an engine has been told to receive, or will not be any more."""
-        if self.update.phase is Phase.RECEIVE or share.error is not None:
-            self._untold.discard(share.worker)
+    def _note_told(self, share: WorkerProgress) -> None:
+        """Note that an engine was told to receive, or will not be any more."""
+        self._untold.discard(share.worker)
         if not self._untold:
             self.told.set()
 
-    def _note_running(self, share: Share) -> None:
+    def _note_running(self, share: WorkerProgress) -> None:
         if share.paused_at is not None:
             share.paused_s = self.update.clock() - share.paused_at
 
-    def _kill(self, share: Share, worker: SupervisedWorker, because: str) -> None:
-        """Have an engine started again whose weights nobody can vouch for."""
-        self._left_out.add(share.worker)
-        self.update.fail(share, because)
-        if worker.incarnation == share.incarnation and worker.is_serving:
-            reason = FailureReason.ENGINE_UNREACHABLE
-            worker.break_engine(reason, f"weights {self.update.version}: {because}", {})
+
+async def _commit(commit: Commit) -> VersionCommitted:
+    await commit()
+    return VersionCommitted()

@@ -24,7 +24,6 @@ class Estimates:
         self._by_agent: dict[tuple[str, str], Mean] = {}
 
     def __repr__(self) -> str:
-        """State how much is known."""
         return f"<Estimates agents={len(self._by_agent)} turns={self._all.count} mean={self._all.value:.3f}>"
 
     def learn(self, model: str, agent_id: str, seconds: float) -> None:
@@ -56,7 +55,6 @@ class JobBacklog:
         self._later: list[float] = []  # what each further round adds to it
 
     def __repr__(self) -> str:
-        """State how many turns are left."""
         return f"<JobBacklog {self._job.id} turns={sum(self._turns_left)}>"
 
     def extend(self, conversations: Sequence[Conversation]) -> None:

@@ -1,4 +1,4 @@
-"""Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them on seats."""
+"""Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them in flight."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.trials import Trials
-from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, HoldTurn, StartTurn
-from service.scheduling.core.in_flight_pool import Seats
-from service.scheduling.core.live import LiveJob, Talk
-from service.scheduling.core.queue.affinity import Paces, Reading
+from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, DeferTurn, StartTurn
+from service.scheduling.core.in_flight_pool import InFlightPool
+from service.scheduling.core.live import LiveConversation, LiveJob
+from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
 from service.scheduling.core.queue.groups import GroupedQueue, Shifts
 from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
@@ -18,21 +18,20 @@ PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tri
 
 
 class Dispatcher:
-    """Starts what can be started; it shares pool, seats and jobs with the core, in the same task."""
+    """Starts what can be started; it shares both pools and the jobs with the core, in the same task."""
 
-    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, seats: Seats) -> None:
+    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, in_flight: InFlightPool) -> None:
         self._jobs = jobs
         self._ready = ready
-        self._seats = seats
+        self._in_flight = in_flight
         self._shifts = Shifts()
-        self._paces = Paces()
-        self._trials = Trials(ready, seats)
+        self._paces = SpeedEstimates()
+        self._trials = Trials(ready, in_flight)
 
     def __repr__(self) -> str:
-        """State what it starts from."""
-        return f"<Dispatcher {self._ready!r} {self._seats!r}>"
+        return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"
 
-    def learn(self, model: str, seconds: float, reading: Reading | None) -> None:
+    def learn(self, model: str, seconds: float, reading: PromptReading | None) -> None:
         """Learn what turns of a model take."""
         self._paces.learn(model, seconds, reading)
 
@@ -40,7 +39,7 @@ class Dispatcher:
         """Start turns until no slot is free that one of them may have."""
         yield from self._start_trials()
         for model, ready in self._ready.queues.items():
-            while ready.has_front and self._seats.has_free(model):
+            while ready.has_front and self._in_flight.has_free(model):
                 turn = ready.pop()
                 if not self._is_cancelled(turn):
                     yield from self._start(model, turn)
@@ -58,7 +57,7 @@ class Dispatcher:
             yield from self._start_grouped(model, ready)
             return
         passed_over = 0
-        while ready and self._seats.has_free(model):
+        while ready and self._in_flight.has_free(model):
             if passed_over == PASSED_AT_ONCE:
                 yield ContinueDispatch()
                 return
@@ -77,8 +76,8 @@ class Dispatcher:
                 yield from self._start(model, first)
 
     def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
-        for worker in self._seats.with_room(model):
-            free, slots = self._seats.offer(worker)
+        for worker in self._in_flight.with_room(model):
+            free, slots = self._in_flight.offer(worker)
             for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
                 first = self._first_in_line(turn, model, ready)
                 if self._is_to_be_tried(first):
@@ -88,7 +87,7 @@ class Dispatcher:
 
     def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
         """Return who starts where ``turn`` was to: in free mode whoever is first in its conversation's own queue."""
-        first = self._talk(turn.key).first_in_line(turn, model)
+        first = self._conversation(turn.key).first_in_line(turn, model)
         if first is not turn:
             ready.discard(first.key)
             ready.push(turn)
@@ -107,42 +106,42 @@ class Dispatcher:
     def _start_held(self) -> Iterator[Action]:
         """Start those whose worker has a slot for them now."""
         for worker in self._ready.held.workers:
-            for turn in self._ready.held.all_for(worker)[: self._seats.offer(worker)[0]]:
+            for turn in self._ready.held.all_for(worker)[: self._in_flight.offer(worker)[0]]:
                 self._ready.held.discard(turn.key)
-                yield from self._start(self._talk(turn.key).model(turn.key), turn)
+                yield from self._start(self._conversation(turn.key).model(turn.key), turn)
 
-    def _hold(self, model: str, turn: ReadyTurn) -> HoldTurn | None:
+    def _hold(self, model: str, turn: ReadyTurn) -> DeferTurn | None:
         """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
-        talk = self._talk(turn.key)
-        warm = talk.warm(turn.agent_order)
+        conversation = self._conversation(turn.key)
+        cached = conversation.cached(turn.agent_order)
         # In free mode nobody overtakes: who speaks when is what the others hear.
-        if warm is None or turn.is_front or turn.was_held or talk.live.job.mode is Mode.FREE:
+        if cached is None or turn.is_front or turn.was_held or conversation.live.job.mode is Mode.FREE:
             return None
-        free, slots = self._seats.offer(warm.worker)
+        free, slots = self._in_flight.offer(cached.worker)
         if free or not slots:
             return None
-        seconds = self._paces.worth_waiting(model, warm, slots, self._ready.held.count(warm.worker))
+        seconds = self._paces.worth_waiting(model, cached, slots, self._ready.held.count(cached.worker))
         if seconds is None:
             return None
-        self._ready.held.put(turn, warm.worker)
-        return HoldTurn(key=turn.key, worker=warm.worker, seconds=seconds)
+        self._ready.held.put(turn, cached.worker)
+        return DeferTurn(key=turn.key, worker=cached.worker, seconds=seconds)
 
     def _start(
         self, model: str, turn: ReadyTurn, *, is_suspect: bool = False, worker: str | None = None
     ) -> Iterator[Action]:
         key = turn.key
-        talk = self._talk(key)
-        warm = talk.warm(turn.agent_order)
-        worker = worker or self._seats.best(model, warm.worker if warm else None)
+        conversation = self._conversation(key)
+        cached = conversation.cached(turn.agent_order)
+        worker = worker or self._in_flight.best(model, cached.worker if cached else None)
         assert worker is not None  # noqa: S101 - whoever dispatches has looked
-        self._seats.seat(key, worker, is_suspect=is_suspect)
+        self._in_flight.add(key, worker, is_suspect=is_suspect)
         if not is_suspect:
             self._trials.note_start(model)
         self._ready.count_out(key)
-        if not talk.is_started:
-            talk.is_started = True
+        if not conversation.is_started:
+            conversation.is_started = True
             yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
         yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)
 
-    def _talk(self, key: TurnKey) -> Talk:
-        return self._jobs[key.job_id].talks[key.conversation_id]
+    def _conversation(self, key: TurnKey) -> LiveConversation:
+        return self._jobs[key.job_id].conversations[key.conversation_id]

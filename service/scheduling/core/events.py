@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
-from service.scheduling.core.queue.affinity import Reading
+from service.scheduling.core.queue.affinity import PromptReading
 
 # Events
 
@@ -76,11 +76,11 @@ class TurnCompleted:
 
     key: TurnKey
     seconds: float | None = None
-    reading: Reading | None = None
+    reading: PromptReading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldOver:
+class DeferralOver:
     """A turn was to wait for its worker, and the time for that is over."""
 
     key: TurnKey
@@ -133,7 +133,7 @@ class Unpaused:
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | HoldOver | Paused | Unpaused | Suspicion
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | DeferralOver | Paused | Unpaused | Suspicion
 
 # Actions
 
@@ -155,7 +155,7 @@ class StartTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldTurn:
+class DeferTurn:
     """Tell when so many seconds have passed: for so long the turn waits for the worker that knows its prompt."""
 
     key: TurnKey
@@ -225,4 +225,4 @@ class JobEnded:
 
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-Action = TurnIsReady | StartTurn | HoldTurn | AbandonTurn | CutOffTurn | ContinueCancel | ContinueDispatch | Move
+Action = TurnIsReady | StartTurn | DeferTurn | AbandonTurn | CutOffTurn | ContinueCancel | ContinueDispatch | Move

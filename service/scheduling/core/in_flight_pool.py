@@ -1,18 +1,16 @@
-"""The slots of all ready workers, and which turns sit on them: seed 000's in-flight pool. Pure."""
+"""The slots of all ready workers, and the turns in flight on them (specification, "Three pools"). Pure."""
 
 from collections import Counter
 
 from service.conversations.job import JobId, TurnKey
 
-Warmth = tuple[JobId, str, str]  # what a worker's cache knows: the words of one agent in one conversation
 
-
-class Seats:
+class InFlightPool:
     """Written by the core alone; never more turns on a worker than it has slots."""
 
     def __init__(self) -> None:
         self._slots: dict[str, tuple[str, int]] = {}  # worker -> its model and its slots; only workers that are ready
-        self._seated: dict[TurnKey, str] = {}
+        self._workers: dict[TurnKey, str] = {}
         self._taken: dict[str, int] = {}
         self._coming: dict[str, str] = {}  # workers that will be ready again, and their models
         self._reserved: dict[str, str] = {}  # of a model: the worker that tries suspects, and takes nothing else
@@ -20,22 +18,21 @@ class Seats:
         self.by_job: Counter[JobId] = Counter()
 
     def __repr__(self) -> str:
-        """State the workers and their turns."""
-        return f"<Seats {self._slots} taken={self._taken}>"
+        return f"<InFlightPool {self._slots} taken={self._taken}>"
 
     def __len__(self) -> int:
         """Count the turns in flight."""
-        return len(self._seated)
+        return len(self._workers)
 
     def __contains__(self, key: object) -> bool:
         """Tell whether a turn is in flight."""
-        return key in self._seated
+        return key in self._workers
 
-    def talks_of(self, job_id: JobId) -> list[str]:
+    def conversations_of(self, job_id: JobId) -> list[str]:
         """List the conversations of a job that have a turn in flight."""
         if not self.by_job[job_id]:
             return []
-        return list(dict.fromkeys(key.conversation_id for key in self._seated if key.job_id == job_id))
+        return list(dict.fromkeys(key.conversation_id for key in self._workers if key.job_id == job_id))
 
     def open(self, worker: str, model: str, slots: int) -> None:
         """Offer a worker's slots."""
@@ -43,7 +40,7 @@ class Seats:
         self._coming.pop(worker, None)
 
     def close(self, worker: str, *, returns: bool = False) -> str | None:
-        """Offer a worker's slots no more; turns that sit there stay until they rise. Return its model, if it was open.
+        """Offer a worker's slots no more; turns that are there stay until they are removed. Return its model, if it was open.
 
         ``returns`` says that another engine of it is on its way.
         """
@@ -57,7 +54,7 @@ class Seats:
     def offer(self, worker: str) -> tuple[int, int]:
         """Return how many slots of a worker are free, and how many it has; nothing of one that lends none."""
         model, slots = self._slots.get(worker, ("", 0))
-        if self._reserved.get(model) == worker:
+        if not self._takes_any(worker, model):
             return 0, 0
         return max(0, slots - self._taken.get(worker, 0)), slots
 
@@ -115,25 +112,25 @@ class Seats:
         """Whether any slot of a model is free."""
         return any(free > 0 for free, _ in self._free_by_worker(model))
 
-    def best(self, model: str, warm: str | None = None) -> str | None:
-        """Return the worker for a turn: the warm one if it has a free slot, else the one with the most.
+    def best(self, model: str, cached: str | None = None) -> str | None:
+        """Return the worker for a turn: the one whose cache holds its prompt if it has a free slot, else the one with the most.
 
         None where there is none with any.
         """
         offers = [(free, worker) for free, worker in self._free_by_worker(model) if free > 0]
-        return max(offers, key=lambda offer: (offer[1] == warm, offer[0]), default=(0, None))[1]
+        return max(offers, key=lambda offer: (offer[1] == cached, offer[0]), default=(0, None))[1]
 
-    def seat(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> None:
+    def add(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> None:
         """Put a turn on a slot."""
         if is_suspect:
             self._trials[worker] = key
-        self._seated[key] = worker
+        self._workers[key] = worker
         self.by_job[key.job_id] += 1
         self._taken[worker] = self._taken.get(worker, 0) + 1
 
-    def rise(self, key: TurnKey) -> str | None:
-        """Take a turn off its slot; return the worker, None where it sat on none."""
-        worker = self._seated.pop(key, None)
+    def remove(self, key: TurnKey) -> str | None:
+        """Take a turn off its slot; return the worker, None where it was on none."""
+        worker = self._workers.pop(key, None)
         if worker is None:
             return None
         self._taken[worker] -= 1
@@ -148,5 +145,9 @@ class Seats:
         return [
             (slots - self._taken.get(worker, 0), worker)
             for worker, (offered, slots) in self._slots.items()
-            if offered == model and worker != self._reserved.get(model)
+            if offered == model and self._takes_any(worker, model)
         ]
+
+    def _takes_any(self, worker: str, model: str) -> bool:
+        # A worker that was drained and resumed in mid-trial is reserved no more, and the suspect is still alone on it.
+        return worker != self._reserved.get(model) and worker not in self._trials

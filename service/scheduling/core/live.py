@@ -9,7 +9,7 @@ from service.conversations.job import Conversation, Job, Mode, TurnKey
 from service.conversations.states import ConversationState
 from service.conversations.turn_order import Place, speaking_order
 from service.scheduling.core.backlog import JobBacklog
-from service.scheduling.core.queue.affinity import Warm
+from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 
@@ -21,36 +21,34 @@ class LiveJob:
         self.suspects = suspects  # of an earlier life of the service
         self.backlog = JobBacklog(job)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
-        self.talks: dict[str, Talk] = {}
+        self.conversations: dict[str, LiveConversation] = {}
         self.is_cancelled = is_cancelled
         self.is_distrusted = False  # its turns were convicted one after the other: the others are tried as well
 
     def __repr__(self) -> str:
-        """State how many conversations are left."""
-        return f"<LiveJob {self.job.id} conversations={len(self.talks)}>"
+        return f"<LiveJob {self.job.id} conversations={len(self.conversations)}>"
 
     def extend(self, job: Job, suspects: frozenset[TurnKey]) -> None:
         """Take further conversations of the job."""
         self.suspects |= suspects
         self.backlog.extend(job.conversations)
 
-    def end_talk(self, talk: "Talk") -> None:
+    def end_conversation(self, conversation: "LiveConversation") -> None:
         """Take the end of a conversation, or that it is here no more."""
-        del self.talks[talk.conversation.id]
-        self.backlog.drop_turns(talk.conversation.rounds, talk.spoken_by_agent())
-        self.backlog.note_rounds(talk.conversation.id, 0)
+        del self.conversations[conversation.definition.id]
+        self.backlog.drop_turns(conversation.definition.rounds, conversation.spoken_by_agent())
+        self.backlog.note_rounds(conversation.definition.id, 0)
 
 
 class Unspoken(Sequence[TurnKey]):
     """The turns of a conversation that never ended; there may be a quarter of a million, so each is made when asked."""
 
-    def __init__(self, job: Job, conversation: Conversation, ended: AbstractSet[TurnKey]) -> None:
+    def __init__(self, job: Job, definition: Conversation, ended: AbstractSet[TurnKey]) -> None:
         self._job = job
-        self._conversation = conversation
+        self._conversation = definition
         self._ended = ended
 
     def __repr__(self) -> str:
-        """State how many."""
         return f"<Unspoken {len(self)} of {self._job.id}/{self._conversation.id}>"
 
     def __len__(self) -> int:
@@ -82,37 +80,36 @@ class Unspoken(Sequence[TurnKey]):
         return hash((self._job.id, self._conversation.id))
 
 
-class Talk:
+class LiveConversation:
     """One conversation that has not ended; ``open`` are its turns that are ready or in flight."""
 
-    __slots__ = ("_ended", "_lines", "_warm", "conversation", "ending", "is_started", "live", "number", "open", "order")
+    __slots__ = ("_ended", "_lines", "_warm", "definition", "ending", "is_started", "live", "number", "open", "order")
 
-    def __init__(self, live: LiveJob, conversation: Conversation, number: int) -> None:
+    def __init__(self, live: LiveJob, definition: Conversation, number: int) -> None:
         self.live = live
-        self.conversation = conversation
+        self.definition = definition
         self.number = number
-        self.order = speaking_order(live.job, live.backlog.dependencies, conversation.rounds)
+        self.order = speaking_order(live.job, live.backlog.dependencies, definition.rounds)
         self.open: set[TurnKey] = set()
         self.is_started = False
         self.ending: tuple[ConversationState, str | None] | None = None
         # None until there is anything: a hundred thousand conversations may wait at once.
         self._ended: set[TurnKey] | None = None
-        self._warm: dict[int, Warm] | None = None  # by agent
+        self._warm: dict[int, CacheLocation] | None = None  # by agent
         self._lines: dict[tuple[str, str], deque[ReadyTurn]] | None = None  # in free mode: of a model and a signature
 
     def __repr__(self) -> str:
-        """State how far it is."""
-        return f"<Talk {self.live.job.id}/{self.conversation.id} {self.order!r}>"
+        return f"<LiveConversation {self.live.job.id}/{self.definition.id} {self.order!r}>"
 
     @property
     def has_ended_all(self) -> bool:
         """Whether every turn has ended."""
-        return len(self._ended or ()) == len(self.live.job.agents) * self.conversation.rounds
+        return len(self._ended or ()) == len(self.live.job.agents) * self.definition.rounds
 
     def key(self, place: Place) -> TurnKey:
         """Return the key of a turn."""
         job = self.live.job
-        return TurnKey(job.id, self.conversation.id, job.agents[place.agent].id, place.round)
+        return TurnKey(job.id, self.definition.id, job.agents[place.agent].id, place.round)
 
     def place(self, key: TurnKey) -> Place:
         """Return the place of a turn."""
@@ -135,7 +132,7 @@ class Talk:
 
     def unspoken(self) -> "Unspoken":
         """Return the turns that have not ended; the conversation is over."""
-        return Unspoken(self.live.job, self.conversation, self._ended or frozenset())
+        return Unspoken(self.live.job, self.definition, self._ended or frozenset())
 
     def spoken_by_agent(self) -> list[int]:
         """Count each agent's turns that have ended."""
@@ -148,15 +145,15 @@ class Talk:
         for place, others, number in self.order.waiting():
             yield self.key(place), tuple(agents[other].id for other in others), number
 
-    def warm(self, agent: int) -> Warm | None:
+    def cached(self, agent: int) -> CacheLocation | None:
         """Return which worker knows an agent's prompt."""
         return self._warm.get(agent) if self._warm is not None else None
 
-    def keep_warm(self, agent: int, warm: Warm) -> None:
+    def note_cache(self, agent: int, cached: CacheLocation) -> None:
         """Take the fact that a worker knows an agent's prompt."""
         if self._warm is None:
             self._warm = {}
-        self._warm[agent] = warm
+        self._warm[agent] = cached
 
     def queue(self, turn: ReadyTurn, model: str) -> None:
         """Take the fact that a turn waits for a slot of a model."""

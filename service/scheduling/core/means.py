@@ -15,7 +15,6 @@ class Mean:
         self.value = 0.0
 
     def __repr__(self) -> str:
-        """State it, and of how many."""
         return f"<Mean {self.value:.3g} of {self.count}>"
 
     def add(self, value: float) -> None:

@@ -1,11 +1,11 @@
-"""What can be seen of the scheduling core: the three pools of seed 000, their heads, and what is free. Reads only."""
+"""What can be seen of the scheduling core: the three pools, their heads, and what is free. Reads only."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
-from service.scheduling.core.in_flight_pool import Seats
+from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveJob
 from service.scheduling.core.queue.ready_pool import ReadyPool
 
@@ -17,27 +17,26 @@ class PoolsView:
         self,
         jobs: Mapping[JobId, LiveJob],
         ready: ReadyPool,
-        seats: Seats,
+        in_flight: InFlightPool,
         lost: Mapping[str, bool],
         group_by: GroupBy | None,
     ) -> None:
         self._jobs = jobs
         self._ready = ready
-        self._seats = seats
+        self._in_flight = in_flight
         self._lost = lost  # models, and whether another node has them
         self.group_by = group_by
 
     def __repr__(self) -> str:
-        """State how many turns are where."""
-        return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._seats)}>"
+        return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
 
     def of_job(self, job_id: JobId) -> dict[TurnState, int]:
         """Count the turns of one job that are ready and in flight."""
-        return {TurnState.READY: self._ready.by_job[job_id], TurnState.IN_FLIGHT: self._seats.by_job[job_id]}
+        return {TurnState.READY: self._ready.by_job[job_id], TurnState.IN_FLIGHT: self._in_flight.by_job[job_id]}
 
     def of_all(self) -> Mapping[TurnState, int]:
         """Count the turns of all jobs in each pool."""
-        ready, in_flight = len(self._ready), len(self._seats)
+        ready, in_flight = len(self._ready), len(self._in_flight)
         left = sum(live.backlog.turns_left for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
@@ -55,7 +54,7 @@ class PoolsView:
 
     def free(self, model: str) -> int:
         """Count the slots of a model that nobody has and nobody waits for; less than none is a queue."""
-        return self._seats.free(model) - self._ready.waiting(model)
+        return self._in_flight.free(model) - self._ready.waiting(model)
 
     def is_hopeless(self, model: str) -> bool:
         """Whether no worker of a model will be ready without an operator, here or elsewhere."""
@@ -63,7 +62,7 @@ class PoolsView:
 
     def slots(self, model: str) -> int:
         """Count the slots of a model's ready workers."""
-        return self._seats.total(model)
+        return self._in_flight.total(model)
 
     def held_for(self, key: TurnKey) -> str | None:
         """Return the worker that a ready turn waits for though another has a free slot."""
@@ -74,10 +73,10 @@ class PoolsView:
         seen: Counter[tuple[JobId, str, str, str]] = Counter()
         told: list[tuple[TurnKey, bool]] = []
         for turn, suspect in self._ready.heads(count):
-            talk = self._jobs[turn.key.job_id].talks[turn.key.conversation_id]
-            model = talk.model(turn.key)
+            conversation = self._jobs[turn.key.job_id].conversations[turn.key.conversation_id]
+            model = conversation.model(turn.key)
             line = (*turn.key[:2], model, turn.signature)
-            told.append((talk.in_line(turn, model, seen[line]).key, suspect))
+            told.append((conversation.in_line(turn, model, seen[line]).key, suspect))
             seen[line] += not turn.is_front
         return told
 
@@ -85,9 +84,9 @@ class PoolsView:
         """Return the first turns that wait for others to speak, for whom, and in which round."""
         found: list[tuple[TurnKey, tuple[str, ...], int]] = []
         for live in self._jobs.values():
-            for talk in live.talks.values():
+            for conversation in live.conversations.values():
                 if len(found) >= count:
                     return found
-                if talk.ending is None:
-                    found += talk.waiting()
+                if conversation.ending is None:
+                    found += conversation.waiting()
         return found[:count]

@@ -70,20 +70,20 @@ class Membership(Protocol):
 
     node_id: str
 
-    def enrol(self, connection: Connection) -> None:
+    def register(self, connection: Connection) -> None:
         """Become a member, under a new id, which has claimed nothing."""
 
-    def sign(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
+    def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
         """Write the number of the group that the transaction holds, which changes ``jobs`` and posts with ``keys``.
 
         Raises:
             Fenced: this member is no more.
         """
 
-    def has_signed(self, connection: Connection, number: int) -> bool:
+    def has_group(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number was committed."""
 
-    def seal(self, connection: Connection) -> None:
+    def extend_lease(self, connection: Connection) -> None:
         """Make sure that the member outlives the transaction, which is about to be committed."""
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:

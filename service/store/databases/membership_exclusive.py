@@ -17,10 +17,9 @@ class ExclusiveMembership:
         self.node_id = new_node_id()
 
     def __repr__(self) -> str:
-        """State which it is."""
         return f"<ExclusiveMembership {self.node_id}>"
 
-    def enrol(self, connection: Connection) -> None:
+    def register(self, connection: Connection) -> None:
         """Become the only member; whoever was it before is dead."""
         self.node_id = new_node_id()
         connection.execute("DELETE FROM nodes")
@@ -29,17 +28,17 @@ class ExclusiveMembership:
             (self.node_id, datetime.now(UTC).isoformat()),
         )
 
-    def sign(self, connection: Connection, number: int, _jobs: Sequence[JobId], _keys: Sequence[str]) -> None:
+    def begin_group(self, connection: Connection, number: int, _jobs: Sequence[JobId], _keys: Sequence[str]) -> None:
         """Write the number of a group."""
         signed = connection.execute("UPDATE nodes SET last_write = ? WHERE id = ?", (number, self.node_id))
         if signed.rowcount != 1:
             raise Fenced
 
-    def has_signed(self, connection: Connection, number: int) -> bool:
+    def has_group(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number was committed."""
-        return has_signed(connection, self.node_id, number)
+        return has_group(connection, self.node_id, number)
 
-    def seal(self, connection: Connection) -> None:
+    def extend_lease(self, connection: Connection) -> None:
         """Nobody takes over from the only one."""
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> int | None:
@@ -91,7 +90,7 @@ def new_node_id() -> str:
     return f"node-{secrets.token_hex(6)}"
 
 
-def has_signed(connection: Connection, node_id: str, number: int) -> bool:
+def has_group(connection: Connection, node_id: str, number: int) -> bool:
     """Whether the group of that number was committed by a node."""
     row = connection.execute("SELECT last_write FROM nodes WHERE id = ?", (node_id,)).fetchone()
     return row is not None and row[0] == number

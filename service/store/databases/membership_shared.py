@@ -13,7 +13,7 @@ from typing import Final
 
 from service.conversations.job import Job, JobId
 from service.store.databases.database import Claim, Connection, Fenced
-from service.store.databases.membership_exclusive import has_signed, new_node_id, owned
+from service.store.databases.membership_exclusive import has_group, new_node_id, owned
 
 CHANNEL: Final = "roundhouse"
 JOBS_A_NOTICE: Final = 100  # of 20 bytes each, and PostgreSQL takes 8000
@@ -50,10 +50,9 @@ class SharedMembership:
         self._signed_at = 0.0
 
     def __repr__(self) -> str:
-        """State which it is."""
         return f"<SharedMembership {self.node_id}>"
 
-    def enrol(self, connection: Connection) -> None:
+    def register(self, connection: Connection) -> None:
         """Become a member."""
         self.node_id = new_node_id()
         connection.execute(
@@ -61,7 +60,7 @@ class SharedMembership:
             (self.node_id, datetime.now(UTC).isoformat(), self._lease_s, self._models),
         )
 
-    def sign(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
+    def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
         """Write the number of a group, and lock its jobs and keys.
 
         They are locked in one order on all nodes, so that none waits in a circle.
@@ -77,11 +76,11 @@ class SharedMembership:
         for lock in sorted({_lock_of(key) for key in keys}):
             connection.execute("SELECT pg_advisory_xact_lock(?)", (lock,))
 
-    def has_signed(self, connection: Connection, number: int) -> bool:
+    def has_group(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number was committed."""
-        return has_signed(connection, self.node_id, number)
+        return has_group(connection, self.node_id, number)
 
-    def seal(self, connection: Connection) -> None:
+    def extend_lease(self, connection: Connection) -> None:
         """Renew the lease after a long transaction: it held the node's row, and nobody could do so meanwhile."""
         if time.monotonic() - self._signed_at > self._lease_s / LONG:
             connection.execute(

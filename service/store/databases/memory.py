@@ -50,7 +50,6 @@ class MemoryDatabase:
         self._only = _Shared()
 
     def __repr__(self) -> str:
-        """State that it is one."""
         return "<MemoryDatabase>"
 
     def connect_writer(self) -> SqliteConnection:

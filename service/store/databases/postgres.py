@@ -17,7 +17,7 @@ from service.errors import StoreError
 from service.store.databases.database import Cursor
 from service.store.databases.membership_shared import SharedMembership
 from service.store.databases.migrations import migrate, migrations_of
-from service.store.databases.stalled_connections import SilenceWatch
+from service.store.databases.stalled_connections import ConnectionWatchdog
 
 CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_S: Final = 30
@@ -48,7 +48,7 @@ def conninfo_of(url: str, limits: str = "") -> str:
 class PostgresConnection:
     """A ``service.store.databases.database.Connection``."""
 
-    def __init__(self, url: str, begin: str, idle_s: float, silence: SilenceWatch) -> None:
+    def __init__(self, url: str, begin: str, idle_s: float, silence: ConnectionWatchdog) -> None:
         limits = (
             f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c idle_in_transaction_session_timeout={idle_s * 1000:.0f}"
         )
@@ -59,7 +59,6 @@ class PostgresConnection:
         silence.add(self)
 
     def __repr__(self) -> str:
-        """State how it is."""
         return f"<PostgresConnection {self._raw.info.status.name}>"
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
@@ -117,13 +116,12 @@ class PostgresDatabase:
     readers = 4
 
     def __init__(self, url: str, lease_s: float, models: Sequence[str], silence_s: float = SILENCE_S) -> None:
-        self._silence = SilenceWatch(silence_s)
+        self._silence = ConnectionWatchdog(silence_s)
         self.url = url
         self._lease_s = lease_s
         self._models = models
 
     def __repr__(self) -> str:
-        """State where, and no password."""
         return f"<PostgresDatabase {self.place}>"
 
     @property

@@ -51,7 +51,6 @@ class SqliteConnection:
             raise
 
     def __repr__(self) -> str:
-        """State whether it is in a transaction."""
         return f"<SqliteConnection in_transaction={self._raw.in_transaction}>"
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
@@ -98,7 +97,6 @@ class SqliteDatabase:
         self._path = path
 
     def __repr__(self) -> str:
-        """State the file."""
         return f"<SqliteDatabase {self._path}>"
 
     def connect_writer(self) -> SqliteConnection:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 LOOK_S: Final = 0.5
 
 
-class Waiting(Protocol):
+class PendingReply(Protocol):
     """A connection; ``waits_since`` is when the present wait for an answer began, None where there is none."""
 
     waits_since: float | None
@@ -22,20 +22,19 @@ class Waiting(Protocol):
         """End the connection under whoever waits; called in another thread."""
 
 
-class SilenceWatch:
+class ConnectionWatchdog:
     """Cuts every connection on which somebody has waited for longer than ``limit_s``; its thread ends with the last."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._lock = threading.Lock()
-        self._connections: WeakSet[Waiting] = WeakSet()
+        self._connections: WeakSet[PendingReply] = WeakSet()
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        """State how many are watched."""
-        return f"<SilenceWatch {self._limit_s:g} s connections={len(self._connections)}>"
+        return f"<ConnectionWatchdog {self._limit_s:g} s connections={len(self._connections)}>"
 
-    def add(self, connection: Waiting) -> None:
+    def add(self, connection: PendingReply) -> None:
         """Watch a connection until it is closed, or nobody has it any more."""
         with self._lock:
             self._connections.add(connection)
@@ -43,7 +42,7 @@ class SilenceWatch:
                 self._thread = threading.Thread(target=self._run, name="silence", daemon=True)
                 self._thread.start()
 
-    def discard(self, connection: Waiting) -> None:
+    def discard(self, connection: PendingReply) -> None:
         """Watch it no more."""
         with self._lock:
             self._connections.discard(connection)

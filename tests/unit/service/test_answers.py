@@ -41,7 +41,7 @@ from workers.offload.pool import offloading
     ],
 )
 def test_markup_tells_words_from_thoughts(text: str, words: str, thinking: str) -> None:
-    """Contract, section 5.4; seed 004, section 3."""
+    """Specification, "Agent markup"."""
     assert read_markup(text) == Said(words=words, thinking=thinking)
 
 
@@ -65,7 +65,7 @@ def test_markup_tells_words_from_thoughts(text: str, words: str, thinking: str) 
     ],
 )
 def test_exactly_one_choice_as_a_whole_word(answer: str, is_valid: bool) -> None:
-    """Contract, section 5.2; the longest choice that fits is meant."""
+    """Specification, "Answer validation"; the longest choice that fits is meant."""
     validation = Validation(retries=1, choices=("yes", "no", "no opinion"))
     assert (validation.fault_of(answer) is None) is is_valid
 
@@ -125,7 +125,10 @@ HARD: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", HARD)
 async def test_no_judgement_holds_the_event_loop(name: str) -> None:
-    """H4 of the trials: 51 KB with uniqueItems stood still for 21 s; now nothing takes 50 ms of the loop's own time."""
+    """51 KB with uniqueItems stood still for 21 s; now nothing takes 50 ms of the loop's own time.
+
+    Source: specification, "Bounded work".
+    """
     schema, answer = HARD[name]
     spent = time.thread_time()
     fault = await judge(Validation(retries=0, json_schema=schema, schema_chars=len(json.dumps(schema))), answer)
@@ -169,7 +172,7 @@ FREE = Job(id=JobId("j"), name="j", agents=AGENTS, conversations=(), mode=Mode.F
 
 
 def test_whoever_speaks_for_long_lags_behind() -> None:
-    """Seed 004's timeline: what each prompt contains, made when its turn starts."""
+    """Specification, "Free mode": what each prompt contains, made when its turn starts."""
     a1, a2, a3 = AGENTS
     talk = Discussion(FREE)
     for agent in ("A1", "A2"):  # 0 s

@@ -6,13 +6,13 @@ from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
 from service.scheduling.core.blame.blame import (
     Blame,
+    BlameVerdict,
     DeathExplained,
     DeathUnexplained,
     JobDistrusted,
     JobTrusted,
     SuspectsCleared,
     Trial,
-    Verdict,
 )
 from service.scheduling.core.blame.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
 from service.scheduling.core.blame.load_limits import PROBATION, LoadLimits
@@ -42,13 +42,13 @@ class Case:
     def end(self, each: TurnKey) -> tuple[object, ...]:
         return self.blame.end(each, self.charges.pop(each, Charges()))
 
-    def die(self, *keys: TurnKey, is_outside: bool = False) -> list[Verdict]:
+    def die(self, *keys: TurnKey, is_outside: bool = False) -> list[BlameVerdict]:
         verdicts = [self.blame.die(each, self.charges.get(each, Charges()), is_outside=is_outside) for each in keys]
         self.charges |= {each: verdict.charges for each, verdict in zip(keys, verdicts, strict=True)}
         self.incarnation += 1
         return verdicts
 
-    def dies_alone(self, each: TurnKey, *, is_outside: bool = False) -> Verdict:
+    def dies_alone(self, each: TurnKey, *, is_outside: bool = False) -> BlameVerdict:
         self.start(each)
         return self.die(each, is_outside=is_outside)[0]
 

@@ -7,7 +7,7 @@ import pytest
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
 from tests.unit.service.jobs import key
-from workers.errors import LedgerClosed
+from workers.errors import JournalClosed
 from workers.tools.call_journal import Begun, Unverified
 
 
@@ -80,7 +80,7 @@ async def test_no_call_is_made_for_another_node() -> None:
     """A note that is refused keeps the call from being made."""
     store = Store()
     store.is_ours = False
-    with pytest.raises(LedgerClosed):
+    with pytest.raises(JournalClosed):
         await begin(store.attempt(), to="x")
 
 

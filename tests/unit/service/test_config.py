@@ -48,7 +48,7 @@ from service.formats.documents import parse_document
     ],
 )
 def test_what_cannot_be_used_is_said_with_its_place_and_mend(tmp_path: Path, text: str, told: str) -> None:
-    """Contract, section 4: errors name the key and the nearest known one."""
+    """Specification, "Configuration files": errors name the key and the nearest known one."""
     path = tmp_path / "roundhouse.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(told)):
@@ -120,7 +120,7 @@ def test_a_document_is_what_it_says(text: str, document: object) -> None:
     ],
 )
 def test_help_shows_the_environment(command: str, variable: str) -> None:
-    """Contract, section 3: --help on each command shows its environment variables."""
+    """Specification, "Environment variables": --help on each command shows its environment variables."""
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert done.exit_code == 0
     assert variable in done.stdout

@@ -27,7 +27,7 @@ def heard(agents: tuple[Agent, ...], listener: str, round_number: int) -> list[t
 
 
 def test_all_hear_all_by_default_in_the_order_in_which_they_could_have() -> None:
-    """Contract 5.1: earlier rounds, and of this round the agents it waits for."""
+    """Specification, "Visibility": earlier rounds, and of this round the agents it waits for."""
     assert heard(DEBATE, "a", 0) == []
     assert heard(DEBATE, "m", 0) == [("a", 0), ("b", 0)]
     assert heard(DEBATE, "a", 1) == [("a", 0), ("b", 0), ("m", 0)]
@@ -35,7 +35,7 @@ def test_all_hear_all_by_default_in_the_order_in_which_they_could_have() -> None
 
 
 def test_visible_to_rules_later_rounds_and_waiting_rules_this_one() -> None:
-    """Seed 000: the two are distinct; an agent always sees its own words."""
+    """Specification, "Visibility": the two are distinct; an agent always sees its own words."""
     agents = (agent("a", visible_to=["b"]), agent("b", visible_to=[]), agent("m", waits=["a"]))
     assert heard(agents, "a", 1) == [("a", 0), ("m", 0)]
     assert heard(agents, "b", 1) == [("b", 0), ("a", 0), ("m", 0)]
@@ -163,7 +163,7 @@ def document(**changes: object) -> dict[str, object]:
     return {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "p"}], **changes}
 
 
-def test_defaults_are_those_of_the_contract() -> None:
+def test_defaults_are_those_of_the_specification() -> None:
     """A one-agent, one-round, one-conversation job is an ordinary prompt."""
     made = parse_job(document(), JobId("j"), rules())
     assert (made.total_turns, made.conversations[0].id, made.conversations[0].rounds) == (1, "c0", 1)

@@ -44,7 +44,7 @@ def starts(actions: list[Action]) -> list[TurnKey]:
 
 
 def test_a_debate_runs_in_its_order() -> None:
-    """Seed 000: a moderator waits for its participants, a round for the one before."""
+    """Specification, "Rounds mode": a moderator waits for its participants, a round for the one before."""
     scheduler = core()
     assert scheduler.handle(JobAdmitted(job=job(*DEBATE, rounds=2))) == [
         TurnIsReady(key=key("a")),
@@ -131,7 +131,7 @@ def test_slots_of_a_lost_worker_are_not_lent_twice() -> None:
 
 
 def test_a_failed_turn_ends_its_conversation_alone() -> None:
-    """Seed 000, "Fatal Errors": only the requests of that conversation are removed."""
+    """Specification, "States": only the requests of that conversation are removed."""
     scheduler = core(slots=4)
     scheduler.handle(JobAdmitted(job=job(*DEBATE, conversations=2)))
     assert scheduler.handle(TurnFailed(key=key("a"), reason="context_overflow")) == [CutOffTurn(key=key("b"))]
@@ -310,7 +310,7 @@ def test_a_failure_stands_whatever_was_cut_off_because_of_it(failed: str, cut_of
 
 
 def test_progress_goes_first_to_conversations_that_are_further() -> None:
-    """Seed 000, "Priority Ordering": more rounds completed come first, then older conversations."""
+    """Specification, "Scheduling policies": more rounds completed come first, then older conversations."""
     scheduler = core(slots=1)
     scheduler.handle(JobAdmitted(job=job(agent("a"), rounds=2, conversations=2)))
     assert starts(scheduler.handle(TurnCompleted(key=key("a")))) == [key("a", 1)]
@@ -320,7 +320,7 @@ def test_progress_goes_first_to_conversations_that_are_further() -> None:
 
 
 def test_a_larger_priority_goes_first_across_jobs() -> None:
-    """Contract, section 5: larger first."""
+    """Specification, "Scheduling policies": larger first."""
     scheduler = core(slots=0)
     scheduler.handle(JobAdmitted(job=job(agent("a"), name="low")))
     scheduler.handle(JobAdmitted(job=job(agent("a"), name="high", priority=1)))
@@ -339,5 +339,5 @@ def test_a_larger_priority_goes_first_across_jobs() -> None:
 def test_a_job_ends_as_its_conversations_did(
     ended: set[ConversationState], was_cancelled: bool, state: JobState
 ) -> None:
-    """Contract, section 5.5."""
+    """Specification, "States"."""
     assert job_state_after(frozenset(ended), was_cancelled=was_cancelled) is state

@@ -35,7 +35,7 @@ def read(folder: Path) -> tuple[dict[str, object], list[dict[str, object]]]:
 
 
 def test_a_kill_at_any_moment_leaves_lists_that_agree(tmp_path: Path) -> None:
-    """Seed 000: manifest and index are always consistent, and name only files that are there."""
+    """Specification, "Exported files": manifest and index are always consistent, and name only files that are there."""
     chance = random.Random(5)  # noqa: S311
     for attempt in range(12):
         folder = tmp_path / str(attempt)

@@ -33,7 +33,7 @@ def starts(actions: list[Action]) -> list[tuple[str, TurnKey]]:
 
 
 def test_a_worker_runs_one_signature_at_a_time() -> None:
-    """Seed 003's pools: the other waits until the worker has run empty, though a slot is free."""
+    """Specification, "Grouping": the other waits until the worker has run empty, though a slot is free."""
     scheduler = core()
     cold = job(agent("cold", params={"temperature": 0}), conversations=3, name="cold")
     hot = job(agent("hot", params={"temperature": 1}), conversations=2, name="hot")
@@ -56,7 +56,7 @@ def test_two_workers_may_run_different_ones() -> None:
 
 
 def test_a_re_prompt_goes_ahead_of_every_group() -> None:
-    """Seed 000: others wait for it, whichever signature its worker runs."""
+    """Specification, "Re-prompts": others wait for it, whichever signature its worker runs."""
     scheduler = core(slots=1)
     cold = job(agent("cold", params={"temperature": 0}), conversations=3, name="cold")
     hot = job(agent("hot", params={"temperature": 1}), name="hot")
@@ -143,7 +143,7 @@ def test_adapters_may_be_all_that_counts() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_free_mode_keeps_its_queue_within_a_signature(policy: str) -> None:
-    """Contract 5.3: first in, first out, whatever the policy would rather start."""
+    """Specification, "Free mode": first in, first out, whatever the policy would rather start."""
     scheduler = core(slots=1, policy=policy)
     made = replace(job(*(agent(name) for name in "abc"), rounds=4), mode=Mode.FREE)
     running, order = starts(scheduler.handle(JobAdmitted(job=made))), ""

@@ -43,7 +43,7 @@ def free(*names: str, rounds: int, conversations: int = 1, models: Sequence[str]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_the_timeline_of_seed_004(policy: str) -> None:
+def test_the_timeline_of_free_mode(policy: str) -> None:
     """Two slots, three agents: who starts when, under every policy; the queue is the conversation's own."""
     told = simulate([free("A1", "A2", "A3", rounds=3)], 2, policy, lambda key: TIMELINE.get((key[2], key[3]), 100.0))
     starts = [(at, key.agent_id, key.round) for at, key in told.starts]
@@ -134,7 +134,7 @@ def test_nothing_starves() -> None:
 
 
 def test_a_rejected_answer_is_asked_for_again_ahead_of_everything() -> None:
-    """Contract, section 5.2: whatever the policy and the priorities."""
+    """Specification, "Re-prompts": whatever the policy and the priorities."""
     for policy in POLICIES.values():
         core = SchedulingCore(policy)
         core.handle(WorkerReady(worker="w", model="m", slots=1))

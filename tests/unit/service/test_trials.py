@@ -116,3 +116,12 @@ def test_suspects_that_are_cleared_go_ahead_of_those_that_were_on_no_slot() -> N
     ]
     actions = core.handle(SuspectsCleared(keys=(key("a", 0, 0),)), ready(slots=2))
     assert starts(actions) == [("c1", "w", False), ("c0", "w", False)]
+
+
+def test_a_worker_that_is_drained_and_resumed_in_mid_trial_takes_nothing_beside_it() -> None:
+    """An update of weights does that: the suspect is still there, and a death now would be a death in company."""
+    core = broken(3, 1, "v", slots=1)
+    assert starts(core.handle(ready(slots=2))) == [("c0", "w", True)]
+    core.handle(WorkerNotReady(worker="w"))
+    assert starts(core.handle(ready(slots=2))) == []
+    assert starts(core.handle(TurnCompleted(key=key("a", 0, 0)))) == [("c2", "w", False)]

@@ -8,8 +8,8 @@ from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
-    HoldOver,
-    HoldTurn,
+    DeferralOver,
+    DeferTurn,
     JobAdmitted,
     JobCancelled,
     StartTurn,
@@ -20,22 +20,22 @@ from service.scheduling.core.events import (
     WorkerReady,
 )
 from service.scheduling.core.policies import POLICIES
-from service.scheduling.core.queue.affinity import LEAST_TOKENS, Reading
+from service.scheduling.core.queue.affinity import LEAST_TOKENS, PromptReading
 from tests.unit.service.jobs import agent, job, key
 
 READ_S = 0.01  # a token
 
 
-def read(tokens: int) -> Reading:
-    return Reading(fresh_tokens=tokens, seconds=READ_S * tokens, context_tokens=tokens)
+def read(tokens: int) -> PromptReading:
+    return PromptReading(fresh_tokens=tokens, seconds=READ_S * tokens, context_tokens=tokens)
 
 
 def seated(actions: list[Action]) -> dict[TurnKey, str]:
     return {action.key: action.worker for action in actions if isinstance(action, StartTurn)}
 
 
-def holds(actions: list[Action]) -> list[HoldTurn]:
-    return [action for action in actions if isinstance(action, HoldTurn)]
+def holds(actions: list[Action]) -> list[DeferTurn]:
+    return [action for action in actions if isinstance(action, DeferTurn)]
 
 
 def two_conversations(turn_s: float, tokens: int) -> tuple[SchedulingCore, dict[str, TurnKey], list[Action]]:
@@ -57,12 +57,12 @@ def two_conversations(turn_s: float, tokens: int) -> tuple[SchedulingCore, dict[
 def test_a_turn_waits_where_reading_would_cost_more() -> None:
     """2,000 tokens at 10 ms are 20 s, and the slot is free in about 5 s."""
     core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
-    assert actions == [HoldTurn(key=key("a", 1), worker="w", seconds=pytest.approx(20.0))]  # type: ignore[arg-type]
+    assert actions == [DeferTurn(key=key("a", 1), worker="w", seconds=pytest.approx(20.0))]  # type: ignore[arg-type]
     assert core.view.held_for(key("a", 1)) == "w"
     assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
     assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
     assert core.view.held_for(key("a", 1)) is None
-    assert core.handle(HoldOver(key=key("a", 1))) == []
+    assert core.handle(DeferralOver(key=key("a", 1))) == []
 
 
 @pytest.mark.parametrize(("turn_s", "tokens"), [(25.0, 2000), (1.0, LEAST_TOKENS - 1)])
@@ -75,7 +75,7 @@ def test_a_warm_slot_is_left_when_the_wait_costs_more(turn_s: float, tokens: int
 def test_no_turn_waits_longer_than_reading_costs() -> None:
     """Whoever sits on the slot may stay for ever."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
-    assert seated(core.handle(HoldOver(key=key("a", 1)))) == {key("a", 1): "v"}
+    assert seated(core.handle(DeferralOver(key=key("a", 1)))) == {key("a", 1): "v"}
 
 
 def test_a_turn_waits_for_no_worker_that_is_gone() -> None:
@@ -98,7 +98,7 @@ def test_a_held_turn_is_cancelled_with_its_job() -> None:
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobCancelled(job_id=JobId("j")))
     assert core.view.held_for(key("a", 1)) is None
-    assert core.handle(HoldOver(key=key("a", 1))) == []
+    assert core.handle(DeferralOver(key=key("a", 1))) == []
     assert core.view.ready_heads(5) == []
 
 
@@ -125,7 +125,10 @@ def test_a_turn_that_was_cut_off_elsewhere_frees_the_slot() -> None:
 
 
 def test_an_answer_that_was_not_valid_goes_ahead_of_whoever_is_held() -> None:
-    """Contract 5.2: a re-prompt goes ahead of all other waiting work, on the slot that it had if need be."""
+    """A re-prompt goes ahead of all other waiting work, on the slot that it had if need be.
+
+    Source: specification, "Re-prompts".
+    """
     core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobAdmitted(job=job(agent("y"), name="other")))  # on the free worker
     assert holds(actions)
@@ -138,14 +141,17 @@ def test_a_re_prompt_goes_ahead_of_whoever_was_held_in_vain() -> None:
     """Whoever was held has its place in the order back, and no better one than a turn that others wait for."""
     core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
     (other,) = seated(core.handle(JobAdmitted(job=job(agent("y"), name="other"))))
-    core.handle(HoldOver(key=key("a", 1)))
+    core.handle(DeferralOver(key=key("a", 1)))
     assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
     again = seated(core.handle(TurnRejected(key=other), TurnCutOff(key=turns["urgent"])))
     assert list(again) == [other, key("a", 1)]
 
 
 def test_in_free_mode_nobody_is_held_and_overtaken() -> None:
-    """Contract 5.3: the free slot takes the agent at the front; who speaks when is what the others hear."""
+    """The free slot takes the agent at the front; who speaks when is what the others hear.
+
+    Source: specification, "Free mode".
+    """
     core = SchedulingCore(POLICIES["progress"])
     for worker in ("w", "v"):
         core.handle(WorkerReady(worker=worker, model="m", slots=1))

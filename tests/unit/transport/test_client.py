@@ -125,7 +125,7 @@ async def test_the_request_is_whole_and_the_connection_is_not_kept() -> None:
 
 
 async def test_any_byte_of_the_body_is_progress() -> None:
-    """Seed 002, section 11: comments are bytes and count as such, and are no events."""
+    """Specification, "Streaming": comments are bytes and count as such, and are no events."""
     recorder = Recorder()
     pings = SSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b": ping\n\n", b": ping\n\n", END)
     async with engine_that_sends(pings) as (client, _):
@@ -247,7 +247,7 @@ async def test_every_foreign_error_of_a_probe_is_translated(foreign: type[httpx.
 )
 @respx.mock
 async def test_ready_means_200_with_json(response: httpx.Response, kind: type[EngineError] | None) -> None:
-    """Seed 002, section 11: readiness is GET /v1/models, 200, and JSON."""
+    """Specification, "Readiness probe": readiness is GET /v1/models, 200, and JSON."""
     respx.get("http://127.0.0.1:9/v1/models").mock(return_value=response)
     client = EngineClient(Endpoint(port=9))
     if kind is None:

@@ -64,7 +64,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=30), st.data())
 def test_any_rechunking_gives_the_same_frames(pieces: list[bytes], data: st.DataObject) -> None:
-    """Issue A: framing is sans-IO, and any re-chunking of the bytes gives the same events."""
+    """Specification, "Streaming": framing is sans-IO, and any re-chunking of the bytes gives the same events."""
     stream = b"".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]

@@ -11,23 +11,23 @@ from tests.unit.workers.test_liveness import FakeEngine, Watching
 from tests.virtual import pass_time, virtually
 from transport.events import TextDelta
 from workers.health.circuit_breaker import PAUSE_LAST_S, REPAVE_S, CircuitBreaker
-from workers.health.probes import Song
+from workers.health.probes import CanaryResult
 from workers.outcome import FailureReason
-from workers.requests.in_flight import Flight
+from workers.requests.in_flight import InFlightRequest
 from workers.states import Hold
 
 
 @dataclass
 class RefusingEngine(FakeEngine):
-    """Its canaries come back at once, as ``song`` says; a break gives the next engine, up again within the second."""
+    """Its canaries come back at once, as ``canary`` says; a break gives the next engine, up again within the second."""
 
-    song: Song = Song.REFUSED
+    canary: CanaryResult = CanaryResult.REFUSED
     held: list[Hold] = field(default_factory=list)
 
-    async def sing(self, limit_s: float) -> Song:
-        if self.song is Song.SILENT:
+    async def ask_canary(self, limit_s: float) -> CanaryResult:
+        if self.canary is CanaryResult.SILENT:
             await pass_time(limit_s)
-        return self.song
+        return self.canary
 
     def drain_nowait(self, because: str, hold: Hold) -> None:
         assert because
@@ -37,7 +37,9 @@ class RefusingEngine(FakeEngine):
         assert because
         self.held.remove(hold)
 
-    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+    def break_engine(
+        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
+    ) -> None:
         super().break_engine(reason, because, suspects)
         self.is_serving = True
 
@@ -49,7 +51,7 @@ async def refuse(engine: RefusingEngine, seconds: float, *, is_working: bool = F
         generation = watching.fly().answer.generation
         generation.touch()
         generation.receive(TextDelta("word "))
-    breaker = CircuitBreaker(engine, engine, watching.flights, anyio.current_time)
+    breaker = CircuitBreaker(engine, engine, watching.in_flight, anyio.current_time)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(breaker.run)
         breaker.open("500")
@@ -71,7 +73,9 @@ def test_each_engine_has_its_own_minute_however_fast_it_is_up() -> None:
 def test_an_innocent_is_left_alone(innocent: str) -> None:
     """One that answers gets turns again; the silent are the watch's; what works, or is another's, is not killed."""
     engine = RefusingEngine(owns_engine=innocent != "is not ours")
-    engine.song = {"answers": Song.HEARD, "is silent": Song.SILENT}.get(innocent, Song.REFUSED)
+    engine.canary = {"answers": CanaryResult.HEARD, "is silent": CanaryResult.SILENT}.get(
+        innocent, CanaryResult.REFUSED
+    )
     virtually(lambda: refuse(engine, 10 * REPAVE_S, is_working=innocent == "gives a turn its tokens"))
     assert engine.broken == []
     assert engine.held == ([] if innocent == "answers" else [Hold.REFUSING])

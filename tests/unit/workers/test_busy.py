@@ -11,9 +11,9 @@ from tests.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import PromptProgress, TextDelta
 from workers.engine.launch.devices import BUSY_STALL_S, computes_on_cpu, embedded_has_gpu, has_gpu, placed
-from workers.health.evidence import Signs
+from workers.health.evidence import Observations
 from workers.health.probes import Calibration, KernelView, ProcessView
-from workers.requests.in_flight import Flight
+from workers.requests.in_flight import InFlightRequest
 from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
 
 BUSY_S = 900.0
@@ -27,32 +27,35 @@ async def compute(watching: Watching, seconds: float, cores: float) -> None:
         await pass_time(1)
 
 
-def speak(flight: Flight) -> None:
-    flight.answer.generation.touch()
-    flight.answer.generation.receive(TextDelta("word "))
+def speak(running: InFlightRequest) -> None:
+    running.answer.generation.touch()
+    running.answer.generation.receive(TextDelta("word "))
 
 
 @pytest.mark.parametrize("cores", [0.3, 1.0, 16.0])
 def test_a_batch_many_times_the_limit_is_left_alone(cores: float) -> None:
-    """Seeds, A.1: no token, no progress, no counter and no song, at full CPU; and then it goes on."""
+    """No token, no progress, no counter and no song, at full CPU; and then it goes on.
+
+    Source: specification, "CPU evidence".
+    """
 
     async def scenario() -> None:
         watching = Watching(ON_CPU)
-        flight = watching.fly()
+        running = watching.fly()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watching.watch.run)
             await compute(watching, 3 * 120 + BUSY_S / 2, cores)
-            speak(flight)
+            speak(running)
             await pass_time(30)
             tasks.cancel_scope.cancel()
         assert watching.engine.broken == []
-        assert flight.ending is None
+        assert running.ending is None
 
     virtually(scenario)
 
 
 def test_a_neighbour_that_decodes_waits_with_it() -> None:
-    """Seeds, A.2: its 60 s run out while another's batch is read, and neither is charged."""
+    """Specification, "CPU evidence": its 60 s run out while another's batch is read, and neither is charged."""
 
     async def scenario() -> None:
         watching = Watching(ON_CPU)
@@ -70,16 +73,16 @@ def test_a_neighbour_that_decodes_waits_with_it() -> None:
 
 
 def test_a_slot_that_still_reads_for_a_request_that_is_gone_is_left_alone() -> None:
-    """Seeds, A.3: the batch of a cancelled request is computed to its end."""
+    """Specification, "Leaked slots": the batch of a cancelled request is computed to its end."""
 
     async def scenario() -> None:
         watching = Watching(WorkerTimeouts(cancel_s=30, busy_stall_s=BUSY_S))
         watching.engine.counters = EngineCounters(work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watching.watch.run)
-            flight = watching.fly()
+            running = watching.fly()
             await compute(watching, 5, 1.0)
-            watching.land(flight)
+            watching.land(running)
             await compute(watching, 300, 1.0)
             assert watching.engine.broken == []
             await compute(watching, BUSY_S, 1.0)  # and not for ever
@@ -105,9 +108,9 @@ def test_a_hang_is_found_within_its_bound(timeouts: WorkerTimeouts, cores: float
 
     async def scenario() -> None:
         watching = Watching(timeouts)
-        flight = watching.fly()
+        running = watching.fly()
         if has_token:
-            speak(flight)
+            speak(running)
         started = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watching.watch.run)
@@ -117,7 +120,7 @@ def test_a_hang_is_found_within_its_bound(timeouts: WorkerTimeouts, cores: float
             tasks.cancel_scope.cancel()
         ((at, _, suspects),) = watching.engine.broken
         assert at_s <= at - started <= at_s + 20
-        assert list(suspects) == [flight]
+        assert list(suspects) == [running]
 
     virtually(scenario)
 
@@ -127,19 +130,19 @@ def test_the_pace_is_learned_from_the_first_batch_of_any_prompt() -> None:
 
     async def scenario() -> None:
         watching = Watching(WorkerTimeouts(busy_stall_s=0))
-        flight = watching.fly()
+        running = watching.fly()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watching.watch.run)
             await pass_time(100)
-            flight.answer.generation.touch()
-            flight.answer.generation.receive(PromptProgress(8192, 0, 2048, 100_000.0))
+            running.answer.generation.touch()
+            running.answer.generation.receive(PromptProgress(8192, 0, 2048, 100_000.0))
             await pass_time(1)
-            assert watching.watch.signs.pace.tokens_per_s == pytest.approx(20.48)
-            assert watching.watch.judge(flight).limit_s == pytest.approx(120 + 300)
+            assert watching.watch.observations.speed.tokens_per_s == pytest.approx(20.48)
+            assert watching.watch.judge(running).limit_s == pytest.approx(120 + 300)
             await pass_time(290)
             tasks.cancel_scope.cancel()
         assert watching.engine.broken == []
-        assert flight.ending is None
+        assert running.ending is None
 
     virtually(scenario)
 
@@ -153,7 +156,7 @@ def test_the_pace_of_an_engine_that_nothing_is_known_of_is_measured_once() -> No
         await watching.watch.calibrate()
         watching.engine.calibration = Calibration(tokens=200, seconds=1.0)
         await watching.watch.calibrate()
-        assert watching.watch.signs.pace.tokens_per_s == 20.0
+        assert watching.watch.observations.speed.tokens_per_s == 20.0
         assert watching.watch.judge(watching.fly(8000)).limit_s == 120 + 200
 
     virtually(scenario)
@@ -165,14 +168,14 @@ def test_what_came_from_the_cache_tells_nothing_of_the_pace() -> None:
 
     async def scenario() -> None:
         watching = Watching()
-        flight = watching.fly()
-        signs: Signs = watching.watch.signs
+        running = watching.fly()
+        observations: Observations = watching.watch.observations
         for told in (PromptProgress(9000, 4000, 4000, 1.0), PromptProgress(9000, 4000, 6000, 10_001.0)):
-            flight.answer.generation.touch()
-            flight.answer.generation.receive(told)
-            signs.learn_batches(flight)
-            signs.learn_batches(flight)
-            watching_pace.append(signs.pace.tokens_per_s)
+            running.answer.generation.touch()
+            running.answer.generation.receive(told)
+            observations.learn_batches(running)
+            observations.learn_batches(running)
+            watching_pace.append(observations.speed.tokens_per_s)
 
     virtually(scenario)
     assert watching_pace == [None, pytest.approx(2000 / 10.001)]
@@ -192,11 +195,11 @@ def test_cpu_is_measured_over_an_interval_that_tells() -> None:
 
     async def scenario() -> None:
         watching = Watching()
-        flight = watching.fly()
-        signs = watching.watch.signs
+        running = watching.fly()
+        observations = watching.watch.observations
         for at, view in ((0.0, tree(100.0)), (0.01, tree(100.05)), (2.0, tree(102.0, 1.0)), (4.0, tree(103.0))):
-            signs._measure_cpu(view, at)
-            seen.append(signs.evidence(flight).cpu_percent)
+            observations._measure_cpu(view, at)
+            seen.append(observations.evidence(running).cpu_percent)
 
     virtually(scenario)
     assert seen == [None, None, 150.0, 50.0]

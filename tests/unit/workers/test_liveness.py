@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tests.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import Finished, PromptProgress, TextDelta
-from workers.health.probes import Calibration, KernelView, Probe, ProcessView, Song
-from workers.health.watch import Watch
+from workers.health.probes import Calibration, CanaryResult, KernelView, ProbeResult, ProcessView
+from workers.health.watch import HealthWatch
 from workers.outcome import EngineFailed, FailureReason, RequestFailed
 from workers.policy.liveness import (
-    EngineSigns,
+    EngineObservations,
     Judgement,
     PrefillPace,
-    RequestSigns,
+    RequestObservations,
     Scope,
     StallLimits,
     Verdict,
@@ -29,16 +29,16 @@ from workers.policy.liveness import (
 )
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.answer import Answer, Phase
-from workers.requests.in_flight import Flight, Flights
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.spec import WorkerTimeouts
 
 LIMITS = StallLimits(prefill_s=120, decode_s=60)
-READING = RequestSigns(has_token=False, progress_at=1000.0)
-WRITING = RequestSigns(has_token=True, progress_at=1000.0)
-SERVING = EngineSigns(is_serving=True)
+READING = RequestObservations(has_token=False, progress_at=1000.0)
+WRITING = RequestObservations(has_token=True, progress_at=1000.0)
+SERVING = EngineObservations(is_serving=True)
 
 
-def look(request: RequestSigns, engine: EngineSigns, after_s: float) -> tuple[Verdict, Scope | None]:
+def look(request: RequestObservations, engine: EngineObservations, after_s: float) -> tuple[Verdict, Scope | None]:
     told = judge(LIMITS, request, engine, 1000.0 + after_s)
     return told.verdict, told.scope
 
@@ -56,18 +56,20 @@ class TestJudge:
             (WRITING, 60, Verdict.STALLED),
         ],
     )
-    def test_each_phase_has_its_limit(self, request_signs: RequestSigns, after_s: float, verdict: Verdict) -> None:
-        """Seed 002, section 12: progress, not the time to the first token."""
+    def test_each_phase_has_its_limit(
+        self, request_signs: RequestObservations, after_s: float, verdict: Verdict
+    ) -> None:
+        """Specification, "Progress": progress, not the time to the first token."""
         assert look(request_signs, SERVING, after_s)[0] is verdict
 
     def test_a_server_that_answers_others_may_hold_a_request_back(self) -> None:
         """For as long as ticks speak elsewhere; once it has begun to answer, or answers nobody, its limit counts."""
         limits = StallLimits(prefill_s=120, decode_s=60, busy_s=900)
-        waiting = RequestSigns(has_token=False, has_begun=False, progress_at=1000.0)
+        waiting = RequestObservations(has_token=False, has_begun=False, progress_at=1000.0)
 
-        def verdict(request: RequestSigns, after_s: float, answered_s: float | None) -> Verdict:
+        def verdict(request: RequestObservations, after_s: float, answered_s: float | None) -> Verdict:
             at = None if answered_s is None else 1000.0 + answered_s
-            engine = EngineSigns(is_serving=True, others_at=at, answering_at=at)
+            engine = EngineObservations(is_serving=True, others_at=at, answering_at=at)
             return judge(limits, request, engine, 1000.0 + after_s).verdict
 
         assert verdict(waiting, 500, 499) is Verdict.SILENT
@@ -84,44 +86,44 @@ class TestJudge:
 
     def test_without_an_engine_it_is_dead(self) -> None:
         """Whatever else is known."""
-        assert look(READING, EngineSigns(is_serving=False), 1)[0] is Verdict.DEAD
+        assert look(READING, EngineObservations(is_serving=False), 1)[0] is Verdict.DEAD
 
     def test_a_limit_of_prefill_grows_with_the_prompt(self) -> None:
         """At the measured rate: 100,000 tokens at 50 a second take 2,000 seconds more."""
-        pace = PrefillPace().learned(tokens=1000, seconds=20, chars=4000, prompt_tokens=1000)
-        assert (pace.tokens_per_s, pace.tokens_a_char) == (50, 0.25)
-        long = RequestSigns(has_token=False, progress_at=1000.0, prefill_left_s=pace.seconds_for(100_000))
+        speed = PrefillPace().learned(tokens=1000, seconds=20, chars=4000, prompt_tokens=1000)
+        assert (speed.tokens_per_s, speed.tokens_a_char) == (50, 0.25)
+        long = RequestObservations(has_token=False, progress_at=1000.0, prefill_left_s=speed.seconds_for(100_000))
         assert look(long, SERVING, 2119)[0] is Verdict.SILENT
         assert look(long, SERVING, 2120)[0] is Verdict.STALLED
-        slower = pace.learned(tokens=1000, seconds=100, chars=4000, prompt_tokens=1000)
+        slower = speed.learned(tokens=1000, seconds=100, chars=4000, prompt_tokens=1000)
         assert slower.tokens_per_s == 30
         frozen = slower.learned(tokens=64, seconds=600, chars=400, prompt_tokens=64)
         assert frozen.tokens_per_s == 10
-        assert pace.learned(tokens=3, seconds=9, chars=12, prompt_tokens=3) == pace
+        assert speed.learned(tokens=3, seconds=9, chars=12, prompt_tokens=3) == speed
         assert PrefillPace().seconds_for(1e6) == 0
 
     @given(st.floats(0, 1e6), st.floats(0, 119))
     def test_a_counter_that_rises_vetoes_every_kill(self, silent_s: float, ago: float) -> None:
         """Of whichever slot: nobody else explains it, so it may be ours."""
         now = 1000.0 + silent_s
-        risen = EngineSigns(is_serving=True, rose_at=now - ago, unexplained_at=now - ago)
+        risen = EngineObservations(is_serving=True, rose_at=now - ago, unexplained_at=now - ago)
         assert judge(LIMITS, READING, risen, now).scope is None
 
     @given(st.floats(120, 1e6))
     def test_an_old_sign_vetoes_nothing(self, silent_s: float) -> None:
         """The limit counts from the last sign, whatever it was."""
         now = 1000.0 + silent_s
-        risen = EngineSigns(is_serving=True, rose_at=now - 120, unexplained_at=now - 120, others_at=now - 120)
+        risen = EngineObservations(is_serving=True, rose_at=now - 120, unexplained_at=now - 120, others_at=now - 120)
         assert judge(LIMITS, READING, risen, now).scope is Scope.ENGINE
 
     def test_a_request_may_stall_alone(self) -> None:
         """Others get on and explain every slot that does: this one ends, and its engine does not."""
-        others = EngineSigns(is_serving=True, rose_at=1060.0, others_at=1060.0, unexplained_at=None)
+        others = EngineObservations(is_serving=True, rose_at=1060.0, others_at=1060.0, unexplained_at=None)
         assert look(WRITING, others, 60) == (Verdict.STALLED, Scope.REQUEST)
 
     def test_a_prompt_may_wait_for_anothers(self) -> None:
         """llama-server reads one prompt after the other: no progress while another's is read is no stall."""
-        reading = EngineSigns(is_serving=True, rose_at=1119.0, others_at=1119.0, prefilling_at=1119.0)
+        reading = EngineObservations(is_serving=True, rose_at=1119.0, others_at=1119.0, prefilling_at=1119.0)
         assert look(READING, reading, 120) == (Verdict.SILENT, None)
         assert look(WRITING, reading, 120) == (Verdict.STALLED, Scope.REQUEST)
 
@@ -138,7 +140,7 @@ def repeats(*pieces: str, lines: int | None = 8) -> str | None:
 
 class TestRepetition:
     def test_the_same_line_again_and_again_is_a_loop(self) -> None:
-        """Seed 002, section 14; the last line needs no line break, and pieces may cut anywhere."""
+        """Specification, "Repetition"; the last line needs no line break, and pieces may cut anywhere."""
         assert repeats("I see.\n" * 7) is None
         assert "8 times" in (repeats("I see.\n" * 7 + "I see.") or "")
         assert repeats(*("I see.\n" * 8)) is not None
@@ -199,31 +201,31 @@ class FakeEngine:
     counters: EngineCounters | None = None
     sings: bool = False
     calibration: Calibration | None = None
-    probes: Probe = Probe.ANSWERED
+    probes: ProbeResult = ProbeResult.ANSWERED
     cpu_s: float = 0.0
     compiler_s: float = 0.0
     printed: int = 0
     is_serving: bool = True
     is_starting: bool = False
     owns_engine: bool = True
-    broken: list[tuple[float, FailureReason, Mapping[Flight, FailureReason]]] = field(default_factory=list)
+    broken: list[tuple[float, FailureReason, Mapping[InFlightRequest, FailureReason]]] = field(default_factory=list)
 
     async def read_counters(self) -> EngineCounters | None:
         await pass_time(0.01)
         return self.counters
 
-    async def sing(self, limit_s: float) -> Song:
+    async def ask_canary(self, limit_s: float) -> CanaryResult:
         if not self.sings:
             await pass_time(limit_s)
-        return Song.HEARD if self.sings else Song.SILENT
+        return CanaryResult.HEARD if self.sings else CanaryResult.SILENT
 
     async def calibrate(self) -> Calibration | None:
         return self.calibration
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> ProbeResult:
         return self.probes
 
-    def glance(self) -> KernelView:
+    def kernel_view_nowait(self) -> KernelView:
         return KernelView()
 
     async def kernel_view(self) -> KernelView:
@@ -236,7 +238,9 @@ class FakeEngine:
     def log_bytes(self) -> int:
         return self.printed
 
-    def break_engine(self, reason: FailureReason, because: str, suspects: Mapping[Flight, FailureReason]) -> None:
+    def break_engine(
+        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
+    ) -> None:
         assert because
         self.broken.append((anyio.current_time(), reason, suspects))
         self.is_serving = False
@@ -247,21 +251,23 @@ class Watching:
 
     def __init__(self, timeouts: WorkerTimeouts | None = None) -> None:
         self.engine = FakeEngine()
-        self.flights = Flights()
-        self.watch = Watch(self.flights, self.engine, timeouts or WorkerTimeouts(), self.engine, anyio.current_time)
+        self.in_flight = InFlightRequests()
+        self.watch = HealthWatch(
+            self.in_flight, self.engine, timeouts or WorkerTimeouts(), self.engine, anyio.current_time
+        )
 
-    def fly(self, prompt_chars: int = 100) -> Flight:
+    def fly(self, prompt_chars: int = 100) -> InFlightRequest:
         """Put a request in flight."""
         answer = Answer(anyio.current_time)
         answer.begin_generation(RepetitionLimits(), prompt_chars).begin()
-        flight = Flight(self.flights.next_id(), "a job", answer)
-        self.flights._flights.add(flight)
-        return flight
+        running = InFlightRequest(self.in_flight.next_id(), "a job", answer)
+        self.in_flight._in_flight.add(running)
+        return running
 
-    def land(self, flight: Flight) -> None:
+    def land(self, running: InFlightRequest) -> None:
         """Take a request out of the air."""
-        self.flights._flights.discard(flight)
-        self.watch.note_end(flight)
+        self.in_flight._in_flight.discard(running)
+        self.watch.note_end(running)
 
 
 MINUTE = 60.0
@@ -274,7 +280,7 @@ class TestVirtualTime:
 
         async def scenario() -> None:
             watching = Watching()
-            flight, other = watching.fly(), watching.fly()
+            running, other = watching.fly(), watching.fly()
             idle = SlotWork(task=1, prompt_tokens=0, output_tokens=0)
             watching.engine.counters = EngineCounters(work=(idle,))
             async with anyio.create_task_group() as tasks:
@@ -282,7 +288,7 @@ class TestVirtualTime:
                 for step in range(int(30 * MINUTE / 110)):
                     await pass_time(110 if sign != "tokens of another" else 50)
                     watching.engine.cpu_s += 0  # it waits for its device: no tick at all
-                    generation = flight.answer.generation
+                    generation = running.answer.generation
                     if sign == "progress":
                         generation.touch()
                         generation.receive(PromptProgress(10_000, 0, step + 1, 1.0))
@@ -295,7 +301,7 @@ class TestVirtualTime:
                 tasks.cancel_scope.cancel()
             assert watching.engine.broken == []
             if sign != "tokens of another":
-                assert flight.ending is None
+                assert running.ending is None
 
         virtually(scenario)
 
@@ -308,11 +314,11 @@ class TestVirtualTime:
 
         async def scenario() -> None:
             watching = Watching()
-            flight = watching.fly()
+            running = watching.fly()
             watching.engine.counters = EngineCounters(work=(SlotWork(task=1, prompt_tokens=5, output_tokens=0),))
             if has_token:
-                flight.answer.generation.touch()
-                flight.answer.generation.receive(TextDelta("word "))
+                running.answer.generation.touch()
+                running.answer.generation.receive(TextDelta("word "))
             started = anyio.current_time()
             limit_s = 60 if has_token else 120
             async with anyio.create_task_group() as tasks:
@@ -321,14 +327,14 @@ class TestVirtualTime:
                     while not watching.engine.broken:
                         await pass_time(0.5)
                         if noise == "comments":
-                            flight.answer.generation.touch()
+                            running.answer.generation.touch()
                         watching.engine.cpu_s += 0.5 * (noise == "cpu")
                         watching.engine.printed += 100 * (noise == "log")
                 tasks.cancel_scope.cancel()
             ((at, reason, suspects),) = watching.engine.broken
             assert limit_s <= at - started <= limit_s + 10
             assert reason is (FailureReason.STALLED_DECODE if has_token else FailureReason.STALLED_PREFILL)
-            assert list(suspects) == [flight]
+            assert list(suspects) == [running]
 
         virtually(scenario)
 
@@ -360,14 +366,14 @@ class TestVirtualTime:
         async def scenario() -> None:
             watching = Watching()
             watching.engine.sings = True
-            flight = watching.fly()
+            running = watching.fly()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
                 await pass_time(130)
                 tasks.cancel_scope.cancel()
             assert watching.engine.broken == []
-            assert isinstance(flight.ending, EngineFailed)
-            assert (flight.ending.reason, flight.ending.brought_down) == (FailureReason.STALLED_PREFILL, False)
+            assert isinstance(running.ending, EngineFailed)
+            assert (running.ending.reason, running.ending.brought_down) == (FailureReason.STALLED_PREFILL, False)
 
         virtually(scenario)
 
@@ -376,15 +382,15 @@ class TestVirtualTime:
 
         async def scenario() -> None:
             watching = Watching()
-            flights = [watching.fly(), watching.fly()]
-            flights[0].answer.phase, flights[1].answer.phase = Phase.TOOLS, Phase.US
+            in_flight = [watching.fly(), watching.fly()]
+            in_flight[0].answer.phase, in_flight[1].answer.phase = Phase.TOOLS, Phase.US
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
                 await pass_time(3600)
                 tasks.cancel_scope.cancel()
             assert watching.engine.broken == []
-            assert [flight.ending for flight in flights] == [None, None]
-            assert [watching.watch.judge(flight).verdict for flight in flights] == ["tool_wait", "prefilling"]
+            assert [running.ending for running in in_flight] == [None, None]
+            assert [watching.watch.judge(running).verdict for running in in_flight] == ["tool_wait", "prefilling"]
 
         virtually(scenario)
 
@@ -393,23 +399,23 @@ class TestVirtualTime:
 
         async def scenario() -> None:
             watching = Watching()
-            flight = watching.fly()
+            running = watching.fly()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
                 for _ in range(20):
-                    flight.answer.generation.receive(TextDelta("I see.\n"))
+                    running.answer.generation.receive(TextDelta("I see.\n"))
                 await pass_time(1)
                 tasks.cancel_scope.cancel()
-            assert isinstance(flight.ending, RequestFailed)
-            assert flight.ending.reason is FailureReason.REPEATED_LINE_LOOP
+            assert isinstance(running.ending, RequestFailed)
+            assert running.ending.reason is FailureReason.REPEATED_LINE_LOOP
 
         virtually(scenario)
 
     @pytest.mark.parametrize(
         ("probe", "at_least_s", "at_most_s"),
-        [(Probe.ANSWERED, math.inf, math.inf), (Probe.REFUSED, 30, 60), (Probe.SILENT, 120, 150)],
+        [(ProbeResult.ANSWERED, math.inf, math.inf), (ProbeResult.REFUSED, 30, 60), (ProbeResult.SILENT, 120, 150)],
     )
-    def test_an_engine_without_work_is_probed(self, probe: Probe, at_least_s: float, at_most_s: float) -> None:
+    def test_an_engine_without_work_is_probed(self, probe: ProbeResult, at_least_s: float, at_most_s: float) -> None:
         """The next turn should not be the one to find out; and a slow answer is given the time of a prefill."""
 
         async def scenario() -> None:
@@ -437,9 +443,9 @@ class TestVirtualTime:
             watching.engine.counters = EngineCounters(work=(work,))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(watching.watch.run)
-                flight = watching.fly()
+                running = watching.fly()
                 await pass_time(5)
-                watching.land(flight)
+                watching.land(running)
                 await pass_time(freed_after_s if freed_after_s < 100 else 40)
                 if freed_after_s < 100:
                     watching.engine.counters = EngineCounters(work=(replace(work, is_busy=False),))
@@ -468,17 +474,17 @@ class TestVirtualTime:
             async def use_a_slot(slot: int) -> None:
                 for number in itertools.count():
                     task = 1000 * number + slot
-                    flight = watching.fly()
+                    running = watching.fly()
                     await pass_time(chance.uniform(0, 0.1))  # a slot is taken a while before the first byte comes
                     busy[task] = SlotWork(task=task, prompt_tokens=5, output_tokens=0)
                     tell()
-                    await speak(flight, chance.choice([1.0, 5.0, 20.0, 200.0]))
+                    await speak(running, chance.choice([1.0, 5.0, 20.0, 200.0]))
                     if chance.random() < 0.8:
-                        flight.answer.generation.receive(Finished("stop"))
+                        running.answer.generation.receive(Finished("stop"))
                         del busy[task]
-                        watching.land(flight)
+                        watching.land(running)
                     else:
-                        watching.land(flight)
+                        watching.land(running)
                         if is_sick and number > 5 and slot == 0:
                             return
                         await pass_time(chance.uniform(0, 25))
@@ -493,11 +499,11 @@ class TestVirtualTime:
                 tasks.cancel_scope.cancel()
             assert bool(watching.engine.broken) is is_sick
 
-        async def speak(flight: Flight, seconds: float) -> None:
+        async def speak(running: InFlightRequest, seconds: float) -> None:
             for _ in range(math.ceil(seconds)):
                 await pass_time(1)
-                flight.answer.generation.touch()
-                flight.answer.generation.receive(TextDelta(f"{anyio.current_time()} "))
+                running.answer.generation.touch()
+                running.answer.generation.receive(TextDelta(f"{anyio.current_time()} "))
 
         virtually(scenario)
 

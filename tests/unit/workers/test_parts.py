@@ -15,7 +15,7 @@ from workers.engine.log_ring import LogRing
 from workers.errors import InvalidSpec, NoSlot
 from workers.requests.answer import Answer
 from workers.requests.generation import Generation
-from workers.requests.in_flight import Flight
+from workers.requests.in_flight import InFlightRequest
 from workers.requests.prompts.bios import BiosFacts, bios_prompt
 from workers.requests.prompts.stack import stack_messages
 from workers.requests.request import RequestId
@@ -69,7 +69,7 @@ class TestFlags:
         ],
     )
     def test_each_kind_of_value_is_its_flags(self, flags: dict[str, Flag], argv: list[str]) -> None:
-        """Contract, section 4: args are passed through unknown."""
+        """Specification, "Engine launch": args are passed through unknown."""
         assert render_flags(flags) == argv
 
     def test_a_llama_server_is_given_what_its_defaults_leave_to_chance(self) -> None:
@@ -82,7 +82,7 @@ class TestFlags:
         assert command.env == {"PATH": "/bin", "A": "1"}
 
     def test_a_command_stands_in_place_of_the_program(self) -> None:
-        """Contract, section 4: the engine's ordinary flags follow it."""
+        """Specification, "Engine launch": the engine's ordinary flags follow it."""
         argv = command_for(spec(command=("nice", "srv"), model=None), {}).argv
         assert argv[:4] == ("nice", "srv", "--alias", "m")
 
@@ -148,7 +148,7 @@ class TestPrompting:
         assert bios[: bios.index("Now:")] == later[: later.index("Now:")]
 
     def test_the_order_is_bios_system_conversation(self) -> None:
-        """Seed 002, section 10: the order of the message stack is an invariant."""
+        """Specification, "Message order": the order of the message stack is an invariant."""
         said = (Message(role="user", content="hi"),)
         assert stack_messages("BIOS", "SYSTEM", said) == (Message(role="system", content="BIOS\n\nSYSTEM"), *said)
         assert stack_messages("BIOS", "", said) == (Message(role="system", content="BIOS"), *said)
@@ -201,16 +201,16 @@ def test_the_tiny_model_is_made_once(tiny_model: Path, tmp_path: Path) -> None:
 
 async def test_a_requests_time_stands_still_with_its_engine() -> None:
     """What an update freezes is not to end with ``deadline`` for that; to be told twice changes nothing."""
-    flight = Flight(RequestId(1), "a job", Answer(time.monotonic))
-    flight.thaw()
+    running = InFlightRequest(RequestId(1), "a job", Answer(time.monotonic))
+    running.thaw()
     began_at = anyio.current_time()
-    scope = flight.answer.deadline = anyio.CancelScope(deadline=began_at + 5.0)
-    flight.freeze()
-    flight.freeze()
+    scope = running.answer.deadline = anyio.CancelScope(deadline=began_at + 5.0)
+    running.freeze()
+    running.freeze()
     assert scope.deadline == math.inf
     await anyio.lowlevel.checkpoint()
-    flight.thaw()
+    running.thaw()
     rounding = 1e-6
     assert began_at + 5.0 - rounding <= scope.deadline <= anyio.current_time() + 5.0 + rounding
-    flight.thaw()
+    running.thaw()
     assert scope.deadline < math.inf

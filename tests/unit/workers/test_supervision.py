@@ -25,13 +25,13 @@ from workers.policy.lifecycle import (
     FailureCounted,
     FailureExplained,
     KillEngine,
-    Limits,
+    Lifecycle,
+    LifecycleLimits,
     ResumeRequested,
     SpawnEngine,
     StartRequested,
     StartTimer,
     StopRequested,
-    Supervision,
     TerminateEngine,
     TimerElapsed,
     decide,
@@ -39,7 +39,7 @@ from workers.policy.lifecycle import (
 from workers.policy.restart import RestartPolicy
 from workers.states import ALLOWED, Hold, WorkerState
 
-LIMITS = Limits(
+LIMITS = LifecycleLimits(
     start_s=60, stop_grace_s=5, restart=RestartPolicy(initial_s=1, max_s=4, failures=3, window_s=100, retry_s=300)
 )
 DESIGN = Path(states.__file__).parent / "design.md"
@@ -49,7 +49,7 @@ class Life:
     """One supervision and what it has asked for, event by event."""
 
     def __init__(self) -> None:
-        self.now = Supervision()
+        self.now = Lifecycle()
         self.at = 0.0
 
     def tell(self, event: Event) -> tuple[Action, ...]:
@@ -231,7 +231,7 @@ def test_news_of_an_earlier_engine_and_old_timers_change_nothing(life: Life) -> 
         assert (life.tell(event), life.now) == ((), before)
 
 
-def all_events(now: Supervision) -> Iterator[Event]:
+def all_events(now: Lifecycle) -> Iterator[Event]:
     for incarnation in (now.incarnation - 1, now.incarnation):
         yield EngineReady(incarnation=incarnation)
         yield EngineBroken(incarnation=incarnation, reason=FailureReason.STALLED_PREFILL, because="silent")
@@ -252,10 +252,10 @@ def all_events(now: Supervision) -> Iterator[Event]:
 
 
 @functools.cache
-def reachable(depth: int) -> set[Supervision]:
+def reachable(depth: int) -> set[Lifecycle]:
     """All that can come of so many events, time standing still; numbers that only grow are left out of the count."""
-    seen: dict[Supervision, Supervision] = {}
-    level = [Supervision()]
+    seen: dict[Lifecycle, Lifecycle] = {}
+    level = [Lifecycle()]
     for _ in range(depth):
         following = []
         for now in level:

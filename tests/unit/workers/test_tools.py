@@ -1,4 +1,7 @@
-"""Tools without an engine: what is read from a message, what is run, and what ends a request (seed 002, section 13)."""
+"""Tools without an engine: what is read from a message, what is run, and what ends a request.
+
+Source: specification, "Tool loop" and "Tool failures".
+"""
 
 import asyncio
 import json
@@ -96,7 +99,7 @@ class TestDefinitions:
     def test_a_bare_text_is_the_only_argument(
         self, properties: dict[str, object], text: str, arguments: dict[str, object] | None
     ) -> None:
-        """Seed 004's own call; where there are more parameters nobody knows which is meant."""
+        """Specification, "Fallback calls"; where there are more parameters nobody knows which is meant."""
         assert tool("get_role", **properties).of_text(text) == arguments
 
     def test_a_schema_cannot_make_us_fetch_anything(self) -> None:
@@ -172,7 +175,7 @@ class TestReading:
         assert [(each.name, each.arguments) for each in join_fragments(pieces)] == [("find", "{}")]
 
     def test_markup_calls_stand_among_words(self) -> None:
-        """Contract, section 5.4."""
+        """Specification, "Fallback calls"."""
         text = (
             '<thinking><tool_request name="add">{}</tool_request></thinking>Let me see. '
             '<tool_request name="add">{"a": 1}</tool_request> and <tool_request name=\'find\'>{}</tool_request>'
@@ -266,7 +269,7 @@ class TestRunning:
             ("never_shown", "{}", FailureReason.TOOL_UNKNOWN),
         ],
     )
-    async def test_the_seeds_table_of_failures(self, name: str, arguments: str, reason: FailureReason) -> None:
+    async def test_the_table_of_failures(self, name: str, arguments: str, reason: FailureReason) -> None:
         """Each kills the request with its own reason, and the record tells which call it was."""
         results, records = await run(call(name, arguments), timeout_s=0.05)
         assert isinstance(results, RequestFailed)
@@ -411,7 +414,7 @@ class TestHttp:
             await ToolRunners([]).run(use("find"))
 
 
-class Ledger:
+class ProcessRegistry:
     """Remembers calls of an attempt before, and what is noted."""
 
     def __init__(self, **begun: Begun) -> None:
@@ -431,7 +434,7 @@ class TestLedger:
 
     made: ClassVar[list[str | None]] = []
 
-    async def ask(self, ledger: Ledger, policy: str) -> tuple[list[str] | RequestFailed, list[str | None]]:
+    async def ask(self, ledger: ProcessRegistry, policy: str) -> tuple[list[str] | RequestFailed, list[str | None]]:
         self.made.clear()
         definition = ToolDefinition.parse({"type": "function", "unverified": policy, "function": {"name": "pay"}})
         assert "unverified" not in definition.document
@@ -445,19 +448,19 @@ class TestLedger:
 
     async def test_a_call_is_noted_before_and_after(self) -> None:
         """With the key that the tool is given."""
-        ledger = Ledger()
+        ledger = ProcessRegistry()
         assert await self.ask(ledger, "fail") == (["null"], ["new"])
         assert ledger.notes == [("pay", {}, Unverified.FAIL), ("new", "null", None)]
 
     async def test_a_known_result_stands(self) -> None:
         """Nothing is made twice of which the outcome is known."""
-        ledger = Ledger(pay=Begun(key="k", was_begun=True, result='{"paid": 1}'))
+        ledger = ProcessRegistry(pay=Begun(key="k", was_begun=True, result='{"paid": 1}'))
         assert await self.ask(ledger, "retry") == (['{"paid": 1}'], [])
 
     @pytest.mark.parametrize(("policy", "made"), [("retry", ["k"]), ("ask_model", []), ("fail", [])])
     async def test_an_unverified_call_goes_by_its_policy(self, policy: str, made: list[str]) -> None:
         """Again with the same key, or told to the model, or the end of the turn."""
-        result, called = await self.ask(Ledger(pay=Begun(key="k", was_begun=True)), policy)
+        result, called = await self.ask(ProcessRegistry(pay=Begun(key="k", was_begun=True)), policy)
         assert called == made
         if policy == "fail":
             assert isinstance(result, RequestFailed)
@@ -469,7 +472,7 @@ class TestLedger:
 
     async def test_a_failure_is_noted_too(self) -> None:
         """Why there is no result."""
-        ledger = Ledger()
+        ledger = ProcessRegistry()
         tools = MessageTools(TOOLS, RUNNER, ToolLimits(), "a job", ledger)
         assert isinstance(await tools.run([call("raise", "{}")], 0, "", []), RequestFailed)
         assert str(ledger.notes[-1]).startswith("('new', None, 'tool_exception: raise: ")

@@ -11,9 +11,9 @@ from typing import Final
 
 from workers.engine.launch.flags import flag_name, refuse_owned, render_flags
 from workers.engine.launch.llama_server import for_engines
+from workers.policy.weights import Backend
 from workers.process.child import Command
 from workers.spec import Flag, WorkerSpec
-from workers.weights.phases import Backend
 
 PROGRAM: Final = ("vllm", "serve")
 OWNED: Final = {

@@ -1,4 +1,4 @@
-"""The BIOS prompt: what every agent is told before anything else (seed 002, section 10). Pure."""
+"""The BIOS prompt: what every agent is told before anything else (specification, "BIOS prompt"). Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from transport.request import Message, ToolCall
-from workers.tools.call_parser import Fallback, Reading
+from workers.tools.call_parser import Fallback, ParsedMessage
 
 
 def stack_messages(bios: str, system: str, conversation: Sequence[Message]) -> tuple[Message, ...]:
@@ -17,7 +17,7 @@ def stack_messages(bios: str, system: str, conversation: Sequence[Message]) -> t
     return (*head, *conversation)
 
 
-def tool_messages(reading: Reading, said: str, answered: Sequence[tuple[ToolCall, str]]) -> tuple[Message, ...]:
+def tool_messages(reading: ParsedMessage, said: str, answered: Sequence[tuple[ToolCall, str]]) -> tuple[Message, ...]:
     """Return what the conversation grows by after a message with calls: itself, and each call's result as JSON.
 
     ``said`` is the message as the model wrote it. Calls that were read from its text are answered as text: an engine
@@ -30,7 +30,7 @@ def tool_messages(reading: Reading, said: str, answered: Sequence[tuple[ToolCall
     return (Message(role="assistant", content=said), Message(role="user", content=_observed(reading, answered)))
 
 
-def _observed(reading: Reading, answered: Sequence[tuple[ToolCall, str]]) -> str:
+def _observed(reading: ParsedMessage, answered: Sequence[tuple[ToolCall, str]]) -> str:
     if reading.fallback is Fallback.MARKUP:
         return "\n".join(f"<observation>{result}</observation>" for _, result in answered)
     results = [{"name": call.name, "result": json.loads(result)} for call, result in answered]

@@ -37,7 +37,7 @@ class Dropped(Exception):
     """Nobody wants these weights any more."""
 
 
-class Receiver:
+class GroupReceiver:
     """One worker process's place in a trainer's group, and the weights that it has received there."""
 
     def __init__(self) -> None:
@@ -243,10 +243,10 @@ def repack_shared(model: torch.nn.Module) -> None:
 class WeightReceiver:
     """What vLLM mixes into its workers; each call returns the receiver's state as JSON."""
 
-    def _roundhouse(self) -> Receiver:
+    def _roundhouse(self) -> GroupReceiver:
         receiver = self.__dict__.get("_roundhouse_receiver")
         if receiver is None:
-            receiver = self.__dict__["_roundhouse_receiver"] = Receiver()
+            receiver = self.__dict__["_roundhouse_receiver"] = GroupReceiver()
         return receiver
 
     def roundhouse_state(self) -> str:

@@ -70,7 +70,7 @@ Finding = DeathExplained | DeathUnexplained | SuspectsCleared | JobDistrusted | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class BlameVerdict:
     """What a death means for one turn that was on the engine; ``trial`` is None where it is no suspect."""
 
     charges: Charges
@@ -114,7 +114,6 @@ class Blame:
         self._convictions: Counter[JobId] = Counter()
 
     def __repr__(self) -> str:
-        """State what is open."""
         return f"<Blame deaths={len(self._deaths)} on engines={len(self._places)}>"
 
     def record(self, model: str) -> TurnRecord:
@@ -175,7 +174,7 @@ class Blame:
         """Take the fact that a job has ended."""
         del self._convictions[job_id]
 
-    def die(self, key: TurnKey, charges: Charges, *, is_outside: bool) -> Verdict:
+    def die(self, key: TurnKey, charges: Charges, *, is_outside: bool) -> BlameVerdict:
         """Judge one turn whose engine has died under it."""
         place = self._places[key]
         engine = self._engines[place]
@@ -185,30 +184,30 @@ class Blame:
             return self._judge_outside(key, charges, is_alone=not engine.had_company)
         self._deaths.setdefault(place, _Death(engine.model, company)).suspects.add(key)
         if engine.had_company:
-            return Verdict(charges=replace(charges, is_suspect=True), trial=self._trial(key, Trial.NEXT))
+            return BlameVerdict(charges=replace(charges, is_suspect=True), trial=self._trial(key, Trial.NEXT))
         charged = replace(charges, is_suspect=True, deaths=charges.deaths + 1)
         needed = self.record(engine.model).faults_to_convict()
         if charged.deaths >= needed:
             return self._convict(key, charged)
-        return Verdict(charges=charged, trial=Trial.FIRST)
+        return BlameVerdict(charges=charged, trial=Trial.FIRST)
 
     def clear(self) -> None:
         """Forget everything but what engines are known to do."""
         for known in (self._engines, self._newest, self._places, self._deaths, self._convictions):
             known.clear()
 
-    def _judge_outside(self, key: TurnKey, charges: Charges, *, is_alone: bool) -> Verdict:
+    def _judge_outside(self, key: TurnKey, charges: Charges, *, is_alone: bool) -> BlameVerdict:
         charged = replace(charges, outside=charges.outside + 1)
         if charges.is_suspect and is_alone and charged.outside >= OUTSIDE_DEATHS + MOST_DEATHS:
             return self._convict(key, charged)
         if charges.is_suspect or charged.outside >= OUTSIDE_DEATHS:
-            return Verdict(charges=replace(charged, is_suspect=True), trial=self._trial(key, Trial.NEXT))
-        return Verdict(charges=charged)
+            return BlameVerdict(charges=replace(charged, is_suspect=True), trial=self._trial(key, Trial.NEXT))
+        return BlameVerdict(charges=charged)
 
     def _trial(self, key: TurnKey, trial: Trial) -> Trial:
         return Trial.LAST if self._convictions[key.job_id] else trial
 
-    def _convict(self, key: TurnKey, charges: Charges) -> Verdict:
+    def _convict(self, key: TurnKey, charges: Charges) -> BlameVerdict:
         findings: list[Finding] = []
         released: set[TurnKey] = set()
         for place, death in list(self._deaths.items()):
@@ -223,7 +222,7 @@ class Blame:
         self._convictions[key.job_id] += 1
         if self._convictions[key.job_id] == DISTRUSTED:
             findings.append(JobDistrusted(job_id=key.job_id))
-        return Verdict(charges=charges, is_convicted=True, findings=tuple(findings))
+        return BlameVerdict(charges=charges, is_convicted=True, findings=tuple(findings))
 
     def _acquit(self, key: TurnKey) -> Iterator[Finding]:
         for place, death in list(self._deaths.items()):

@@ -28,7 +28,6 @@ class LoadLimits:
         self._limits: dict[str, LoadLimit] = {}
 
     def __repr__(self) -> str:
-        """State them."""
         return f"<LoadLimits {self._limits}>"
 
     def lower(self, worker: str, company: int) -> int:

@@ -15,7 +15,6 @@ class SuspectQueue:
         self._lines: Mapping[Trial, dict[TurnKey, ReadyTurn]] = {trial: {} for trial in Trial}
 
     def __repr__(self) -> str:
-        """State how many wait."""
         return f"<SuspectQueue {len(self)}>"
 
     def __len__(self) -> int:

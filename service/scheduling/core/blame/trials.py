@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from service.scheduling.core.blame.blame import Trial
-from service.scheduling.core.in_flight_pool import Seats
+from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
@@ -20,32 +20,31 @@ STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job whose tur
 class Trials:
     """Reserves workers for suspects; the core starts whoever is due."""
 
-    def __init__(self, ready: ReadyPool, seats: Seats) -> None:
+    def __init__(self, ready: ReadyPool, in_flight: InFlightPool) -> None:
         self._ready = ready
-        self._seats = seats
+        self._in_flight = in_flight
         self._measures: dict[str, TrialMeasure] = {}  # of models that have had suspects
 
     def __repr__(self) -> str:
-        """State whose turn it is."""
         return f"<Trials {self._measures}>"
 
     def due(self) -> Iterator[tuple[str, ReadyTurn, str]]:
         """Take each suspect that is to be tried now, with its model and the worker; whoever asks puts it there."""
         for model, suspects in self._ready.suspects.items():
-            trial, worker = suspects.next_trial, self._seats.reserved(model)
-            if worker is not None and self._seats.is_trying(worker):
+            trial, worker = suspects.next_trial, self._in_flight.reserved(model)
+            if worker is not None and self._in_flight.is_trying(worker):
                 continue
             if trial is None or not self._may_try(model, trial):
-                self._seats.release(model)
+                self._in_flight.release(model)
                 continue
             worker = worker or self._choose(model)
             if worker is None:
                 continue
-            self._seats.reserve(model, worker)
+            self._in_flight.reserve(model, worker)
             for turn in self._ready.held.all_for(worker):
                 self._ready.unhold(turn.key, model)
-            if self._seats.is_empty(worker):
-                self._measures[model].note_trial(trial, self._seats.total(model))
+            if self._in_flight.is_empty(worker):
+                self._measures[model].note_trial(trial, self._in_flight.total(model))
                 yield model, suspects.pop(), worker
 
     def note_start(self, model: str) -> None:
@@ -55,16 +54,16 @@ class Trials:
 
     def _may_try(self, model: str, trial: Trial) -> bool:
         measure = self._measures.setdefault(model, TrialMeasure())
-        has_others, is_alone = self._ready.has_others(model), self._seats.is_alone(model)
-        return measure.allows(trial, self._seats.total(model), has_others=has_others, is_alone=is_alone)
+        has_others, is_alone = self._ready.has_others(model), self._in_flight.is_alone(model)
+        return measure.allows(trial, self._in_flight.total(model), has_others=has_others, is_alone=is_alone)
 
     def _choose(self, model: str) -> str | None:
         """Return an empty worker, as a new engine's is, else one that has to drain first; None is to wait."""
-        worker = self._seats.emptiest(model)
-        if worker is None or self._seats.is_empty(worker):
+        worker = self._in_flight.emptiest(model)
+        if worker is None or self._in_flight.is_empty(worker):
             return worker
         # What comes back is empty, and no slot need stand idle for a trial until then.
-        return None if self._seats.is_coming(model) and self._ready.has_others(model) else worker
+        return None if self._in_flight.is_coming(model) and self._ready.has_others(model) else worker
 
 
 class TrialMeasure:
@@ -76,7 +75,6 @@ class TrialMeasure:
         self._owed_last: int | None = None  # the same, where the next suspect's job is distrusted, from its turn on
 
     def __repr__(self) -> str:
-        """State what is owed."""
         return f"<TrialMeasure trials={self._trials} owed={self._owed},{self._owed_last}>"
 
     def allows(self, trial: Trial, slots: int, *, has_others: bool, is_alone: bool) -> bool:

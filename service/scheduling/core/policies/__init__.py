@@ -1,16 +1,28 @@
 """The orders of ready turns: one file each, and its name is the policy's.
 
-To add one, add a file with a class ``Policy``, a ``ReadyQueue``.
+To add one, add a file with a ``ReadyQueue``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
+from inspect import isclass
 from pkgutil import iter_modules
 from typing import Final
 
-from service.scheduling.core.queue.ready_queue import ReadyQueue
+from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue
 
-PolicyFactory = Callable[[], ReadyQueue]  # called once for each model
+
+def _policy_of(name: str) -> PolicyFactory:
+    """Return the one queue that a module defines."""
+    module = import_module(f"{__name__}.{name}")
+    (policy,) = (
+        found
+        for found in vars(module).values()
+        if isclass(found) and issubclass(found, ReadyQueue) and found.__module__ == module.__name__
+    )
+    return policy
+
+
 POLICIES: Final[Mapping[str, PolicyFactory]] = {
-    module.name: import_module(f"{__name__}.{module.name}").Policy for module in iter_modules(__path__)
+    module.name: _policy_of(module.name) for module in iter_modules(__path__)
 }

@@ -25,7 +25,7 @@ class _Lane:
         self.version = 0  # of the entries that count in the heaps over all lanes
 
 
-class Policy(ReadyQueue):
+class CriticalPath(ReadyQueue):
     """A heap of turns for each job, and over them two heaps of jobs: by path and by work."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from service.scheduling.core.queue.ready_queue import Rank, RankedQueue, ReadyTurn
 
 
-class Policy(RankedQueue):
+class Fifo(RankedQueue):
     """The moment at which a turn got ready."""
 
     def rank(self, turn: ReadyTurn) -> Rank:

@@ -16,7 +16,7 @@ LEAST_TOKENS: Final = 512  # of a prompt, read anew: of fewer the time is not th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class PromptReading:
     """What an engine has read for a turn: tokens that it had not in its cache, and seconds to the first of the answer.
 
     ``context_tokens`` is what its cache holds after the turn, prompt and answer.
@@ -28,14 +28,14 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
+class CacheLocation:
     """Where an agent of a conversation was last, and how many tokens are in the cache there."""
 
     worker: str
     tokens: int = 0
 
 
-class Paces:
+class SpeedEstimates:
     """How fast the engines of each model read and how long its turns take, in seconds."""
 
     def __init__(self) -> None:
@@ -43,16 +43,15 @@ class Paces:
         self._by_turn: dict[str, Mean] = {}
 
     def __repr__(self) -> str:
-        """State of how many models something is known."""
-        return f"<Paces models={len(self._by_turn)}>"
+        return f"<SpeedEstimates models={len(self._by_turn)}>"
 
-    def learn(self, model: str, turn_s: float, reading: Reading | None) -> None:
+    def learn(self, model: str, turn_s: float, reading: PromptReading | None) -> None:
         """Take what one turn has shown."""
         self._by_turn.setdefault(model, Mean()).add(turn_s)
         if reading is not None and reading.fresh_tokens >= LEAST_TOKENS:
             self._by_token.setdefault(model, Mean()).add(reading.seconds / reading.fresh_tokens)
 
-    def worth_waiting(self, model: str, warm: Warm, slots: int, others: int) -> float | None:
+    def worth_waiting(self, model: str, cached: CacheLocation, slots: int, others: int) -> float | None:
         """Return for how long a turn should wait for one of ``slots``, all taken, behind ``others``; None for not.
 
         The lengths of turns are taken as without memory: the next of them ends after a mean divided by the slots.
@@ -60,11 +59,11 @@ class Paces:
         read, turn = self._by_token.get(model), self._by_turn.get(model)
         if read is None or turn is None:
             return None
-        cost = read.value * warm.tokens
+        cost = read.value * cached.tokens
         return cost if turn.value * (others + 1) / slots < cost else None
 
 
-class Holding:
+class Deferrals:
     """Ready turns that wait for one certain worker, the longest wait first."""
 
     def __init__(self) -> None:
@@ -72,8 +71,7 @@ class Holding:
         self._worker_of: dict[TurnKey, str] = {}
 
     def __repr__(self) -> str:
-        """State how many wait for whom."""
-        return f"<Holding { ({worker: len(turns) for worker, turns in self._by_worker.items()}) }>"
+        return f"<Deferrals { ({worker: len(turns) for worker, turns in self._by_worker.items()}) }>"
 
     def __iter__(self) -> Iterator[tuple[ReadyTurn, str]]:
         """Iterate over the turns, each with its worker."""

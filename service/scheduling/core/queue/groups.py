@@ -1,4 +1,4 @@
-"""One kind of turn at a time on a worker, as the pools of seed 003 do: for engines that batch only what is alike. Pure.
+"""One kind of turn at a time on a worker (specification, "Grouping"): for engines that batch only what is alike. Pure.
 
 A worker takes turns of one signature (adapter and sampling parameters) until it has none left, or others have waited
 for ``STREAK`` times its slots; then it runs empty, and takes up the signature of whoever has waited longest of those
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.policies import PolicyFactory
-from service.scheduling.core.queue.ready_queue import JobLoad, ReadyQueue, ReadyTurn
+from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
 STREAK: Final = 4  # starts a slot, while others wait
 
@@ -28,7 +27,6 @@ class GroupedQueue(ReadyQueue):
         self._slots: int | None = None
 
     def __repr__(self) -> str:
-        """State how many turns wait, in how many groups."""
         return f"<GroupedQueue {len(self)} in {len(self._groups)}>"
 
     def push(self, turn: ReadyTurn) -> None:
@@ -150,7 +148,6 @@ class Shifts:
         self._shifts: dict[str, tuple[str, int]] = {}
 
     def __repr__(self) -> str:
-        """State who runs what."""
         return f"<Shifts {self._shifts}>"
 
     def take(self, worker: str, ready: GroupedQueue, *, slots: int, taken: int) -> Iterator[ReadyTurn]:

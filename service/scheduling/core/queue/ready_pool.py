@@ -1,4 +1,4 @@
-"""The pre-departure pool of seed 000: the turns of all models that wait for nothing but a slot. Pure."""
+"""The ready pool: the turns of all models that wait for nothing but a slot. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,10 +7,9 @@ from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.backlog import JobBacklog
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.suspects import SuspectQueue
-from service.scheduling.core.policies import PolicyFactory
-from service.scheduling.core.queue.affinity import Holding
+from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.groups import GroupedQueue
-from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
+from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
 
 
 class ReadyPool:
@@ -25,11 +24,10 @@ class ReadyPool:
         self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
         self.suspects: dict[str, SuspectQueue] = {}
-        self.held = Holding()
+        self.held = Deferrals()
         self.by_job: Counter[JobId] = Counter()
 
     def __repr__(self) -> str:
-        """State how many wait."""
         return f"<ReadyPool {len(self)}>"
 
     def __len__(self) -> int:

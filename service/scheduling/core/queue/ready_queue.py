@@ -1,4 +1,4 @@
-"""The pre-departure pool of seed 000: the turns of one model that wait for nothing but a slot, and which goes next.
+"""The ready queue: the turns of one model that wait for nothing but a slot, and which goes next.
 
 A policy is a subclass of ``ReadyQueue`` that says so; see ``service.scheduling.core.policies``. Pure.
 """
@@ -6,7 +6,7 @@ A policy is a subclass of ``ReadyQueue`` that says so; see ``service.scheduling.
 import heapq
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,8 +22,9 @@ class ReadyTurn:
     """A ready turn and what a policy may judge it by; smaller numbers of order are older.
 
     ``path`` is the longest chain of turns that begins with it, in turns of average length. ``is_front`` says that it
-    was on a slot before, and others wait for it: it goes ahead of all turns that were not (contract, section 5.2).
-    ``was_held`` says that it has had its place in the order, and waited for one worker in vain: it is next after those.
+    was on a slot before, and others wait for it: it goes ahead of all turns that were not (specification,
+    "Re-prompts"). ``was_held`` says that it has had its place in the order, and waited for one worker in vain: it is
+    next after those.
     """
 
     key: TurnKey
@@ -65,7 +66,6 @@ class ReadyQueue(ABC):
         return len(self._turns)
 
     def __repr__(self) -> str:
-        """State how many turns wait."""
         return f"<{type(self).__name__} {len(self._turns)}>"
 
     def __iter__(self) -> Iterator[TurnKey]:
@@ -147,6 +147,9 @@ class ReadyQueue(ABC):
     @abstractmethod
     def _clear(self) -> None:
         """Drop all entries of the order: none of them stands for a turn any more."""
+
+
+PolicyFactory = Callable[[], ReadyQueue]  # called once for each model
 
 
 class RankedQueue(ReadyQueue):

@@ -17,7 +17,7 @@ from workers.outcome import FailureReason
 Conversation = events.ConversationStarted | events.ConversationEnded
 
 
-class Endings:
+class ConversationEndings:
     """Forgets what is over and makes its records; it shares what it writes with the scheduler, in the same task.
 
     ``released`` are the conversations that were left to other nodes, with the models that they need next.
@@ -30,8 +30,7 @@ class Endings:
         self.released: dict[tuple[JobId, str], Sequence[str]] = {}
 
     def __repr__(self) -> str:
-        """State of how many jobs."""
-        return f"<Endings jobs={len(self._jobs)}>"
+        return f"<ConversationEndings jobs={len(self._jobs)}>"
 
     def move(self, action: events.Move, now: datetime) -> Iterator[Record]:
         """Note how far a conversation or a job has come; yield the records of it, made as they are asked for."""

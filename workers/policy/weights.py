@@ -1,9 +1,7 @@
-"""The steps of an update, and how long each may take. Pure."""
+"""The phases of an update of weights, and how long each may take. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 
 class Backend(StrEnum):
@@ -21,7 +19,7 @@ class UpdateMode(StrEnum):
     ABORT = "abort"  # ended with what they have; a turn of a job is asked again
 
 
-class Phase(StrEnum):
+class UpdatePhase(StrEnum):
     """The steps of an update, in their order; each ends for all workers before the next begins."""
 
     PAUSE = "pause"
@@ -29,15 +27,6 @@ class Phase(StrEnum):
     RECEIVE = "receive"
     FINISH = "finish"
     RESUME = "resume"
-
-
-WORKING: Final[Mapping[Phase, tuple[str, str]]] = {
-    Phase.PAUSE: ("pausing", "paused"),
-    Phase.START: ("starting", "started"),
-    Phase.RECEIVE: ("receiving", "received"),
-    Phase.FINISH: ("finishing", "finished"),
-    Phase.RESUME: ("resuming", "serving"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +48,9 @@ class WeightsPolicy:
     resume_s: float = 60.0
     keep_s: float = 600.0
 
-    def limit_s(self, phase: Phase, mode: UpdateMode) -> float:
+    def limit_s(self, phase: UpdatePhase, mode: UpdateMode) -> float:
         """Return how long one phase may take."""
-        if phase is Phase.PAUSE and mode is UpdateMode.WAIT:
+        if phase is UpdatePhase.PAUSE and mode is UpdateMode.WAIT:
             return self.wait_s + self.pause_s
         told: float = getattr(self, f"{phase}_s")
         return told

@@ -1,0 +1,324 @@
+"""The decisions of an update of weights: how it stands and an event in, how it stands and actions out. Pure.
+
+All workers of a model go through the phases together: a phase begins when every worker that is left has ended the one
+before. Until the weights are received nothing has changed, if the way of transfer stages them: then whoever lives goes
+on with the old ones. A worker that fails when its weights may be half changed is killed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, assert_never
+
+from workers.policy.weights import UpdateMode, UpdatePhase
+
+
+class UpdateState(StrEnum):
+    """How an update stands."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    PARTIAL = "partial"  # the version is the model's; workers that failed are started again, and brought to it
+    FAILED = "failed"  # the model has the version that it had before
+
+
+class Stage(StrEnum):
+    """What one worker does in an update."""
+
+    WAITING = "waiting"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    STARTING = "starting"
+    STARTED = "started"
+    RECEIVING = "receiving"
+    RECEIVED = "received"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+    RESUMING = "resuming"
+    SERVING = "serving"
+    FAILED = "failed"
+
+
+DOING: Final[Mapping[UpdatePhase, Stage]] = {
+    UpdatePhase.PAUSE: Stage.PAUSING,
+    UpdatePhase.START: Stage.STARTING,
+    UpdatePhase.RECEIVE: Stage.RECEIVING,
+    UpdatePhase.FINISH: Stage.FINISHING,
+    UpdatePhase.RESUME: Stage.RESUMING,
+}
+DONE: Final[Mapping[UpdatePhase, Stage]] = {
+    UpdatePhase.PAUSE: Stage.PAUSED,
+    UpdatePhase.START: Stage.STARTED,
+    UpdatePhase.RECEIVE: Stage.RECEIVED,
+    UpdatePhase.FINISH: Stage.FINISHED,
+    UpdatePhase.RESUME: Stage.SERVING,
+}
+STAGES: Final[Mapping[Stage, frozenset[Stage]]] = {
+    Stage.WAITING: frozenset({Stage.PAUSING}),
+    **{DOING[phase]: frozenset({DONE[phase], Stage.FAILED}) for phase in UpdatePhase},
+    **{
+        DONE[phase]: frozenset({DOING[after], Stage.FAILED})  # it may be taken back, and fail in that
+        for phase, after in zip(tuple(UpdatePhase), tuple(UpdatePhase)[1:], strict=False)
+    },
+    Stage.SERVING: frozenset(),
+    Stage.FAILED: frozenset(),
+}
+
+
+class Failure(StrEnum):
+    """How a worker failed in a phase."""
+
+    TIMED_OUT = "timed_out"
+    NO_PAUSE = "no_pause"  # its engine knows no pause: nothing was done to it
+    BROKEN = "broken"  # its engine refused, died, or answered nothing that could be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPart:
+    """One worker's part in an update.
+
+    ``is_late`` says that it outran a limit by its own doing; ``is_gone`` that its engine has died; ``is_left_out`` that
+    there is nothing to take back: it was killed, or nothing was done to it.
+    """
+
+    stage: Stage = Stage.WAITING
+    error: str | None = None
+    is_late: bool = False
+    is_gone: bool = False
+    is_left_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateProgress:
+    """All that an update is decided by; ``parts`` by the names of workers.
+
+    ``needs_all`` says that nothing can be received where one worker is missing, ``is_staged`` that a worker which could
+    not receive still has all of its old weights.
+    """
+
+    mode: UpdateMode
+    needs_all: bool
+    is_staged: bool
+    parts: Mapping[str, WorkerPart]
+    phase: UpdatePhase = UpdatePhase.PAUSE
+    state: UpdateState = UpdateState.RUNNING
+    error: str | None = None
+    is_committing: bool = False
+
+    @property
+    def survivors(self) -> list[str]:
+        """The workers that have failed in nothing yet."""
+        return [worker for worker, part in self.parts.items() if part.error is None]
+
+    @property
+    def failed(self) -> list[str]:
+        """The workers that have failed."""
+        return [worker for worker, part in self.parts.items() if part.error is not None]
+
+    def words(self) -> str:
+        """Name who failed, and how."""
+        return "; ".join(f"{worker}: {self.parts[worker].error}" for worker in self.failed)
+
+    def changed(self, worker: str, **changes: object) -> "UpdateProgress":
+        """Return it with one part changed."""
+        part = replace(self.parts[worker], **changes)  # type: ignore[arg-type]
+        return replace(self, parts={**self.parts, worker: part})
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBegun:
+    """The workers are known, and may be touched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """A worker has ended the phase."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFailed:
+    """A worker has failed in the phase; ``is_gone`` says that its engine has died."""
+
+    worker: str
+    failure: Failure
+    detail: str
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionCommitted:
+    """The model has the new version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBackFailed:
+    """A worker cannot go on with its old weights."""
+
+    worker: str
+    detail: str
+
+
+UpdateEvent = UpdateBegun | StepEnded | StepFailed | VersionCommitted | TakeBackFailed
+
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginStep:
+    """Have a worker do a phase."""
+
+    worker: str
+    phase: UpdatePhase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPhase:
+    """A phase is over for all workers; ``is_whole`` says that none failed in it."""
+
+    phase: UpdatePhase
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HurryReceivers:
+    """Give those who still wait for the trainer a moment: where one is missing it may never send."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """Have an engine started again whose weights nobody can vouch for."""
+
+    worker: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitVersion:
+    """Make the new version the model's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBack:
+    """Let a worker that still has all of its old weights go on with them."""
+
+    worker: str
+
+
+UpdateAction = BeginStep | EndPhase | HurryReceivers | KillWorker | CommitVersion | TakeBack
+UpdateDecision = tuple[UpdateProgress, tuple[UpdateAction, ...]]
+
+
+def decide(now: UpdateProgress, event: UpdateEvent) -> UpdateDecision:
+    """Return how the update stands after ``event``, and what is to be done; it is over when its state says so."""
+    match event:
+        case UpdateBegun():
+            return _begin_phase(now, UpdatePhase.PAUSE) if now.parts else _fail(now)
+        case StepEnded():
+            return _pass_barrier(now.changed(event.worker, stage=DONE[now.phase]), ())
+        case StepFailed():
+            return _fail_step(now, event)
+        case VersionCommitted():
+            # They have the old weights, or nobody knows which.
+            kills = tuple(KillWorker(worker=each, because=now.parts[each].error or "") for each in now.failed)
+            after, actions = _begin_phase(replace(now, is_committing=False), UpdatePhase.RESUME)
+            return after, (*kills, *actions)
+        case TakeBackFailed():
+            because = f"it cannot go on with its old weights: {event.detail}"
+            part = now.parts[event.worker]
+            error = part.error or f"{now.phase}: {because}"
+            after = now.changed(event.worker, stage=Stage.FAILED, error=error, is_left_out=True)
+            return after, (KillWorker(worker=event.worker, because=because),)
+        case _:
+            assert_never(event)
+
+
+def _begin_phase(now: UpdateProgress, phase: UpdatePhase) -> UpdateDecision:
+    after = replace(now, phase=phase)
+    for worker in now.survivors:
+        after = after.changed(worker, stage=DOING[phase])
+    return after, tuple(BeginStep(worker=worker, phase=phase) for worker in now.survivors)
+
+
+def _fail_step(now: UpdateProgress, event: StepFailed) -> UpdateDecision:
+    phase, detail, is_late = now.phase, event.detail, False
+    if event.failure is Failure.TIMED_OUT:
+        others = ", ".join(now.failed) if phase is UpdatePhase.RECEIVE else ""
+        detail, is_late = (f"given up after {others} had failed", False) if others else (detail, True)
+    is_killed = _is_doubtful(now, event.failure)
+    is_left_out = is_killed or event.failure is Failure.NO_PAUSE
+    error = f"{phase}: {detail}"
+    after = now.changed(
+        event.worker,
+        stage=Stage.FAILED,
+        error=error,
+        is_late=is_late,
+        is_gone=event.is_gone,
+        is_left_out=is_left_out,
+    )
+    actions: tuple[UpdateAction, ...] = (KillWorker(worker=event.worker, because=error),) if is_killed else ()
+    if phase is UpdatePhase.RECEIVE and now.needs_all:
+        actions = (*actions, HurryReceivers())
+    return _pass_barrier(after, actions)
+
+
+def _is_doubtful(now: UpdateProgress, failure: Failure) -> bool:
+    """Whether a worker that failed may be in a state from which nobody can bring it back."""
+    if failure is Failure.NO_PAUSE:
+        return False
+    if now.phase is UpdatePhase.PAUSE and now.mode is UpdateMode.WAIT and failure is Failure.TIMED_OUT:
+        return False  # its requests went on for longer than the update may wait
+    return not (now.is_staged and now.phase in {UpdatePhase.START, UpdatePhase.RECEIVE})
+
+
+def _pass_barrier(now: UpdateProgress, actions: tuple[UpdateAction, ...]) -> UpdateDecision:
+    """Begin the next phase when nobody is left in this one."""
+    phase = now.phase
+    if any(now.parts[worker].stage is DOING[phase] for worker in now.survivors):
+        return now, actions
+    is_whole = not any((part.error or "").startswith(f"{phase}: ") for part in now.parts.values())
+    actions = (*actions, EndPhase(phase=phase, is_whole=is_whole))
+    after, more = _next(now)
+    return after, (*actions, *more)
+
+
+def _next(now: UpdateProgress) -> UpdateDecision:
+    match now.phase:
+        case UpdatePhase.RESUME:
+            state = UpdateState.PARTIAL if now.failed else UpdateState.COMPLETED
+            return replace(now, state=state, error=now.words() or None), ()
+        case _ if not now.survivors:
+            return _fail(now)
+        case UpdatePhase.PAUSE:
+            return _begin_phase(now, UpdatePhase.START)
+        case UpdatePhase.START:
+            return _fail(now) if now.needs_all and now.failed else _begin_phase(now, UpdatePhase.RECEIVE)
+        case UpdatePhase.RECEIVE:
+            return _begin_phase(now, UpdatePhase.FINISH)
+        case UpdatePhase.FINISH:
+            return replace(now, is_committing=True), (CommitVersion(),)
+        case _:
+            assert_never(now.phase)
+
+
+def _fail(now: UpdateProgress) -> UpdateDecision:
+    words = now.words() or "no worker was left"
+    is_alive = not any(now.parts[worker].is_gone for worker in now.failed)
+    if now.phase is UpdatePhase.RECEIVE and now.needs_all and is_alive:
+        words = f"the trainer (rank 0) has not sent everything: {words}"
+    intact = [worker for worker, part in now.parts.items() if not part.is_left_out and not part.is_gone]
+    after = replace(now, state=UpdateState.FAILED, error=words)
+    return after, tuple(TakeBack(worker=worker) for worker in intact)
+
+
+def diagram() -> str:
+    """Return the stages of a worker as a Mermaid state diagram, one line a move, for ``design.md``."""
+    lines = ["stateDiagram-v2"]
+    for old, targets in STAGES.items():
+        lines += [f"    {old} --> {new}" for new in Stage if new in targets]
+    return "\n".join(lines)
