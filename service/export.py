@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from service.errors import ConfigError, StoreError
-from workers.files import replace_file
+from workers.files.atomic import replace_file
 
 MAX_NAME_BYTES: Final = 255  # of one file, on every file system in use
 LISTS: Final = ".lists"  # the folder behind manifest.json and index.jsonl

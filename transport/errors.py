@@ -16,31 +16,22 @@ Foreign errors (OSError, httptools, msgspec, httpx) are translated where they ar
 """
 
 from http import HTTPStatus
-from typing import ClassVar
 
 
 class EngineError(Exception):
     """Something between us and the engine failed."""
 
-    code: ClassVar[str] = "engine_error"
-
 
 class EngineUnreachable(EngineError):
     """No connection to the engine, or it broke before an answer began."""
-
-    code = "engine_unreachable"
 
 
 class CannotAsk(EngineError):
     """We cannot open a connection, whatever the engine does."""
 
-    code = "cannot_ask"
-
 
 class EngineTimeout(EngineError):
     """The engine did not do in time what ``waited_for`` names."""
-
-    code = "engine_timeout"
 
     def __init__(self, waited_for: str, limit_s: float) -> None:
         super().__init__(f"no {waited_for} within {limit_s:g} s")
@@ -50,8 +41,6 @@ class EngineTimeout(EngineError):
 
 class EngineRejected(EngineError):
     """The engine refused the request, before the stream or inside it."""
-
-    code = "engine_rejected"
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(f"{status} {kind}: {message}" if kind else f"{status}: {message}")
@@ -68,8 +57,6 @@ class EngineRejected(EngineError):
 class EngineOverloaded(EngineRejected):
     """The engine cannot take the request now: 429, or 503 while it loads."""
 
-    code = "engine_overloaded"
-
     def __init__(self, status: int, kind: str, message: str, retry_after_s: float | None) -> None:
         super().__init__(status, kind, message)
         self.retry_after_s = retry_after_s
@@ -83,25 +70,17 @@ class EngineOverloaded(EngineRejected):
 class ContextOverflow(EngineRejected):
     """The prompt does not fit the context of one slot."""
 
-    code = "context_overflow"
-
 
 class EngineProtocolError(EngineError):
     """The engine's answer is not the protocol that it should speak."""
-
-    code = "engine_protocol"
 
 
 class MalformedFrame(EngineProtocolError):
     """Bytes that are not HTTP, not SSE, or not the dialect's JSON."""
 
-    code = "malformed_frame"
-
 
 class FrameTooLarge(EngineProtocolError):
     """One event grew past the cap on a frame."""
-
-    code = "frame_too_large"
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"one event is larger than {limit_bytes} bytes")
@@ -110,5 +89,3 @@ class FrameTooLarge(EngineProtocolError):
 
 class TruncatedStream(EngineProtocolError):
     """The stream ended before the engine said that it was finished."""
-
-    code = "truncated_stream"

@@ -6,27 +6,19 @@ import select
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final
+from typing import BinaryIO, Final
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import ValidationError
 
 from service.config.schema import Config
 from service.errors import ConfigError
 from service.formats.documents import Place, line_of, parse_document
 from service.formats.faults import faults_of
 
+API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # the keys of the HTTP surface, comma separated
 PIPE_WAIT_MS: Final = 5000
 PIPE_BYTES: Final = 64 * 1024 * 1024
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-
-
-class Environment(BaseSettings):
-    """What the environment may say of the configuration."""
-
-    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", extra="ignore")
-
-    api_keys: Annotated[str, NoDecode] = Field(default="", description="keys of the HTTP surface, comma separated")
 
 
 def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Config:
@@ -101,7 +93,7 @@ def _server(given: object, overrides: Mapping[str, object]) -> object:
         **(given or {}),
         **{key: value for key, value in overrides.items() if value is not None},
     }
-    keys = [key.strip() for key in Environment().api_keys.split(",") if key.strip()]
+    keys = [key.strip() for key in os.environ.get(API_KEYS, "").split(",") if key.strip()]
     if keys:
         server["api_keys"] = keys
     return server

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain, islice
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -371,18 +372,9 @@ def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits
 
 def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     """Return one cycle of ``waits`` (who waits for whom), or () where there is none."""
-    finished: set[str] = set()
-    for start in waits:
-        path: dict[str, Iterator[str]] = {}  # whom we came by, in order, and whom each of them still waits for
-        current: str | None = None if start in finished else start
-        while current is not None:
-            path.setdefault(current, iter(waits[current]))
-            other = next((each for each in path[current] if each in waits and each not in finished), None)
-            if other in path:
-                names = list(path)
-                return tuple(names[names.index(other) :])
-            if other is None:
-                finished.add(current)
-                path.popitem()
-            current = other if other is not None else next(reversed(path), None)
+    try:
+        TopologicalSorter({name: set(others) & waits.keys() for name, others in waits.items()}).prepare()
+    except CycleError as error:
+        awaited_first: list[str] = error.args[1]
+        return tuple(reversed(awaited_first[1:]))
     return ()

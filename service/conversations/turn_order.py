@@ -5,6 +5,7 @@ ready, in the order in which they do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import TopologicalSorter
 from typing import NamedTuple, Protocol
 
 from service.conversations.job import Job, Mode
@@ -82,14 +83,7 @@ class Dependencies:
 
     def _order(self) -> tuple[int, ...]:
         """Return the agents such that each comes after all that wait for it."""
-        left = [len(followers) for followers in self.followers]
-        order = [agent for agent, count in enumerate(left) if not count]
-        for agent in order:
-            for other in self.waits_for[agent]:
-                left[other] -= 1
-                if not left[other]:
-                    order.append(other)
-        return tuple(order)
+        return tuple(TopologicalSorter(dict(enumerate(self.followers))).static_order())
 
 
 def _mask(agents: Iterable[int]) -> int:

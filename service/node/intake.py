@@ -23,6 +23,7 @@ from service.scheduling.scheduler import Scheduler
 from service.store import queries
 from service.store.databases.database import Claim
 from service.store.store import Store
+from workers.notifier import Notifier
 
 LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
 POLL_S: Final = 1.0  # hints may be lost; looking is what counts
@@ -52,11 +53,11 @@ class Intake:
         self._models = tuple(models)
         self._adapters = adapters
         self._is_shared = is_shared
-        self._hint = anyio.Event()
+        self._hint = Notifier()
         self._is_starting_over = False
         self._claimed: Sequence[Claim] = ()  # before anything was served
         self._admitting = 0
-        self._admitted = anyio.Event()
+        self._admitted = Notifier()
         self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
         self.epoch = 0  # grows when everything that was claimed is another node's
         self._is_drained = False  # the last claim brought less than there was room for
@@ -77,7 +78,7 @@ class Intake:
         """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
         claimed, self._claimed = self._claimed, ()
         while not self._scheduler.is_closing:
-            hint, is_done = self._hint, True
+            hint, is_done = self._hint.next, True
             try:
                 await self.admit(claimed, self.epoch)
                 await self._cancel_wanted()
@@ -95,8 +96,7 @@ class Intake:
         """Look again: a slot may be free, or (``is_work``) there may be something to claim."""
         if is_work or (self._is_shared and not self._is_drained):
             self._is_drained &= not is_work
-            self._hint.set()
-            self._hint = anyio.Event()
+            self._hint.notify()
 
     async def start_over(self) -> None:
         """Drop everything that was claimed: another node has taken over."""
@@ -210,15 +210,13 @@ class Intake:
             self._admitting -= 1
             if not self._admitting:
                 self._cancelled.clear()
-                self._admitted.set()
-                self._admitted = anyio.Event()
+                self._admitted.notify()
             if wanted and epoch == self.epoch:
                 self._store.forget_claims_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
 
     async def wait_admitted(self) -> None:
         """Return at a moment when everything that was claimed is on the scheduler."""
-        while self._claimed or self._admitting:
-            await self._admitted.wait()
+        await self._admitted.wait_until(lambda: not self._claimed and not self._admitting)
         await self._scheduler.admission.wait_done()
 
     def _may_admit(self, claims: Sequence[Claim], epoch: int) -> bool:

@@ -6,7 +6,6 @@ The form is that of Standard Webhooks (standardwebhooks.com): ``webhook-id``, ``
 
 import ipaddress
 import logging
-import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -26,12 +25,12 @@ from service.formats.signatures import sign
 from service.store import deliveries
 from service.store.deliveries import Delivery
 from service.store.store import Store
+from workers.policy.backoff import Backoff
 
 POLL_S: Final = 1.0
 AT_ONCE: Final = 32  # messages that are sent at the same time
 AT_ONCE_A_HOST: Final = 4
-FIRST_PAUSE_S: Final = 2.0
-LONGEST_PAUSE_S: Final = 3600.0
+PAUSES: Final = Backoff(first_s=2.0, last_s=3600.0)
 DETAIL_CHARS: Final = 200
 # Translated by whoever is on the way: RFC 6052, RFC 8215 and RFC 2765.
 TRANSLATED: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
@@ -176,5 +175,4 @@ def is_public(address: str) -> bool:
 
 def pause_after(attempts: int) -> float:
     """Return how long to wait after so many tries, in seconds: doubled each time, and spread."""
-    pause_s = min(LONGEST_PAUSE_S, math.ldexp(FIRST_PAUSE_S, min(attempts - 1, 16)))
-    return pause_s * random.uniform(0.75, 1.25)  # noqa: S311
+    return PAUSES.after(attempts) * random.uniform(0.75, 1.25)  # noqa: S311

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
-import anyio
-
 from service.conversations.job import Job, JobId, Mode
 from service.conversations.transcript import Turn, UnfinishedTurn
+from workers.notifier import Notifier
 
 T = TypeVar("T", Turn, UnfinishedTurn)
 TURNS_AT_ONCE: Final = 1000  # some 10 ms of the event loop
@@ -42,7 +41,7 @@ class Admission:
         self._start_soon = start_soon
         self._left: dict[JobId, deque[Piece]] = {}
         self._cancelled: set[JobId] = set()
-        self._done = anyio.Event()
+        self._done = Notifier()
 
     def __repr__(self) -> str:
         return f"<Admission jobs={len(self._left)}>"
@@ -68,12 +67,11 @@ class Admission:
         """Forget what is left: it is another node's."""
         self._left.clear()
         self._cancelled.clear()
-        self._tell_done()
+        self._done.notify()
 
     async def wait_done(self) -> None:
         """Return when nothing is left."""
-        while self._left:
-            await self._done.wait()
+        await self._done.wait_until(lambda: not self._left)
 
     async def _go_on(self, job_id: JobId, left: deque[Piece]) -> None:
         while left:
@@ -84,11 +82,7 @@ class Admission:
             self._admit(replace(piece, is_cancelled=piece.is_cancelled or job_id in self._cancelled))
         del self._left[job_id]
         self._cancelled.discard(job_id)
-        self._tell_done()
-
-    def _tell_done(self) -> None:
-        self._done.set()
-        self._done = anyio.Event()
+        self._done.notify()
 
 
 def _pieces_of(whole: Piece) -> Iterator[Piece]:

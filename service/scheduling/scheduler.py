@@ -37,6 +37,7 @@ from service.scheduling.worker_findings import WorkerFindings
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
+from workers.notifier import Notifier
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer
 from workers.requests.request import Request
@@ -79,7 +80,7 @@ class Scheduler:
         self._findings = WorkerFindings(fleet, self._turns)
         self._landing = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
-        self._idle = anyio.Event()
+        self._idle = Notifier()
         fleet.subscribe(self._worker_changed)
 
     def __repr__(self) -> str:
@@ -208,8 +209,7 @@ class Scheduler:
 
     async def wait_idle(self) -> None:
         """Return when nothing is in flight; something must keep new turns from starting."""
-        while self._turns.any_in_flight:
-            await self._idle.wait()
+        await self._idle.wait_until(lambda: not self._turns.any_in_flight)
 
     # Acting
 
@@ -393,5 +393,4 @@ class Scheduler:
 
     def _tell_idle(self) -> None:
         if not self._turns.any_in_flight:
-            self._idle.set()
-            self._idle = anyio.Event()
+            self._idle.notify()

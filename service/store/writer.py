@@ -21,12 +21,12 @@ from typing import Any, Final, TypeVar
 from service.conversations.job import JobId
 from service.errors import ServiceError, StoreError, StoreUnavailable
 from service.store.databases.database import Connection, Database, Fenced, Membership
+from workers.policy.backoff import Backoff
 
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
 MAX_FACTS: Final = 2000  # of all writes of a group, as far as they can be told beforehand
 CONFLICTS: Final = 10  # in a row, before they count as trouble
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 2.0
+PAUSES: Final = Backoff(first_s=0.1, last_s=2.0)
 CLOSING_TRIES: Final = 2  # of a database that is in trouble, before what it has not taken is given up
 T = TypeVar("T")
 Operation = Callable[[Connection], Any]
@@ -143,7 +143,7 @@ class Writer:
             except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
                 if conflicts < CONFLICTS and self._database.is_conflict(error):
                     conflicts += 1
-                    self._closing.wait(random.uniform(0, FIRST_PAUSE_S))  # noqa: S311 - the other is to get on first
+                    self._closing.wait(random.uniform(0, PAUSES.first_s))  # noqa: S311 - the other is to get on first
                     continue
                 told = self._database.trouble_of(error)
                 self._disconnect()
@@ -152,8 +152,8 @@ class Writer:
                     break
                 self._note_trouble(told)
                 group = _refuse(group, StoreUnavailable(told), kept=False)
-                self._closing.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))
                 tries += 1
+                self._closing.wait(PAUSES.after(tries))
             else:
                 self._note_trouble(None)
                 _answer(answers)

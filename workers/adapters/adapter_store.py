@@ -20,7 +20,7 @@ import msgspec
 
 from workers.adapters.adapter import StoredAdapters
 from workers.adapters.validation import PEFT_FILES
-from workers.files import replace_file, sync_folder
+from workers.files.atomic import replace_file, sync_folder
 
 INDEX: Final = "adapters.json"
 PIECE_BYTES: Final = 1024 * 1024

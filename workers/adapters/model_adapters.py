@@ -30,6 +30,7 @@ from workers.errors import (
     InvalidSpec,
     NoEngineReady,
 )
+from workers.notifier import Notifier
 from workers.spec import EngineKind
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
@@ -59,7 +60,7 @@ class ModelAdapters:
         self.loaded = {each.name: each for each in self._fitting(kept) if each.name not in self.configured}
         self._lock = lock
         self._tasks: TaskGroup | None = None
-        self._changed = anyio.Event()
+        self._changed = Notifier()
         self._catching_up: set[str] = set()
         self._want()
 
@@ -262,8 +263,7 @@ class ModelAdapters:
 
     def take_change(self, worker: SupervisedWorker) -> None:
         """Take the fact that a worker's state has changed. Nothing here waits."""
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
         is_late = worker.is_serving and Hold.ADAPTERS in worker.holds and worker.spec.id not in self._catching_up
         if is_late and self._tasks is not None:
             self._catching_up.add(worker.spec.id)

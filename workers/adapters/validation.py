@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from workers.errors import InvalidAdapter, InvalidTensors
-from workers.safetensors import Shapes, read_folder, read_shapes
+from workers.files.safetensors import Shapes, read_folder, read_shapes
 
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"

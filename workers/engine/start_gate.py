@@ -1,6 +1,6 @@
 """One engine at a time starts on a device."""
 
-import anyio
+from workers.notifier import Notifier
 
 
 class StartPass:
@@ -25,23 +25,21 @@ class StartGate:
 
     def __init__(self) -> None:
         self._passes: list[StartPass] = []
-        self._changed = anyio.Event()
+        self._changed = Notifier()
 
     def __repr__(self) -> str:
         return f"<StartGate {[sorted(each.devices) for each in self._passes]}>"
 
     async def enter(self, devices: frozenset[str]) -> StartPass:
         """Return when nobody else is starting on any of ``devices``."""
-        while any(_collide(devices, each.devices) for each in self._passes):
-            await self._changed.wait()
+        await self._changed.wait_until(lambda: not any(_collide(devices, each.devices) for each in self._passes))
         fresh = StartPass(self, devices)
         self._passes.append(fresh)
         return fresh
 
     def _give_back(self, ended: StartPass) -> None:
         self._passes.remove(ended)
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
 
 def _collide(one: frozenset[str], other: frozenset[str]) -> bool:

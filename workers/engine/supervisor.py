@@ -16,6 +16,7 @@ from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
 from workers.errors import StartFailed, StopTimedOut
+from workers.notifier import Notifier
 from workers.outcome import FailureReason
 from workers.policy import lifecycle
 from workers.policy.lifecycle import Lifecycle
@@ -76,7 +77,7 @@ class Supervisor:
         )
         self._now = Lifecycle()
         self._was_ready = False
-        self._changed = anyio.Event()
+        self._changed = Notifier()
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._spec.id} {self._now.state} incarnation={self._now.incarnation}>"
@@ -96,8 +97,7 @@ class Supervisor:
         for action in actions:
             self._act(action)
         if has_moved:
-            self._changed.set()
-            self._changed = anyio.Event()
+            self._changed.notify()
             self._on_move()
 
     def equip(self, spec: WorkerSpec) -> None:
@@ -174,8 +174,7 @@ class Supervisor:
         if self._now.state is WorkerState.STOPPED:
             return
         self._now = Lifecycle(because=because, incarnation=self._now.incarnation, has_process=is_left)
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
         self._on_move()
 
     async def _run_timer(self, timer: int, after_s: float) -> None:

@@ -2,18 +2,19 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Final, Protocol
 
 import anyio
 
 from workers.health.probes import CanaryResult, Probes
 from workers.outcome import FailureReason
+from workers.policy.backoff import Backoff
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.states import Hold
 
 CANARY_S: Final = 5.0
-PAUSE_FIRST_S: Final = 1.0
-PAUSE_LAST_S: Final = 10.0
+PAUSES: Final = Backoff(first_s=1.0, last_s=10.0)
 REPAVE_S: Final = 60.0  # an engine that has loaded, and refuses everything for as long, is started anew
 logger = logging.getLogger(__name__)
 
@@ -78,10 +79,9 @@ class CircuitBreaker:
             self._worker.resume_nowait("it answers again", Hold.REFUSING)
 
     async def _wait_answer(self) -> None:
-        pause_s, refused_at = PAUSE_FIRST_S, self._clock()
-        while True:
-            await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_LAST_S)
+        refused_at = self._clock()
+        for tries in count(1):
+            await anyio.sleep(PAUSES.after(tries))
             if not self._worker.is_serving:
                 refused_at = self._clock()  # the next engine has its own time
                 continue

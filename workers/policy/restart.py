@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from workers.policy.backoff import Backoff
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
@@ -33,5 +35,4 @@ class RestartPolicy:
         ``jitter`` in [0, 1) takes up to half of the delay away, so that replicas that were killed together do not load
         their weights together.
         """
-        full = min(self.max_s, self.initial_s * 2.0 ** min(max(0, failures - 1), 62))
-        return full * (1.0 - 0.5 * jitter)
+        return Backoff(first_s=self.initial_s, last_s=self.max_s).after(failures) * (1.0 - 0.5 * jitter)

@@ -22,7 +22,7 @@ class UpdateState(StrEnum):
     FAILED = "failed"  # the model has the version that it had before
 
 
-class Stage(StrEnum):
+class UpdateStage(StrEnum):
     """What one worker does in an update."""
 
     WAITING = "waiting"
@@ -39,29 +39,29 @@ class Stage(StrEnum):
     FAILED = "failed"
 
 
-DOING: Final[Mapping[UpdatePhase, Stage]] = {
-    UpdatePhase.PAUSE: Stage.PAUSING,
-    UpdatePhase.START: Stage.STARTING,
-    UpdatePhase.RECEIVE: Stage.RECEIVING,
-    UpdatePhase.FINISH: Stage.FINISHING,
-    UpdatePhase.RESUME: Stage.RESUMING,
+DOING: Final[Mapping[UpdatePhase, UpdateStage]] = {
+    UpdatePhase.PAUSE: UpdateStage.PAUSING,
+    UpdatePhase.START: UpdateStage.STARTING,
+    UpdatePhase.RECEIVE: UpdateStage.RECEIVING,
+    UpdatePhase.FINISH: UpdateStage.FINISHING,
+    UpdatePhase.RESUME: UpdateStage.RESUMING,
 }
-DONE: Final[Mapping[UpdatePhase, Stage]] = {
-    UpdatePhase.PAUSE: Stage.PAUSED,
-    UpdatePhase.START: Stage.STARTED,
-    UpdatePhase.RECEIVE: Stage.RECEIVED,
-    UpdatePhase.FINISH: Stage.FINISHED,
-    UpdatePhase.RESUME: Stage.SERVING,
+DONE: Final[Mapping[UpdatePhase, UpdateStage]] = {
+    UpdatePhase.PAUSE: UpdateStage.PAUSED,
+    UpdatePhase.START: UpdateStage.STARTED,
+    UpdatePhase.RECEIVE: UpdateStage.RECEIVED,
+    UpdatePhase.FINISH: UpdateStage.FINISHED,
+    UpdatePhase.RESUME: UpdateStage.SERVING,
 }
-STAGES: Final[Mapping[Stage, frozenset[Stage]]] = {
-    Stage.WAITING: frozenset({Stage.PAUSING}),
-    **{DOING[phase]: frozenset({DONE[phase], Stage.FAILED}) for phase in UpdatePhase},
+STAGES: Final[Mapping[UpdateStage, frozenset[UpdateStage]]] = {
+    UpdateStage.WAITING: frozenset({UpdateStage.PAUSING}),
+    **{DOING[phase]: frozenset({DONE[phase], UpdateStage.FAILED}) for phase in UpdatePhase},
     **{
-        DONE[phase]: frozenset({DOING[after], Stage.FAILED})  # it may be taken back, and fail in that
+        DONE[phase]: frozenset({DOING[after], UpdateStage.FAILED})  # it may be taken back, and fail in that
         for phase, after in zip(tuple(UpdatePhase), tuple(UpdatePhase)[1:], strict=False)
     },
-    Stage.SERVING: frozenset(),
-    Stage.FAILED: frozenset(),
+    UpdateStage.SERVING: frozenset(),
+    UpdateStage.FAILED: frozenset(),
 }
 
 
@@ -81,7 +81,7 @@ class WorkerPart:
     there is nothing to take back: it was killed, or nothing was done to it.
     """
 
-    stage: Stage = Stage.WAITING
+    stage: UpdateStage = UpdateStage.WAITING
     error: str | None = None
     is_late: bool = False
     is_gone: bool = False
@@ -232,7 +232,7 @@ def decide(now: UpdateProgress, event: UpdateEvent) -> UpdateDecision:
             because = f"it cannot go on with its old weights: {event.detail}"
             part = now.parts[event.worker]
             error = part.error or f"{now.phase}: {because}"
-            after = now.changed(event.worker, stage=Stage.FAILED, error=error, is_left_out=True)
+            after = now.changed(event.worker, stage=UpdateStage.FAILED, error=error, is_left_out=True)
             return after, (KillWorker(worker=event.worker, because=because),)
         case _:
             assert_never(event)
@@ -255,7 +255,7 @@ def _fail_step(now: UpdateProgress, event: StepFailed) -> UpdateDecision:
     error = f"{phase}: {detail}"
     after = now.changed(
         event.worker,
-        stage=Stage.FAILED,
+        stage=UpdateStage.FAILED,
         error=error,
         is_late=is_late,
         is_gone=event.is_gone,
@@ -320,5 +320,5 @@ def diagram() -> str:
     """Return the stages of a worker as a Mermaid state diagram, one line a move, for ``design.md``."""
     lines = ["stateDiagram-v2"]
     for old, targets in STAGES.items():
-        lines += [f"    {old} --> {new}" for new in Stage if new in targets]
+        lines += [f"    {old} --> {new}" for new in UpdateStage if new in targets]
     return "\n".join(lines)

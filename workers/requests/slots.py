@@ -3,9 +3,8 @@
 from types import TracebackType
 from typing import Self
 
-import anyio
-
 from workers.errors import NoSlot
+from workers.notifier import Notifier
 
 
 class Slots:
@@ -14,7 +13,7 @@ class Slots:
     def __init__(self, total: int) -> None:
         self.total = total
         self._in_use = 0
-        self._emptied = anyio.Event()
+        self._emptied = Notifier()
 
     def __repr__(self) -> str:
         return f"<Slots {self._in_use}/{self.total}>"
@@ -38,16 +37,14 @@ class Slots:
     def _give_back(self) -> None:
         self._in_use -= 1
         if not self._in_use:
-            self._emptied.set()
-            self._emptied = anyio.Event()
+            self._emptied.notify()
 
     async def wait_empty(self) -> None:
         """Return when none is leased; something must keep new leases away.
 
         A lease counts before its request is in flight: whoever has one is about to ask.
         """
-        while self._in_use:
-            await self._emptied.wait()
+        await self._emptied.wait_until(lambda: not self._in_use)
 
 
 class Lease:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 import anyio
 
 from workers.errors import ToolRunFailed, UnknownTool
+from workers.policy.backoff import Backoff
 from workers.process import guardian
 from workers.process.registry import run_id
 from workers.tools.runner import ToolUse
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, RequestParamsMeta
 
 CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packages
-RECONNECT_FIRST_S: Final = 0.5
-RECONNECT_MAX_S: Final = 30.0
+RECONNECTS: Final = Backoff(first_s=0.5, last_s=30.0)
 PING_AFTER_S: Final = 1.0  # without a word of the server's
 PING_LIMIT_S: Final = 5.0
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class McpTools:
 
     async def run_connection(self) -> None:
         """Stay connected until cancelled."""
-        pause_s = RECONNECT_FIRST_S
+        failures = 0
         while True:
             before = self._connections
             try:
@@ -128,12 +128,13 @@ class McpTools:
                 trouble = _say(error)
             self._trouble = f"{trouble}; it said last: {words}" if (words := self._stderr.last_words) else trouble
             if self._connections > before:
-                pause_s = RECONNECT_FIRST_S
+                failures = 0
             else:
                 self._settled.set()  # whoever waits is told the trouble
+            failures += 1
+            pause_s = RECONNECTS.after(failures)
             logger.error("MCP server %s: %s; trying again in %g s", self._server.name, self._trouble, pause_s)
             await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 2, RECONNECT_MAX_S)
             if self._settled.is_set():
                 self._settled = anyio.Event()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from workers.errors import InvalidTensors, InvalidUpdate
-from workers.safetensors import Shapes, read_folder
+from workers.files.safetensors import Shapes, read_folder
 from workers.weights.update import Tensor
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from workers.files import replace_file
+from workers.files.atomic import replace_file
 from workers.loaded import LAUNCHED
 
 

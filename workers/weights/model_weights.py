@@ -18,6 +18,7 @@ from transport.control import EngineControl
 from transport.errors import EngineError
 from workers.engine.launch.vllm import is_extended
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
+from workers.notifier import Notifier
 from workers.outcome import FailureReason
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend
@@ -70,8 +71,8 @@ class ModelWeights:
         self._tasks: TaskGroup | None = None
         self._numbers = 0
         self._run: UpdateRun | None = None
-        self._ended = anyio.Event()
-        self._kept = anyio.Event()
+        self._ended = Notifier()
+        self._kept = Notifier()
         self._catching_up: set[tuple[str, int]] = set()
         self._fault: str | None = None  # why nobody can be brought to the model's version from its checkpoint
 
@@ -136,14 +137,15 @@ class ModelWeights:
     async def wait_over(self, number: int, limit_s: float) -> bool:
         """Return whether an update has ended, at the latest after ``limit_s``."""
         with anyio.move_on_after(limit_s):
-            while self.running is not None and self.running.number == number:
-                await self._ended.wait()
-        return self.running is None or self.running.number != number
+            await self._ended.wait_until(lambda: not self._is_running(number))
+        return not self._is_running(number)
 
     async def wait_kept(self) -> None:
         """Return when nothing is being written for workers that start later."""
-        while self.is_keeping:
-            await self._kept.wait()
+        await self._kept.wait_until(lambda: not self.is_keeping)
+
+    def _is_running(self, number: int) -> bool:
+        return self.running is not None and self.running.number == number
 
     async def _check(self, request: UpdateRequest) -> Transfer:
         self._check_turn(request)
@@ -209,8 +211,7 @@ class ModelWeights:
             self.ended[update.state] += 1
             if group is not None and update.state is not UpdateState.COMPLETED:
                 group.fail(f"weights {update.version}: {update.error}")
-            self._ended.set()
-            self._ended = anyio.Event()
+            self._ended.notify()
         if update.request.tensors and update.state is not UpdateState.FAILED and self._policy.backend is Backend.GLOO:
             self.is_keeping = self._policy.keep
             self._start_soon(self._keep, update)
@@ -359,8 +360,7 @@ class ModelWeights:
                 logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
         finally:
             self.is_keeping = False
-            self._kept.set()
-            self._kept = anyio.Event()
+            self._kept.notify()
         await anyio.to_thread.run_sync(_remove_useless, folder, self.standing.checkpoint)
         self._bring_all()
 

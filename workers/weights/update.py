@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from workers.policy.weight_update import Stage, UpdateProgress, UpdateState, WorkerPart
+from workers.policy.weight_update import UpdateProgress, UpdateStage, UpdateState, WorkerPart
 from workers.policy.weights import UpdateMode, UpdatePhase
 from workers.spec import WorkerId
 
@@ -57,7 +57,7 @@ class WorkerProgress:
         return f"<WorkerProgress {self.worker} {self.stage} {self.error or ''}>"
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> UpdateStage:
         """What it does."""
         return self.part.stage
 

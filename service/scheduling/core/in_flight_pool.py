@@ -40,7 +40,7 @@ class InFlightPool:
         self._coming.pop(worker, None)
 
     def close(self, worker: str, *, returns: bool = False) -> str | None:
-        """Offer a worker's slots no more; turns that are there stay until they are removed. Return its model, if it was open.
+        """Offer a worker's slots no more; return its model, if it was open. Turns on it stay until they are removed.
 
         ``returns`` says that another engine of it is on its way.
         """
@@ -113,9 +113,9 @@ class InFlightPool:
         return any(free > 0 for free, _ in self._free_by_worker(model))
 
     def best(self, model: str, cached: str | None = None) -> str | None:
-        """Return the worker for a turn: the one whose cache holds its prompt if it has a free slot, else the one with the most.
+        """Return the worker for a turn: ``cached``, whose cache holds its prompt, else that with the most free slots.
 
-        None where there is none with any.
+        None where no slot is free.
         """
         offers = [(free, worker) for free, worker in self._free_by_worker(model) if free > 0]
         return max(offers, key=lambda offer: (offer[1] == cached, offer[0]), default=(0, None))[1]

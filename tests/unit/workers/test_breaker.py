@@ -10,7 +10,7 @@ import pytest
 from tests.unit.workers.test_liveness import FakeEngine, Watching
 from tests.virtual import pass_time, virtually
 from transport.events import TextDelta
-from workers.health.circuit_breaker import PAUSE_LAST_S, REPAVE_S, CircuitBreaker
+from workers.health.circuit_breaker import PAUSES, REPAVE_S, CircuitBreaker
 from workers.health.probes import CanaryResult
 from workers.outcome import FailureReason
 from workers.requests.in_flight import InFlightRequest
@@ -62,7 +62,7 @@ async def refuse(engine: RefusingEngine, seconds: float, *, is_working: bool = F
 def test_each_engine_has_its_own_minute_however_fast_it_is_up() -> None:
     """The next engine is not killed for what the one before it refused."""
     engine = RefusingEngine()
-    virtually(lambda: refuse(engine, 4 * (REPAVE_S + PAUSE_LAST_S)))
+    virtually(lambda: refuse(engine, 4 * (REPAVE_S + PAUSES.last_s)))
     times = [at for at, _, _ in engine.broken]
     assert len(times) >= 3
     assert all(later - earlier >= REPAVE_S for earlier, later in pairwise(times))

@@ -16,7 +16,6 @@ from workers.policy.weight_update import (
     Failure,
     HurryReceivers,
     KillWorker,
-    Stage,
     StepEnded,
     StepFailed,
     TakeBack,
@@ -25,6 +24,7 @@ from workers.policy.weight_update import (
     UpdateBegun,
     UpdateEvent,
     UpdateProgress,
+    UpdateStage,
     UpdateState,
     VersionCommitted,
     WorkerPart,
@@ -96,7 +96,7 @@ def test_phases_follow_one_another_behind_barriers() -> None:
     assert update.tell(VersionCommitted()) == begin(RESUME, "a", "b")
     assert update.ends("a", "b") == (EndPhase(phase=RESUME, is_whole=True),)
     assert (update.now.state, update.now.error) == (UpdateState.COMPLETED, None)
-    assert [part.stage for part in update.now.parts.values()] == [Stage.SERVING, Stage.SERVING]
+    assert [part.stage for part in update.now.parts.values()] == [UpdateStage.SERVING, UpdateStage.SERVING]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_who_is_killed(
     actions = update.fails("a", failure)
     assert actions == ((KillWorker(worker="a", because=f"{phase}: why"),) if is_killed else ())
     part = update.now.parts["a"]
-    assert (part.stage, part.error) == (Stage.FAILED, f"{phase}: why")
+    assert (part.stage, part.error) == (UpdateStage.FAILED, f"{phase}: why")
     assert part.is_left_out is (is_killed or failure is Failure.NO_PAUSE)
 
 
@@ -205,7 +205,7 @@ def test_every_update_ends_and_leaves_nobody_between_two_weights(data: st.DataOb
         seen += update.ends(name) if failure is None else update.fails(name, failure)
     killed = {action.worker for action in seen if isinstance(action, KillWorker)}
     taken_back = {action.worker for action in seen if isinstance(action, TakeBack)}
-    serving = {name for name, part in update.now.parts.items() if part.stage is Stage.SERVING}
+    serving = {name for name, part in update.now.parts.items() if part.stage is UpdateStage.SERVING}
     assert killed | taken_back | serving == set(update.now.parts)
     assert not taken_back & serving
     assert bool(serving) <= (CommitVersion() in seen)

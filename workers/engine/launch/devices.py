@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from workers.engine.launch.flags import flag_name
+from workers.engine.launch.flags import named
 from workers.spec import EngineKind, WorkerSpec
 
 BUSY_STALL_S: Final = 900.0  # a batch of 2,048 tokens at two a second
@@ -42,7 +42,7 @@ def computes_on_cpu(spec: WorkerSpec, environment: Mapping[str, str], *, is_gpu_
     """Whether an engine computes on the CPU: no device is there, or it is told to use none."""
     if not spec.owns_engine:
         return False
-    given = {flag_name(name): value for name, value in spec.args.items()}
+    given = named(spec.args)
     if spec.engine is EngineKind.VLLM and given.get("device") == "cpu":
         return True
     is_hidden = any(spec.env.get(name, environment.get(name)) in {"", "-1"} for name in _HIDDEN)

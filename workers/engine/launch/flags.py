@@ -6,8 +6,12 @@ from workers.errors import InvalidSpec
 from workers.spec import Flag, FlagValue
 
 
-def flag_name(name: str) -> str:
-    """Return a flag's one name, however the operator writes it: no leading hyphens, hyphens for underscores."""
+def named(flags: Mapping[str, Flag]) -> dict[str, Flag]:
+    """Return flags by their one name, however an operator writes it: no leading hyphens, hyphens for underscores."""
+    return {_name(name): value for name, value in flags.items()}
+
+
+def _name(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
@@ -31,7 +35,7 @@ def refuse_owned(flags: Mapping[str, Flag], owned: Mapping[str, str]) -> None:
         InvalidSpec: a flag is in both.
     """
     for name in flags:
-        key = owned.get(flag_name(name))
+        key = owned.get(_name(name))
         if key is not None:
             raise InvalidSpec(f"args.{name}: is decided by the key '{key}' of the model; set that instead")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from workers.engine.launch.flags import flag_name
+from workers.engine.launch.flags import named
 from workers.errors import InvalidSpec
 from workers.spec import EngineKind, WorkerSpec
 
@@ -25,7 +25,7 @@ def operators_key(spec: WorkerSpec) -> str | None:
     Raises:
         InvalidSpec: it cannot be read.
     """
-    given = {flag_name(name): value for name, value in spec.args.items()}
+    given = named(spec.args)
     told = given.get("api-key")
     if isinstance(told, list | tuple):
         told = told[0] if told else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from workers.engine.launch.flags import flag_name, refuse_owned, render_flags
+from workers.engine.launch.flags import named, refuse_owned, render_flags
 from workers.errors import InvalidSpec
 from workers.process.child import Command
 from workers.spec import EngineKind, Flag, WorkerSpec
@@ -55,9 +55,9 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "ctx-size": spec.slots * spec.context,
         "metrics": True,
         "slots": True,
-        "no-kv-unified": not any(flag_name(name) in CACHE_FLAGS for name in spec.args),
+        "no-kv-unified": CACHE_FLAGS.isdisjoint(named(spec.args)),
     }
-    is_batch_told = any(flag_name(name) in BATCH_FLAGS for name in spec.args)
+    is_batch_told = not BATCH_FLAGS.isdisjoint(named(spec.args))
     if spec.on_cpu and not is_batch_told:
         flags |= {"batch-size": CPU_BATCH, "ubatch-size": CPU_BATCH}
     if spec.adapters:
@@ -87,8 +87,7 @@ def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:
         if "," in file or ":" in file:
             raise InvalidSpec(f"adapters.{name}: llama-server takes no path with a comma or a colon: {file}")
     listed = ",".join(f"{file}:0" for file in spec.adapters.values())
-    given = {flag_name(name) for name in spec.args}
-    return {"lora-scaled": listed, "cache-ram": None if "cache-ram" in given else 0}
+    return {"lora-scaled": listed, "cache-ram": None if "cache-ram" in named(spec.args) else 0}
 
 
 def for_engines(environment: Mapping[str, str]) -> dict[str, str]:

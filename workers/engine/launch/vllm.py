@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from workers.engine.launch.flags import flag_name, refuse_owned, render_flags
+from workers.engine.launch.flags import named, refuse_owned, render_flags
 from workers.engine.launch.llama_server import for_engines
 from workers.policy.weights import Backend
 from workers.process.child import Command
@@ -61,8 +61,8 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
         "max-num-seqs": spec.slots,
         "max-model-len": spec.context,
     }
-    given = {flag_name(name) for name in spec.args}
-    flags |= {name: True for name, rivals in DEFAULTS.items() if given.isdisjoint(rivals)}
+    given = named(spec.args)
+    flags |= {name: True for name, rivals in DEFAULTS.items() if given.keys().isdisjoint(rivals)}
     if spec.weights.backend is Backend.NCCL and "weight-transfer-config" not in given:
         flags["weight-transfer-config"] = '{"backend": "nccl"}'
     model = (spec.model,) if is_cli and spec.model else ()
@@ -82,12 +82,12 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
 
 def is_extended(spec: WorkerSpec) -> bool:
     """Whether our extension is in the engine's worker processes, where no operator has put one there."""
-    return all(flag_name(name) != "worker-extension-cls" for name in spec.args)
+    return "worker-extension-cls" not in named(spec.args)
 
 
 def most_rank(spec: WorkerSpec) -> int:
     """Return the largest rank of an adapter that the engine takes."""
-    told = {flag_name(name): value for name, value in spec.args.items()}.get("max-lora-rank")
+    told = named(spec.args).get("max-lora-rank")
     return int(str(told)) if str(told).isdigit() else DEFAULT_RANK
 
 
@@ -100,9 +100,9 @@ def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[st
 
     Two vLLMs that start on one device at the same time each charge the other's memory to themselves (vllm #55827).
     """
-    for name, value in spec.args.items():
-        if flag_name(name) == "device-ids":
-            return _named(str(value))
+    given = named(spec.args)
+    if "device-ids" in given:
+        return _named(str(given["device-ids"]))
     for name in DEVICES:
         told = spec.env.get(name, environment.get(name, ""))
         if told:
@@ -116,7 +116,7 @@ def _named(text: str) -> frozenset[str]:
 
 def reads_tool_calls(spec: WorkerSpec) -> bool:
     """Whether vLLM was told how its model writes calls; otherwise it answers 400 to any request that has tools."""
-    return any(flag_name(name) == "enable-auto-tool-choice" for name in spec.args)
+    return "enable-auto-tool-choice" in named(spec.args)
 
 
 def socket_of(folder: Path, worker_id: str) -> Path:

@@ -262,12 +262,6 @@ class WeightReceiver:
         receiver.join(place, first_rank + own, f"{file}.{own}")
         return receiver.state()
 
-    def roundhouse_leave(self) -> str:
-        """Leave the group."""
-        receiver = self._roundhouse()
-        receiver.leave()
-        return receiver.state()
-
     def roundhouse_receive(self, update: int, tensors: list[dict[str, Any]], bucket_bytes: int) -> str:
         """Begin to receive."""
         receiver = self._roundhouse()

@@ -1,0 +1,1 @@
+"""Files: replaced at once, and the headers of safetensors."""
