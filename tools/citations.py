@@ -17,7 +17,7 @@ CITATION: Final = re.compile(r'[Ss]pecification(?:\.md`?)?, ("[^"\n]+"(?:\s+and\
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # What was cited before there was a specification, and is not in the repository; written so as not to match itself.
-ABSENT: Final = re.compile(r"\b[Ss]eeds? 00\d|\b[Cc]ontract,? (?:|sections? \d|\d\.\d)|\b[I]ssue [A-Z]\b")
+ABSENT: Final = re.compile(r"\b[Ss]eeds? 00\d|\b[Cc]ontract,? (?:sections? \d|\d\.\d)|\b[I]ssue [A-Z]\b")
 
 
 def main() -> None:

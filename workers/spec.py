@@ -4,10 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NewType
+from typing import Annotated, Final, NewType
+
+from annotated_types import Ge
 
 from transport.endpoint import Endpoint
 from workers.errors import InvalidSpec
+from workers.policy.limits import Configured, Seconds
 from workers.policy.liveness import StallLimits
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
@@ -39,17 +42,23 @@ class EngineKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTimeouts:
+class WorkerTimeouts(Configured):
     """Limits on an engine, in seconds; None is for ever."""
 
-    start_s: float = 600.0  # from the process's start to readiness: loading of weights included
-    stop_grace_s: float = 10.0  # from SIGTERM to SIGKILL
-    prefill_stall_s: float | None = 120.0  # no progress before the first token; grows with the prompt at measured rate
-    decode_stall_s: float | None = 60.0  # no progress after it
-    cancel_s: float | None = 60.0  # a slot that stays busy after its request is gone
-    busy_stall_s: float | None = None  # for so much longer CPU ticks alone speak; None: 900 on a CPU, 0 on a GPU
-    request_s: float | None = None  # one whole request, its tools included
-    refusal_s: float | None = 300.0  # for how long one turn may be refused (500, 503, a broken stream) before it fails
+    start_s: Seconds = 600.0  # from the process's start to readiness: loading of weights included
+    stop_grace_s: Seconds = 10.0  # from SIGTERM to SIGKILL
+    prefill_stall_s: Seconds | None = (
+        120.0  # no progress before the first token; grows with the prompt at measured rate
+    )
+    decode_stall_s: Seconds | None = 60.0  # no progress after it
+    cancel_s: Seconds | None = 60.0  # a slot that stays busy after its request is gone
+    busy_stall_s: Annotated[float, Ge(0)] | None = (
+        None  # for so much longer CPU ticks alone speak; None: 900 on a CPU, 0 on a GPU
+    )
+    request_s: Seconds | None = None  # one whole request, its tools included
+    refusal_s: Seconds | None = (
+        300.0  # for how long one turn may be refused (500, 503, a broken stream) before it fails
+    )
 
     @property
     def stall(self) -> StallLimits:

@@ -19,7 +19,9 @@ from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
 from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot, StartFailed
+from workers.health.charges import ending_of, may_be_cause
 from workers.health.circuit_breaker import CircuitBreaker
+from workers.health.engine_owner import Suspects
 from workers.health.incident import Incidents
 from workers.health.probes import EngineProbes
 from workers.health.recorder import IncidentRecorder
@@ -27,11 +29,11 @@ from workers.health.recovery import Recovery
 from workers.health.snapshot import SlotLimit, WorkerSnapshot
 from workers.health.watch import HealthWatch
 from workers.loaded import LoadedAdapters, LoadedWeights
-from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
+from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome
 from workers.policy import lifecycle
 from workers.process.registry import ProcessRegistry
 from workers.request_runner import RequestRunner
-from workers.requests.answer import Answer, Phase
+from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import Request
 from workers.requests.slots import Lease, Slots
@@ -332,40 +334,31 @@ class SupervisedWorker:
 
     # What the supervisor and the watch ask for
 
-    def break_engine(
-        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
-    ) -> None:
-        """Nuke and repave; ``suspects`` are charged with it, each for its own reason, and nobody else is."""
-        self.recorder.view(reason, is_stalled=True)
-        word = "killed" if self.owns_engine else "let go"
-        logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, because)
-        for running in self._in_flight:
-            own = suspects.get(running, FailureReason.ENGINE_DIED)
-            detail = because if running in suspects else f"killed: {because}"
-            running.end(EngineFailed(reason=own, detail=detail, brought_down=running in suspects and self.owns_engine))
+    def break_engine(self, reason: FailureReason, because: str, suspects: Suspects) -> None:
+        """Kill the engine and start another; only ``suspects`` count it as their failure, each for its own reason."""
         is_deferred = self._tries_suspects and self.owns_engine and bool(suspects)
-        self._supervisor.break_nowait(self.incarnation, reason, because, is_deferred=is_deferred)
+        self._supervisor.post(
+            lifecycle.EngineBroken(
+                incarnation=self.incarnation,
+                reason=reason,
+                because=because,
+                suspects={running.id: own for running, own in suspects.items()},
+                is_deferred=is_deferred,
+            )
+        )
 
     def _end_requests(self, action: lifecycle.EndRequests) -> None:
         if not self.recorder.has_viewed:
             self.recorder.view(action.reason)
+        if action.suspects is not None:
+            word = "killed" if self.owns_engine else "let go"
+            logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, action.because)
         for running in self._in_flight:
-            if action.reason is FailureReason.SHUTDOWN:
-                running.end(Cancelled(reason=CancelReason.SHUTDOWN))
-                continue
-            is_suspect = action.brought_down and _may_be_cause(running) and self.owns_engine
-            running.end(
-                EngineFailed(
-                    reason=action.reason,
-                    detail=action.because,
-                    brought_down=is_suspect,
-                    is_outside=is_suspect and action.is_outside,
-                )
-            )
+            running.end(ending_of(running, action, owns_engine=self.owns_engine))
 
     def _has_suspects(self) -> bool:
         """Whether a death of this moment is to be found out about by trying what is in flight."""
-        return self._tries_suspects and self.owns_engine and any(map(_may_be_cause, self._in_flight))
+        return self._tries_suspects and self.owns_engine and any(map(may_be_cause, self._in_flight))
 
     def _keep_incident(self, incarnation: Incarnation, because: str) -> None:
         self.recorder.keep(incarnation, because)
@@ -390,8 +383,3 @@ class SupervisedWorker:
 
     def _root_pid(self) -> int | None:
         return self._supervisor.running.root_pid if self._supervisor.running else None
-
-
-def _may_be_cause(running: InFlightRequest) -> bool:
-    """Whether a request can have brought its engine down; one that waits for its tools had nothing on it."""
-    return running.answer.phase is not Phase.TOOLS

@@ -13,9 +13,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from service.api.body import HUNG_UP, decode_soon
+from service.api.problems import describe
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ServiceError
 from service.store.records import StoredJob
+from workers.errors import OffloadCrowded
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ async def _post_group(
         try:
             document = await decode_soon(line, limits)
             stored, is_new = await post(document, None if key is None else f"{key}:{number}", size=len(line))
-        except ServiceError as error:
+        except (ServiceError, OffloadCrowded) as error:
             told[number] = _line(number, error)
             return
         except Exception:
@@ -92,15 +94,10 @@ async def _post_group(
         answers.write(told[number])
 
 
-def _line(number: int, error: ServiceError) -> bytes:
-    problem = {
-        "line": number,
-        "status": error.status,
-        "code": error.code,
-        "detail": str(error),
-        "errors": [{"path": fault.path, "message": fault.message} for fault in error.faults],
-    }
-    return msgspec.json.encode(problem) + b"\n"
+def _line(number: int, error: Exception) -> bytes:
+    fields = describe(error)
+    del fields["title"]
+    return msgspec.json.encode({"line": number, **fields}) + b"\n"
 
 
 async def _lines(request: Request, limits: Limits) -> AsyncIterator[bytes]:

@@ -10,9 +10,8 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from service.conversations.limits import Limits
-from service.errors import BodyMalformed, BodyTooLarge, Crowded
+from service.errors import BodyMalformed, BodyTooLarge
 from service.node.jobs import SMALL_BYTES
-from workers.errors import OffloadCrowded
 from workers.offload.pool import Lane, offload
 
 COUNT_LIMIT_S: Final = 10.0
@@ -68,8 +67,6 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
             count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S, lane=Lane.DOCUMENTS)
         except TimeoutError as error:
             raise BodyMalformed(f"its values cannot be counted within {COUNT_LIMIT_S:g} s") from error
-        except OffloadCrowded as error:
-            raise Crowded(str(error)) from error
         if count > limits.nodes:
             raise BodyMalformed(f"the body holds {count} values, more than limits.nodes = {limits.nodes}")
     return await anyio.to_thread.run_sync(decode_document, body, limits)

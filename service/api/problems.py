@@ -1,6 +1,8 @@
 """Errors as ``application/problem+json`` (RFC 9457), rendered in one place."""
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,16 +15,69 @@ from starlette.routing import BaseRoute, Match
 from service.api import schemas
 from service.errors import Fault, ServiceError
 from service.formats.faults import path_of
+from transport.errors import EngineError
+from workers.errors import (
+    AdapterError,
+    AdaptersFull,
+    AdapterTaken,
+    GroupMissing,
+    InvalidAdapter,
+    InvalidUpdate,
+    NoEngineReady,
+    NoWorkerReady,
+    OffloadCrowded,
+    UpdateRunning,
+    VersionNotNewer,
+)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAnswer:
+    """What is answered where something went wrong in workers; ``path`` is that of the one fault, if it has one."""
+
+    status: int
+    code: str
+    title: str
+    retry_after_s: int | None = None
+    path: str | None = None
+
+
+_UNAVAILABLE: Final = ErrorAnswer(
+    status=503, code="no_worker_ready", title="No engine of the model answers", retry_after_s=5
+)
+_REFUSED: Final = ErrorAnswer(status=502, code="engine_refused", title="An engine refused")
+ANSWERS: Final[Mapping[type[Exception], ErrorAnswer]] = {  # by the nearest class of an error's tree
+    InvalidAdapter: ErrorAnswer(status=422, code="invalid_adapter", title="The adapter is refused", path="path"),
+    AdapterTaken: ErrorAnswer(status=409, code="name_taken", title="The name means something else"),
+    AdaptersFull: ErrorAnswer(status=409, code="adapters_full", title="There is room for no more adapters"),
+    NoEngineReady: _UNAVAILABLE,
+    AdapterError: _REFUSED,
+    UpdateRunning: ErrorAnswer(status=409, code="update_running", title="Another update is under way", retry_after_s=1),
+    VersionNotNewer: ErrorAnswer(status=409, code="version_not_newer", title="The version is not newer"),
+    GroupMissing: ErrorAnswer(status=409, code="group_missing", title="The trainer's group has to be made again"),
+    NoWorkerReady: _UNAVAILABLE,
+    InvalidUpdate: ErrorAnswer(status=422, code="invalid_update", title="The update is refused", path=""),
+    OffloadCrowded: ErrorAnswer(status=503, code="crowded", title="Too much waits to be looked at", retry_after_s=5),
+    EngineError: _REFUSED,
+}
 MEDIA_TYPE: Final = "application/problem+json"
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 logger = logging.getLogger(__name__)
 
 
-def problem(error: ServiceError) -> Response:
-    """Return the response that an error of the service stands for."""
-    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
-    return _render(error.status, error.title, str(error), error.code, error.faults, headers)
+def problem(error: Exception) -> Response:
+    """Return the response that an error of the service, or one of workers, stands for."""
+    after_s = (error if isinstance(error, ServiceError) else _answer_to(error)).retry_after_s
+    return _render(describe(error), {} if after_s is None else {"Retry-After": str(after_s)})
+
+
+def describe(error: Exception) -> dict[str, object]:
+    """Return the fields of a problem that callers decide by."""
+    if isinstance(error, ServiceError):
+        return _fields(error.status, error.title, str(error), error.code, error.faults)
+    answer = _answer_to(error)
+    faults = () if answer.path is None else (Fault(path=answer.path, message=str(error)),)
+    return _fields(answer.status, answer.title, "; ".join(map(str, faults)) or str(error), answer.code, faults)
 
 
 def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -39,11 +94,17 @@ def install(app: FastAPI) -> None:
             logger.error("%s: %s", error.code, error)
         return problem(error)
 
+    for kind in ANSWERS:
+
+        @app.exception_handler(kind)
+        async def worker_error(_request: Request, error: Exception) -> Response:
+            return problem(error)
+
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(_request: Request, error: RequestValidationError) -> Response:
         faults = tuple(Fault(path=path_of(entry["loc"]), message=entry["msg"]) for entry in error.errors())
         detail = "; ".join(map(str, faults))
-        return _render(HTTPStatus.BAD_REQUEST, "A parameter is not usable", detail, "invalid_parameter", faults, {})
+        return _render(_fields(400, "A parameter is not usable", detail, "invalid_parameter", faults), {})
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
@@ -52,12 +113,16 @@ def install(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = _allowed(request)
-        return _render(error.status_code, phrase, str(error.detail), code, (), headers)
+        return _render(_fields(error.status_code, phrase, str(error.detail), code), headers)
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, _error: Exception) -> Response:
         # Starlette raises it again after this answer, and the server logs it with its traceback.
-        return _render(500, "Internal error", "a defect of Roundhouse; see its log", "internal", (), {})
+        return _render(_fields(500, "Internal error", "a defect of Roundhouse; see its log", "internal"), {})
+
+
+def _answer_to(error: Exception) -> ErrorAnswer:
+    return next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)
 
 
 def _allowed(request: Request) -> str:
@@ -72,15 +137,11 @@ def _allowed(request: Request) -> str:
     return ", ".join(method for method in METHODS if any(match(route, method) is Match.FULL for route in known))
 
 
-def _render(
-    status: int, title: str, detail: str, code: str, faults: tuple[Fault, ...], headers: dict[str, str]
-) -> Response:
-    body: dict[str, object] = {
-        "type": f"urn:roundhouse:{code}",
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "code": code,
-        "errors": [{"path": fault.path, "message": fault.message} for fault in faults],
-    }
-    return Response(msgspec.json.encode(body), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+def _fields(status: int, title: str, detail: str, code: str, faults: Sequence[Fault] = ()) -> dict[str, object]:
+    errors = [{"path": fault.path, "message": fault.message} for fault in faults]
+    return {"title": title, "status": status, "detail": detail, "code": code, "errors": errors}
+
+
+def _render(fields: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    content = msgspec.json.encode({"type": f"urn:roundhouse:{fields['code']}", **fields})
+    return Response(content, status_code=fields["status"], media_type=MEDIA_TYPE, headers=headers)

@@ -6,6 +6,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.transcript import Attempt, TokenUsage
+from service.node.status import ConversationsSoFar, Head, Pools, PrefixTokens
+from workers.health.incident import RequestView
+from workers.health.probes import KernelView
 
 
 class Body(BaseModel):
@@ -101,28 +105,6 @@ class DeliveryList(Body):
     deliveries: list[DeliveryOut]
 
 
-class AttemptOut(Body):
-    """One try of a turn."""
-
-    outcome: TurnState
-    reason: str | None
-    detail: str | None
-    text: str
-    worker: str
-    incarnation: int
-    started_at: datetime
-    finished_at: datetime
-    tool_calls: list[dict[str, object]]
-
-
-class UsageOut(Body):
-    """What a turn cost, in tokens."""
-
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-
-
 class TurnOut(Body):
     """One agent speaking once in one round."""
 
@@ -136,8 +118,8 @@ class TurnOut(Body):
     tool_calls: list[dict[str, object]]
     signals: list[dict[str, object]]
     finish_reason: str | None
-    attempts: list[AttemptOut]
-    usage: UsageOut
+    attempts: list[Attempt]
+    usage: TokenUsage
     worker: str | None
     incarnation: int | None
     weight_version: int | None
@@ -183,58 +165,6 @@ class ExitOut(Body):
     cpu_s: float | None
 
 
-class EvidenceOut(Body):
-    """What a verdict rests on; times are in seconds before it, null where it never was."""
-
-    silent_s: float
-    limit_s: float | None
-    last_byte_s: float | None
-    prompt_tokens_done: int | None
-    prompt_tokens: int | None
-    output_tokens: int
-    counters: str | None
-    counters_rose_s: float | None
-    cpu_percent: float | None
-    log_grew_s: float | None
-
-
-class RequestOut(Body):
-    """One request in flight, what it does, and why that is thought."""
-
-    id: int
-    job_name: str
-    verdict: str
-    evidence: EvidenceOut
-    held_s: float
-
-
-class ProcessOut(Body):
-    """One process of an engine as the kernel saw it."""
-
-    pid: int
-    name: str
-    state: str
-    wchan: str | None
-    rss_bytes: int
-    cpu_s: float
-    threads: int
-
-
-class KernelOut(Body):
-    """An engine's whole tree."""
-
-    processes: list[ProcessOut]
-
-
-class PoolsOut(Body):
-    """How many turns are in each pool, and how many slots there are."""
-
-    pending: int
-    ready: int
-    in_flight: int
-    capacity: int
-
-
 class IncidentOut(Body):
     """One broken incarnation; the tails are the last lines of its two streams, ``pools`` all turns at that moment."""
 
@@ -247,10 +177,10 @@ class IncidentOut(Body):
     exit: ExitOut | None
     stdout_tail: list[str]
     stderr_tail: list[str]
-    kernel: KernelOut
-    in_flight: list[RequestOut]
+    kernel: KernelView
+    in_flight: list[RequestView]
     finding: str | None
-    pools: PoolsOut | None
+    pools: Pools | None
 
 
 class IncidentsOut(Body):
@@ -278,7 +208,7 @@ class WorkerOut(Body):
     slots_because: str | None  # why they are fewer than the engine holds, where they are
     last_exit: ExitOut | None
     verdict: str | None
-    requests: list[RequestOut]
+    requests: list[RequestView]
     tokens_per_s: float
     weight_version: int | None
 
@@ -340,38 +270,11 @@ class Problem(Body):
     errors: list[ProblemFault]
 
 
-class HeadOut(Body):
-    """A turn that waits, and for what."""
-
-    job: str
-    name: str
-    conversation: str
-    agent: str
-    round: int
-    model: str
-    waits_for: str
-
-
-class ConversationCountsOut(Body):
-    """Conversations that were taken up since the start: ended, and durably so."""
-
-    total: int
-    finished: int
-    persisted: int
-
-
-class PrefixTokensOut(Body):
-    """Tokens that engines could have taken from their caches since the start, and those that they report to have."""
-
-    reusable: int
-    reused: int
-
-
 class HeadsOut(Body):
     """The turns that wait at the heads of the pools."""
 
-    pending: list[HeadOut]
-    ready: list[HeadOut]
+    pending: list[Head]
+    ready: list[Head]
 
 
 class StoreOut(Body):
@@ -388,9 +291,9 @@ class StatusOut(Body):
     """
 
     jobs: int
-    conversations: ConversationCountsOut
-    pools: PoolsOut
-    prefix_tokens: PrefixTokensOut
+    conversations: ConversationsSoFar
+    pools: Pools
+    prefix_tokens: PrefixTokens
     heads: HeadsOut
     unclaimed: dict[str, str]
     store: StoreOut

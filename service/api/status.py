@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import msgspec
 from fastapi import APIRouter
 
 from service.api import schemas
@@ -27,13 +26,12 @@ def status_router(node: Node) -> APIRouter:
 def status_document(node: Node, unclaimed: Mapping[str, str] = MappingProxyType({})) -> schemas.StatusOut:
     """Return a snapshot as it is shown."""
     now = status_of(node.scheduler, node.fleet)
-    told = msgspec.to_builtins(now)
     return schemas.StatusOut(
         jobs=now.jobs,
-        conversations=schemas.ConversationCountsOut.model_validate(told["conversations"]),
-        pools=schemas.PoolsOut.model_validate(told["pools"]),
-        prefix_tokens=schemas.PrefixTokensOut.model_validate(told["prefix_tokens"]),
-        heads=schemas.HeadsOut(pending=told["pending"], ready=told["ready"]),
+        conversations=now.conversations,
+        pools=now.pools,
+        prefix_tokens=now.prefix_tokens,
+        heads=schemas.HeadsOut(pending=list(now.pending), ready=list(now.ready)),
         unclaimed=dict(unclaimed),
         store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
         tool_servers=tool_servers(node.tools),

@@ -1,7 +1,6 @@
 """The HTTP surface of weights: a trainer makes a group with a model's engines, and updates them while they work."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -13,21 +12,8 @@ from service.api.problems import refused
 from service.api.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
 from service.config.roots import outside_of
 from service.conversations.limits import Limits
-from service.errors import (
-    EngineRefused,
-    Fault,
-    ModelNotFound,
-    ModelUnavailable,
-    NoTrainerGroup,
-    StaleVersion,
-    UpdateInvalid,
-    UpdateNotFound,
-    UpdateUnderWay,
-    WeightsFailed,
-)
+from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed
 from service.formats.faults import StrictModel, faults_of
-from transport.errors import EngineError
-from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend, UpdateMode
@@ -104,8 +90,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
             port=spec.master_port,
             timeout_s=spec.timeout_s or weights.init_s,
         )
-        with _translated():
-            await weights.init(asked)
+        await weights.init(asked)
         return weights_document(weights)
 
     @router.post(
@@ -119,8 +104,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         weights = find(model)
         spec = _parse(UpdateSpec, await read_document(request, limits))
         _check_place(spec, roots)
-        with _translated():
-            begun = await weights.update(_request(spec))
+        begun = await weights.update(_request(spec))
         if spec.checkpoint is not None and spec.wait:
             await weights.wait_over(begun.number, float("inf"))
         if begun.state is UpdateState.FAILED:
@@ -171,22 +155,3 @@ def _parse(kind: type[Spec], document: object) -> Spec:
         return kind.model_validate(document)
     except ValidationError as error:
         raise UpdateInvalid(faults_of(error, kind)) from error
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Tell callers what went wrong before anything has changed."""
-    try:
-        yield
-    except UpdateRunning as error:
-        raise UpdateUnderWay(str(error)) from error
-    except VersionNotNewer as error:
-        raise StaleVersion(str(error)) from error
-    except GroupMissing as error:
-        raise NoTrainerGroup(str(error)) from error
-    except NoWorkerReady as error:
-        raise ModelUnavailable(str(error)) from error
-    except InvalidUpdate as error:
-        raise UpdateInvalid([Fault(path="", message=str(error))]) from error
-    except (EngineError, TimeoutError) as error:
-        raise EngineRefused(f"an engine did not do what it was told: {str(error) or 'no answer in time'}") from error

@@ -1,9 +1,9 @@
 """The HTTP surface of workers and of the service's own health."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Final, Literal
 
-import msgspec
 from fastapi import APIRouter, Query
 
 from service.api import schemas
@@ -131,7 +131,7 @@ def worker_document(worker: SupervisedWorker) -> schemas.WorkerOut:
         slots_because=now.slots_because,
         last_exit=_exit(now.last_exit),
         verdict=now.verdict,
-        requests=[schemas.RequestOut.model_validate(msgspec.to_builtins(view)) for view in now.requests],
+        requests=list(now.requests),
         tokens_per_s=round(now.tokens_per_s, 1),
         weight_version=now.weight_version,
     )
@@ -144,17 +144,7 @@ def _line(line: LogLine) -> schemas.LogLineOut:
 
 
 def _exit(ended: EngineExit | None) -> schemas.ExitOut | None:
-    return (
-        None
-        if ended is None
-        else schemas.ExitOut(
-            status=ended.status,
-            signal=ended.signal,
-            text=str(ended),
-            max_rss_bytes=ended.max_rss_bytes,
-            cpu_s=ended.cpu_s,
-        )
-    )
+    return None if ended is None else schemas.ExitOut(**asdict(ended), text=str(ended))
 
 
 def _incident(incident: Incident) -> schemas.IncidentOut:

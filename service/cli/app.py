@@ -14,7 +14,7 @@ from service.cli.remote import Refused, Unreachable
 from service.errors import ConfigError, ServiceError, StateUnusable
 from workers.errors import InvalidSpec, StartFailed, WorkerError
 
-errors = Console(stderr=True)
+errors = Console(stderr=True, emoji=False)
 
 app = typer.Typer(
     name="roundhouse",

@@ -102,7 +102,7 @@ def demo_command(
         typer.echo("Two embedded llama.cpp engines:")
         views = _run(settings, _specs(settings, state_dir, state_dir), files, state_dir)
         transcript = json.loads((state_dir / "demo" / "transcripts" / "q1.json").read_text())
-        print_transcript(Console(), "demo", transcript)
+        print_transcript(Console(emoji=False), "demo", transcript)
     typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].stored.total_turns} turns")
     if has_failures(views):
         raise typer.Exit(Exit.FAILED)
@@ -122,7 +122,7 @@ def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -
 
 
 def _run(config: Config, specs: Sequence[WorkerSpec], files: Sequence[JobFile], output: Path) -> list[JobView]:
-    with display(Console()) as shown:
+    with display(Console(emoji=False)) as shown:
         return run_async(_interruptible, run_jobs, config, specs, files, output, shown.show)
 
 

@@ -138,7 +138,7 @@ def result(
         print_document(answer, "", as_json=True)
     else:
         for transcript in answer["conversations"]:
-            print_transcript(Console(), job_id, transcript)
+            print_transcript(Console(emoji=False), job_id, transcript)
     raise typer.Exit(Exit.DONE if answer["state"] == DONE else Exit.FAILED)
 
 
@@ -202,7 +202,7 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Show live what runs, what waits, and for what; plain lines where the output is no terminal."""
-    console, ask_again = Console(), ask
+    console, ask_again = Console(emoji=False), ask
     with connect(url, api_key) as service, _screen(console, is_live=not (once or as_json)) as live:
         while True:
             now = ask_again(service, "GET", "/v1/status")
@@ -317,9 +317,9 @@ def print_document(document: object, shown: object, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        console = Console()
+        console = Console(emoji=False)
         if not console.is_terminal:
-            console = Console(width=PIPE_WIDTH)
+            console = Console(width=PIPE_WIDTH, emoji=False)
         console.print(shown, highlight=False)
 
 

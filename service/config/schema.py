@@ -14,6 +14,11 @@ from service.formats.faults import StrictModel
 from service.formats.hosts import canonical_host, canonical_origin
 from service.formats.signatures import signing_key
 from service.scheduling.core.policies import POLICIES
+from workers.policy.limits import Seconds
+from workers.policy.repetition import RepetitionLimits
+from workers.policy.restart import RestartPolicy
+from workers.policy.weights import WeightsPolicy
+from workers.spec import LOOPBACK, WorkerTimeouts
 
 
 def _usable_path(path: Path) -> Path:
@@ -24,12 +29,10 @@ def _usable_path(path: Path) -> Path:
 
 LAST_PORT = 65535
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
-Seconds = Annotated[float, Field(gt=0)]
 Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
 Place = Annotated[Path, AfterValidator(_usable_path)]
 Scalar = str | int | float | bool | None
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _address(host: str) -> str:
@@ -127,29 +130,6 @@ class SchedulingConfig(StrictModel):
     group_by: GroupBy | None = None
 
 
-class TimeoutsConfig(StrictModel):
-    """Limits on one worker's engine, in seconds; null is for ever."""
-
-    start_s: Seconds = 600.0
-    stop_grace_s: Seconds = 10.0
-    prefill_stall_s: Seconds | None = 120.0
-    decode_stall_s: Seconds | None = 60.0
-    cancel_s: Seconds | None = 60.0
-    busy_stall_s: float | None = Field(default=None, ge=0)
-    request_s: Seconds | None = None
-    refusal_s: Seconds | None = 300.0
-
-
-class RestartConfig(StrictModel):
-    """When a broken engine is started again."""
-
-    initial_s: Seconds = 1.0
-    max_s: Seconds = 60.0
-    failures: int = Field(default=5, ge=1)
-    window_s: Seconds = 600.0
-    retry_s: Seconds | None = 300.0
-
-
 class HttpToolsConfig(StrictModel):
     """An endpoint that runs tools."""
 
@@ -183,12 +163,6 @@ class ToolsConfig(StrictModel):
     http: HttpToolsConfig | None = None
 
 
-class RepetitionConfig(StrictModel):
-    """When a model that repeats itself is stopped."""
-
-    lines: int | None = Field(default=8, ge=2)
-
-
 class BiosConfig(StrictModel):
     """What every agent of a model is told first."""
 
@@ -198,21 +172,6 @@ class BiosConfig(StrictModel):
 
 
 ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
-
-
-class WeightsConfig(StrictModel):
-    """How new weights come to the workers of a model; limits in seconds."""
-
-    backend: Literal["gloo", "nccl"] = "gloo"
-    keep: bool = True
-    init_s: Seconds = 300.0
-    pause_s: Seconds = 60.0
-    wait_s: Seconds = 600.0
-    start_s: Seconds = 60.0
-    receive_s: Seconds = 600.0
-    finish_s: Seconds = 300.0
-    resume_s: Seconds = 60.0
-    keep_s: Seconds = 600.0
 
 
 class ModelConfig(StrictModel):
@@ -233,12 +192,12 @@ class ModelConfig(StrictModel):
     context: int = Field(default=4096, ge=16)
     max_answer: int | None = Field(default=None, ge=1)
     params: dict[str, object] = Field(default_factory=dict)
-    timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
-    restart: RestartConfig = Field(default_factory=RestartConfig)
+    timeouts: WorkerTimeouts = Field(default_factory=WorkerTimeouts)
+    restart: RestartPolicy = Field(default_factory=RestartPolicy)
     tools: ToolsConfig = Field(default_factory=ToolsConfig)
-    repetition: RepetitionConfig | None = Field(default_factory=RepetitionConfig)
+    repetition: RepetitionLimits | None = Field(default_factory=RepetitionLimits)
     bios: BiosConfig = Field(default_factory=BiosConfig)
-    weights: WeightsConfig | None = None
+    weights: WeightsPolicy | None = None
     adapters: dict[ModelName, Text] = Field(default_factory=dict)
     max_adapters: int | None = Field(default=None, ge=1, le=4096)
 

@@ -8,17 +8,16 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from service.config.schema import Config, ModelConfig, WeightsConfig
+from service.config.schema import Config, ModelConfig
 from service.config.tools import check_programs, python_tools
 from service.errors import ConfigError
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
 from workers.policy.repetition import RepetitionLimits
-from workers.policy.restart import RestartPolicy
-from workers.policy.weights import Backend, WeightsPolicy
+from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import BiosPolicy
-from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
+from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec
 from workers.tools.calls import ToolLimits
 from workers.tools.runner import ToolRunner
 
@@ -97,7 +96,6 @@ def _spec(
     base: Path,
     sockets: Path | None,
 ) -> WorkerSpec:
-    lines = model.repetition.lines if model.repetition else None
     worker_id = WorkerId(f"{name}-{index}")
     bios, tools = model.bios, model.tools
     return WorkerSpec(
@@ -117,13 +115,13 @@ def _spec(
         args={key: _flag(value) for key, value in model.args.items()},
         env=model.env,
         params=model.params,
-        timeouts=WorkerTimeouts(**model.timeouts.model_dump()),
-        restart=RestartPolicy(**model.restart.model_dump()),
+        timeouts=model.timeouts,
+        restart=model.restart,
         bios=BiosPolicy(is_on=bios.enabled, template=bios.template, clock_step_s=bios.clock_step_s),
         tool_limits=ToolLimits(iterations=tools.iterations, timeout_s=tools.timeout_s, fallback=tools.fallback),
         tool_runner=python,
-        repetition=RepetitionLimits(lines=lines),
-        weights=_weights(model.weights),
+        repetition=model.repetition or RepetitionLimits(lines=None),
+        weights=model.weights or WeightsPolicy(),
         adapters={key: _adapter(name, key, path, model, base) for key, path in model.adapters.items()},
         max_adapters=model.max_adapters,
     )
@@ -150,12 +148,6 @@ def _adapter(name: str, adapter: str, path: str, model: ModelConfig, base: Path)
         what = "folder with an adapter_config.json" if model.engine == "vllm" else "GGUF file"
         raise ConfigError(f"models.{name}.adapters.{adapter}: there is no {what} at {found}")
     return str(found)
-
-
-def _weights(given: WeightsConfig | None) -> WeightsPolicy:
-    return (
-        WeightsPolicy() if given is None else WeightsPolicy(**{**given.model_dump(), "backend": Backend(given.backend)})
-    )
 
 
 def _flag(value: object) -> Flag:

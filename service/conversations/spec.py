@@ -17,10 +17,10 @@ from pydantic import Field, HttpUrl, ValidationError, model_validator
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt, Webhook
 from service.conversations.limits import Limits, metadata_faults, size_faults, too_many
 from service.conversations.validation import Validation, folded
-from service.errors import Crowded, Fault, InvalidJob
+from service.errors import Fault, InvalidJob
 from service.formats.faults import StrictModel, faults_of, unknown
 from service.formats.hosts import canonical_host
-from workers.errors import InvalidTool, OffloadCrowded
+from workers.errors import InvalidTool
 from workers.requests.request import parse_tools
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, pattern_trouble, schema_trouble, trusting
@@ -152,7 +152,7 @@ async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> 
 
     Raises:
         InvalidJob: there is too much of something, or it takes too long.
-        Crowded: too many wait for that already.
+        OffloadCrowded: too many wait for that already.
     """
     if isinstance(document, dict):
         _refuse(size_faults(document, limits))
@@ -172,8 +172,6 @@ async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> 
         schemas += [given for given in parameters if isinstance(given, dict)]
     try:
         await find_troubles(schemas, patterns, is_small=is_small)
-    except OffloadCrowded as error:
-        raise Crowded(str(error)) from error
     except TimeoutError as error:
         message = f"its schemas take longer than {CHECK_LIMIT_S:g} s to check"
         raise InvalidJob([Fault(path="agents", message=message)]) from error

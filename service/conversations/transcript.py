@@ -94,15 +94,11 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "detail": turn.detail,
         "text": turn.text,
         "thinking": turn.thinking,
-        "tool_calls": [_tool_call_document(record) for record in turn.tool_calls],
-        "signals": [{"name": signal.name, "arguments": signal.arguments, "raw": signal.raw} for signal in turn.signals],
+        "tool_calls": msgspec.to_builtins(turn.tool_calls),
+        "signals": msgspec.to_builtins(turn.signals),
         "finish_reason": turn.finish_reason,
         "attempts": [attempt_document(attempt) for attempt in turn.attempts],
-        "usage": {
-            "prompt_tokens": turn.usage.prompt_tokens,
-            "completion_tokens": turn.usage.completion_tokens,
-            "cached_tokens": turn.usage.cached_tokens,
-        },
+        "usage": msgspec.to_builtins(turn.usage),
         "worker": turn.worker,
         "incarnation": turn.incarnation,
         "weight_version": turn.weight_version,
@@ -114,33 +110,11 @@ def turn_document(turn: Turn) -> dict[str, object]:
     }
 
 
-def _tool_call_document(record: ToolRecord) -> dict[str, object]:
-    return {
-        "iteration": record.iteration,
-        "id": record.id,
-        "name": record.name,
-        "arguments": record.arguments,
-        "result": record.result,
-        "reason": record.reason,
-        "detail": record.detail,
-        "said": record.said,
-        "duration_s": record.duration_s,
-    }
-
-
 def attempt_document(attempt: Attempt) -> dict[str, object]:
     """Return an attempt as it stands in a transcript."""
-    return {
-        "outcome": attempt.outcome.value,
-        "reason": attempt.reason,
-        "detail": attempt.detail,
-        "text": attempt.text,
-        "worker": attempt.worker,
-        "incarnation": attempt.incarnation,
-        "started_at": rfc3339(attempt.started_at),
-        "finished_at": rfc3339(attempt.finished_at),
-        "tool_calls": [_tool_call_document(record) for record in attempt.tool_calls],
-    }
+    times = {"started_at": rfc3339(attempt.started_at), "finished_at": rfc3339(attempt.finished_at)}
+    document: dict[str, object] = msgspec.to_builtins(attempt)
+    return document | times
 
 
 def transcript_pieces(

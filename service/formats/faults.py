@@ -4,6 +4,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,7 +22,7 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
     faults: list[Fault] = []
     for entry in error.errors(include_url=False):
         location = entry["loc"]
-        if entry["type"] == "extra_forbidden":
+        if entry["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
             known = _keys_at(model, location[:-1])
             faults.append(Fault(path=path_of(location), message=unknown("key", str(location[-1]), known)))
         elif entry["type"] == "missing":
@@ -58,22 +59,30 @@ def _keys_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]
     current: object = model
     for part in location:
         current = _model_in(current)
-        if isinstance(current, type) and issubclass(current, BaseModel):
-            field = current.model_fields.get(str(part))
-            current = field.annotation if field else None
-        else:
-            current = _element_of(current)
-    current = _model_in(current)
-    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+        current = _fields(current).get(str(part)) if _is_model(current) else _element_of(current)
+    return list(_fields(_model_in(current)))
 
 
 def _model_in(annotation: object) -> object:
     """Return the member of a union that is no None, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if member is not type(None)]
-        models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
-        return (models or members)[0]
+        return next(filter(_is_model, members), members[0])
     return annotation
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
+
+
+def _fields(model: object) -> dict[str, object]:
+    """Return the keys of a model or of a dataclass, with what each is."""
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    if not (isinstance(model, type) and is_dataclass(model)):
+        return {}
+    hints = typing.get_type_hints(model)
+    return {field.name: hints[field.name] for field in fields(model)}
 
 
 def _element_of(annotation: object) -> object:

@@ -1,34 +1,16 @@
 """LoRA adapters by their names, which agents use as models: those of the configuration, and those loaded since."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 import anyio
 
-from service.errors import (
-    AdapterInUse,
-    AdapterInvalid,
-    AdapterNotFound,
-    AdaptersTooMany,
-    EngineRefused,
-    Fault,
-    ModelNotFound,
-    ModelUnavailable,
-    NameTaken,
-    StoreUnavailable,
-)
+from service.errors import AdapterInUse, AdapterNotFound, ModelNotFound, StoreUnavailable
 from service.node.jobs import Jobs
 from workers.adapters.model_adapters import ModelAdapters
-from workers.errors import (
-    AdapterError,
-    AdaptersFull,
-    AdapterTaken,
-    InvalidAdapter,
-    NoEngineReady,
-)
+from workers.errors import AdapterTaken
 from workers.fleet import Fleet
 
 SETTLE_LIMIT_S: Final = 10.0
@@ -71,21 +53,21 @@ class Adapters:
 
         Raises:
             ServiceError: it cannot be; nothing has changed.
+            AdapterError: an engine of the model cannot; nothing has changed.
         """
         adapters = self.of(model)
         if name in self._models:
-            raise NameTaken(f"{name} is a model")
+            raise AdapterTaken(f"{name} is a model")
         arriving = [owner for owner, other in self._arriving if other == name]
         past = [owner for owner, other in self._fleet.adapters.items() if name in other.past]
         for owner in (*arriving, *past, self.names().get(name, model)):
             if owner != model:
-                raise NameTaken(f"{name} is an adapter of {owner}, was one, or is about to be")
+                raise AdapterTaken(f"{name} is an adapter of {owner}, was one, or is about to be")
         if name in self._leaving:
-            raise NameTaken(f"{name} is about to be unloaded")
+            raise AdapterTaken(f"{name} is about to be unloaded")
         self._arriving[model, name] += 1
         try:
-            with _translated():
-                return await adapters.load(name, path)
+            return await adapters.load(name, path)
         finally:
             self._arriving[model, name] -= 1
             self._arriving += Counter()  # without what is none
@@ -97,6 +79,7 @@ class Adapters:
 
         Raises:
             ServiceError: it cannot be; nothing has changed.
+            AdapterError: an engine of the model cannot; nothing has changed.
         """
         adapters = self.of(model)
         if name not in adapters.loaded or name in self._leaving:
@@ -107,8 +90,7 @@ class Adapters:
             count = users(name)
             if count:
                 raise AdapterInUse(f"{count} unfinished jobs use {name}; cancel them, or wait for their ends")
-            with _translated():
-                await adapters.unload(name)
+            await adapters.unload(name)
         finally:
             self._leaving.discard(name)
 
@@ -118,19 +100,3 @@ class Adapters:
             await jobs.wait_settled()
             return
         raise StoreUnavailable("jobs are still being taken or read back; try again")
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except InvalidAdapter as error:
-        raise AdapterInvalid([Fault(path="path", message=str(error))]) from error
-    except AdapterTaken as error:
-        raise NameTaken(str(error)) from error
-    except AdaptersFull as error:
-        raise AdaptersTooMany(str(error)) from error
-    except NoEngineReady as error:
-        raise ModelUnavailable(str(error)) from error
-    except AdapterError as error:
-        raise EngineRefused(str(error)) from error

@@ -2,19 +2,20 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from service.config.rules import rules_of
-from service.config.schema import Config
+from service.config.schema import Config, StoreConfig
 from service.config.tools import Equipment, open_tools
 from service.conversations.spec import JobRules
+from service.conversations.states import TurnState
 from service.errors import StoreUnavailable
 from service.node.adapters import Adapters
 from service.node.database_choice import is_shared, open_database
@@ -22,15 +23,19 @@ from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.jobs import Jobs
 from service.node.metrics import Metrics
-from service.node.shared_queue import StoreOutlet, join_cluster, watch_store
 from service.node.status import pools_of
+from service.node.store_news import StoreNews
+from service.node.store_outlet import StoreOutlet
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
-from service.store.neighbours import Alone, Neighbours
+from service.store.neighbours import Alone, Neighbours, NodeReport
 from service.store.store import Store, open_store
 from workers.fleet import Fleet
 from workers.offload.pool import offloading
 from workers.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from service.store.cluster import Cluster
 
 STOPPING: Final = "the service is stopping"
 LANDING_S: Final = 2.0
@@ -108,7 +113,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
     Raises:
         StoreError: the store cannot be opened, or a write failed while the block ran (then in a group).
     """
-    watch, models = JobFollowers(), tuple(config.models)
+    followers, models = JobFollowers(), tuple(config.models)
     with open_database(config.store, state_dir, models) as database, open_store(database) as store:
         async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics()
@@ -121,18 +126,25 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                 specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True, count_pools=count_pools
             )
             metrics.watch(fleet)
-            outlet = StoreOutlet(store, models, config.store.lease_s, watch)
+            cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet))
+            neighbours = cluster or Alone()
+            outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours)
             order = config.scheduling
             scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
             adapters = Adapters(fleet, models)
-            intake = Intake(store, scheduler, models, adapters.names, is_shared=is_shared(config.store))
-            watch_store(store, tasks, scheduler, intake, watch)
+            intake = Intake(store, scheduler, models, adapters.names, is_shared=cluster is not None)
+            news = StoreNews(store, scheduler, intake, followers)
+            store.subscribe(news.take)
+            tasks.start_soon(news.run)
             await tasks.start(scheduler.run)
             tasks.start_soon(store.wait_failed)
-            if is_shared(config.store):
-                outlet.neighbours = await join_cluster(config.store, store, tasks, scheduler, intake, watch, fleet)
-            rules = partial(_rules, config, adapters, outlet.neighbours)
-            jobs = Jobs(store, scheduler, intake, watch, outlet.neighbours, rules)
+            if cluster is not None:
+                await store.flush()  # the first write makes this node a member
+                await tasks.start(cluster.run, news.take)
+                # One that gets ready has slots for what waits.
+                fleet.subscribe(lambda _worker: intake.hint(is_work=True))
+            rules = partial(_rules, config, adapters, neighbours)
+            jobs = Jobs(store, scheduler, intake, followers, neighbours, rules)
             async with fleet.running():
                 yield Node(
                     fleet=fleet,
@@ -140,7 +152,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                     store=store,
                     intake=intake,
                     jobs=jobs,
-                    neighbours=outlet.neighbours,
+                    neighbours=neighbours,
                     metrics=metrics,
                     adapters=adapters,
                     tools=tools,
@@ -150,3 +162,21 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
 
 def _rules(config: Config, adapters: Adapters, neighbours: Neighbours) -> JobRules:
     return rules_of(config, adapters.names(), neighbours.known_models())
+
+
+def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster | None":
+    if not is_shared(config):
+        return None
+    from service.store.cluster import Cluster  # noqa: PLC0415 - with it comes psycopg
+
+    return Cluster(config.url, config.lease_s, report)
+
+
+def _report(store: Store, scheduler: Scheduler, fleet: Fleet) -> NodeReport:
+    view = scheduler.view
+    counts = {job_id: view.of_job(job_id) for job_id in view.jobs()}
+    return NodeReport(
+        node_id=store.node_id,
+        models=fleet.served_names(),
+        counts={name: (count[TurnState.READY], count[TurnState.IN_FLIGHT]) for name, count in counts.items()},
+    )

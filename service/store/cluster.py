@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,35 +15,13 @@ from anyio.abc import TaskStatus
 from service.conversations.job import JobId
 from service.store.databases.membership_shared import CHANNEL, LEASE, LEAVE
 from service.store.databases.postgres import conninfo_of
+from service.store.neighbours import NodeReport
+from service.store.news import JobsChanged, LeaseEnding, LeaseLost, LeaseRenewed, Tell, WorkWaiting
 
 RENEWALS: Final = 5  # in the time of a lease
 LONGEST_PAUSE_S: Final = 1.0  # between two renewals, and before a lost connection is made again
 COUNTED_JOBS: Final = 1000  # that a node reports of; more would make each renewal a burden
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    """What a node tells of itself: its models, and how many turns of each job are ready and in flight."""
-
-    node_id: str
-    models: Sequence[str]
-    counts: Mapping[JobId, Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseEvents:
-    """What a node does about its lease and its neighbours; called in the event loop, and none may wait.
-
-    ``ending`` says that the lease may end before it can be renewed, ``renewed`` that it is good (again), ``fenced``
-    that it is over. ``changed`` names jobs that others have written to; ``work`` says that there is something to claim.
-    """
-
-    ending: Callable[[], None]
-    renewed: Callable[[], None]
-    fenced: Callable[[], None]
-    changed: Callable[[Iterable[JobId]], None]
-    work: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,36 +58,36 @@ class Cluster:
         told = [counts[job_id] for counts in self._others.counts if job_id in counts]
         return sum(each[0] for each in told), sum(each[1] for each in told)
 
-    async def run(self, events: LeaseEvents, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, tell: Tell, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep the lease until cancelled; it has begun when the others are known, or cannot be for now."""
         self._renewed_at = time.monotonic()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._renew_always, events)
-            tasks.start_soon(self._listen_always, events)
+            tasks.start_soon(self._renew_always, tell)
+            tasks.start_soon(self._listen_always, tell)
             with anyio.move_on_after(self._lease_s):
                 await self._has_looked.wait()
             task_status.started()
 
     # Leases
 
-    async def _renew_always(self, events: LeaseEvents) -> None:
+    async def _renew_always(self, tell: Tell) -> None:
         pause_s = min(LONGEST_PAUSE_S, self._lease_s / RENEWALS)
         is_good = True
         while True:
             try:
                 async with self._connected() as connection:
                     while True:
-                        await self._renew(connection, events)
+                        await self._renew(connection, tell)
                         is_good = True
                         await anyio.sleep(pause_s)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 logger.warning("store: the lease of this node is not renewed: %s", error)
             if is_good and time.monotonic() - self._renewed_at > self._lease_s / 2:
                 is_good = False
-                events.ending()
+                tell(LeaseEnding())
             await anyio.sleep(pause_s)
 
-    async def _renew(self, connection: psycopg.AsyncConnection[Any], events: LeaseEvents) -> None:
+    async def _renew(self, connection: psycopg.AsyncConnection[Any], tell: Tell) -> None:
         """Renew the lease, take over from the dead, and learn of the living, all within a part of the lease."""
         asked_at = time.monotonic()
         with anyio.fail_after(self._lease_s / RENEWALS):
@@ -124,11 +102,11 @@ class Cluster:
             # renews it as it ends.
             if renewed.rowcount or await self._is_live(connection, report.node_id):
                 self._renewed_at = asked_at
-                events.renewed()
+                tell(LeaseRenewed())
             else:
-                events.fenced()
+                tell(LeaseLost())
             if await self._take_over(connection):
-                events.work()
+                tell(WorkWaiting())
             rows = await connection.execute(
                 "SELECT models, report, is_live FROM nodes WHERE id <> %s", (report.node_id,)
             )
@@ -161,25 +139,25 @@ class Cluster:
 
     # Notices
 
-    async def _listen_always(self, events: LeaseEvents) -> None:
+    async def _listen_always(self, tell: Tell) -> None:
         while True:
             try:
                 async with self._connected() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    events.work()  # whatever was told while nobody listened
+                    tell(WorkWaiting())  # whatever was told while nobody listened
                     async for notice in connection.notifies():
-                        self._hear(notice.payload, events)
+                        self._hear(notice.payload, tell)
             except (psycopg.Error, OSError) as error:
                 logger.info("store: no notices of other nodes for the moment: %s", error)
             await anyio.sleep(LONGEST_PAUSE_S)
 
-    def _hear(self, payload: str, events: LeaseEvents) -> None:
+    def _hear(self, payload: str, tell: Tell) -> None:
         told = json.loads(payload)
         if told["node"] == self._report().node_id:
             return
-        events.changed(JobId(name) for name in told["jobs"])
+        tell(JobsChanged(job_ids=frozenset(map(JobId, told["jobs"]))))
         if told["work"]:
-            events.work()
+            tell(WorkWaiting())
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:

@@ -1,8 +1,19 @@
 """What a node knows of others on the same store, and the node that has none."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from service.conversations.job import JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node tells of itself: its models, and how many turns of each job are ready and in flight."""
+
+    node_id: str
+    models: Sequence[str]
+    counts: Mapping[JobId, Sequence[int]]
 
 
 class Neighbours(Protocol):

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
@@ -15,24 +14,12 @@ from service.errors import StoreError, StoreUnavailable
 from service.store import operations
 from service.store.claims import Applied, Claims, Place
 from service.store.databases.database import Claim, Connection, Database
+from service.store.news import ClaimsLost, JobsCommitted, Tell, WriterEvent, WritesFailed
 from service.store.records import NewJob, Record, StoredJob
-from service.store.writer import Watchers, Write, Writer
+from service.store.writer import Write, Writer
 
 T = TypeVar("T")
 Query = Callable[[Connection], T]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreWatchers:
-    """What the store calls in the event loop.
-
-    ``committed`` is given the jobs that a commit has changed; ``troubled`` plain words, and None when it is over;
-    ``fenced`` says that another node has taken over whatever was claimed.
-    """
-
-    committed: Callable[[frozenset[JobId]], None] = lambda _jobs: None
-    troubled: Callable[[str | None], None] = lambda _told: None
-    fenced: Callable[[], None] = lambda: None
 
 
 class Store:
@@ -40,20 +27,11 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._watchers = StoreWatchers()
+        self._tell: Tell = lambda _event: None
         self._loop = asyncio.get_running_loop()
         self._membership = database.membership()
         self._claims = Claims(self._membership)
-        self._writer = Writer(
-            database,
-            self._membership,
-            Watchers(
-                begins=self._claims.begin_group,
-                troubled=self._troubled,
-                fenced=self._fenced,
-                failed=self._failed_in_thread,
-            ),
-        )
+        self._writer = Writer(database, self._membership, self._claims.begin_group, self._hear)
         self._failed = anyio.Event()
         self._failure: StoreError | None = None
         self._readers: list[Connection] = []
@@ -62,9 +40,9 @@ class Store:
     def __repr__(self) -> str:
         return f"<Store {self._database!r} {self._writer!r}>"
 
-    def subscribe(self, watchers: StoreWatchers) -> None:
-        """Call these from now on, and no others."""
-        self._watchers = watchers
+    def subscribe(self, tell: Tell) -> None:
+        """Tell what happens from now on, in the event loop and in no task."""
+        self._tell = tell
 
     @property
     def node_id(self) -> str:
@@ -264,22 +242,23 @@ class Store:
             if is_done:
                 on_success()
                 if jobs:
-                    self._watchers.committed(jobs)
+                    self._tell(JobsCommitted(job_ids=jobs))
             else:
                 on_failure()
 
         self._writer.submit(write, take_over)
 
-    def _troubled(self, told: str | None) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._watchers.troubled(told))
-
-    def _fenced(self) -> None:
-        self._claims.forget_all()
-        self._loop.call_soon_threadsafe(self._watchers.fenced)
-
-    def _failed_in_thread(self, failure: StoreError) -> None:
-        self._failure = failure
-        self._loop.call_soon_threadsafe(self._failed.set)
+    def _hear(self, event: WriterEvent) -> None:
+        """Take what the writer's thread tells, and tell it in the event loop."""
+        match event:
+            case ClaimsLost():
+                self._claims.forget_all()
+            case WritesFailed():
+                self._failure = event.error
+                self._loop.call_soon_threadsafe(self._failed.set)
+            case _:
+                pass
+        self._loop.call_soon_threadsafe(lambda: self._tell(event))
 
     def _read(self, query: Query[T]) -> T:
         try:

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from service.conversations.job import JobId
 from service.errors import ServiceError, StoreError, StoreUnavailable
 from service.store.databases.database import Connection, Database, Fenced, Membership
+from service.store.news import ClaimsLost, StoreRecovered, StoreTroubled, WriterEvent, WritesFailed
 from workers.policy.backoff import Backoff
 
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
@@ -45,31 +46,25 @@ class Write:
     future: "Future[Any]" = field(default_factory=Future)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watchers:
-    """What the writer's thread calls; none may wait for anything.
-
-    ``begins`` is called in each transaction before its operations; ``troubled`` is given plain words, and None when
-    the trouble is over; ``fenced`` is called when nothing of this node counts any more that was claimed before;
-    ``failed`` when nothing will be written again.
-    """
-
-    begins: Callable[[], None]
-    troubled: Callable[[str | None], None]
-    fenced: Callable[[], None]
-    failed: Callable[[StoreError], None]
-
-
 class Writer:
     """Runs operations one after another on its own connection; each is durable when its future is done.
 
-    An operation that raises a ServiceError has written nothing; that is its answer, and no failure.
+    An operation that raises a ServiceError has written nothing; that is its answer, and no failure. ``begin`` is called
+    in each transaction before its operations, ``tell`` with what becomes of the database; both in the writer's thread,
+    and neither may wait.
     """
 
-    def __init__(self, database: Database, membership: Membership, watchers: Watchers) -> None:
+    def __init__(
+        self,
+        database: Database,
+        membership: Membership,
+        begin: Callable[[], None],
+        tell: Callable[[WriterEvent], None],
+    ) -> None:
         self._database = database
         self._membership = membership
-        self._watchers = watchers
+        self._begin = begin
+        self._tell = tell
         self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer")
         self._closing = threading.Event()
@@ -134,7 +129,7 @@ class Writer:
             except Fenced:
                 self._is_enrolled = False
                 logger.warning("store: another node has taken over what this one ran; its late results are refused")
-                self._watchers.fenced()
+                self._tell(ClaimsLost())
                 group = _refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
             except _Spoiled as spoiled:  # it is one caller's, and the others' are written without it
                 logger.exception("store: a write cannot be")
@@ -183,7 +178,7 @@ class Writer:
             jobs = sorted({job for write in group for job in write.jobs})
             keys = [write.key for write in group if write.key is not None]
             self._membership.begin_group(connection, self._number + 1, jobs, keys)
-            self._watchers.begins()
+            self._begin()
             answers = [(write, self._run_one(write, connection)) for write in group]
             self._membership.extend_lease(connection)
             self._unsure = answers
@@ -214,14 +209,14 @@ class Writer:
             logger.error("store: %s; no new jobs are taken, and what has happened is kept until it is well", told)
         if told != self.trouble:
             self.trouble = told
-            self._watchers.troubled(told)
+            self._tell(StoreRecovered() if told is None else StoreTroubled(outage=told))
 
     def _fail(self, error: Exception) -> None:
         # What follows a lost write may build on it: a job that is completed without one of its turns.
         logger.error("store: a group of writes failed", exc_info=error)
         self._failure = StoreError(f"cannot write: {error}")
         self._failure.__cause__ = error
-        self._watchers.failed(self._failure)
+        self._tell(WritesFailed(error=self._failure))
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

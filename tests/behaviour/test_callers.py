@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ import pytest
 from standardwebhooks import Webhook
 
 from service.formats.hosts import canonical_host
-from tests.behaviour.service import Document, Service, run_command, scripted_model, serving
-from tests.waiting import wait_for
+from tests.behaviour.service import ROUNDHOUSE, Document, Service, run_command, scripted_model, serving
+from tests.waiting import LIMIT_S, wait_for
 
 Ports = Callable[[int], int]
 SECRET = "whsec_c2l4dGVlbiBieXRlcyBhdCBsZWFzdA=="  # noqa: S105
@@ -265,7 +266,10 @@ def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Por
         gap = json.loads(watch()[1].removeprefix("data: "))
         assert gap["first"] == 4
         assert gap["last"] > 4
-        service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
-        watched = run_command("watch", job, "--url", service.url)
-        assert watched.returncode == 1, watched.stderr
-        assert watched.stdout.splitlines()[0].endswith("are kept no more")
+        command = [ROUNDHOUSE, "watch", job, "--url", service.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watched:
+            assert watched.stdout is not None
+            assert watched.stdout.readline().rstrip().endswith("are kept no more")
+            service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
+            watched.communicate(timeout=LIMIT_S)
+        assert watched.returncode == 1

@@ -18,6 +18,7 @@ from service.store.databases.database import Claim, Connection, Database
 from service.store.databases.memory import MemoryDatabase
 from service.store.databases.postgres import PostgresDatabase
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
+from service.store.news import JobsCommitted
 from service.store.records import (
     ConversationMoved,
     NewJob,
@@ -30,7 +31,7 @@ from service.store.records import (
     TurnMoved,
     TurnRequeued,
 )
-from service.store.store import Store, StoreWatchers, open_store
+from service.store.store import Store, open_store
 from tests.unit.service.jobs import DEBATE, job, key
 from tests.waiting import LIMIT_S
 
@@ -68,7 +69,7 @@ async def committed() -> list[frozenset[JobId]]:
 @pytest.fixture
 async def store(make_database: Maker, committed: list[frozenset[JobId]]) -> Iterator[Store]:  # type: ignore[misc]
     with open_store(make_database()) as opened:
-        opened.subscribe(StoreWatchers(committed=committed.append))
+        opened.subscribe(lambda event: committed.append(event.job_ids) if isinstance(event, JobsCommitted) else None)
         yield opened
 
 

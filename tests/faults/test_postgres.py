@@ -2,9 +2,9 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 
 import anyio
 import anyio.from_thread
@@ -13,9 +13,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from service.errors import StoreUnavailable
 from service.store import queries
-from service.store.cluster import Cluster, LeaseEvents, NodeReport
+from service.store.cluster import Cluster
 from service.store.databases.postgres import PostgresDatabase
-from service.store.store import Store, StoreWatchers, open_store
+from service.store.neighbours import NodeReport
+from service.store.news import LeaseEnding, LeaseLost, LeaseRenewed, StoreEvent, StoreTroubled, WorkWaiting
+from service.store.store import Store, open_store
 from tests.contract.test_store import new
 from tests.postgres import PostgresServer
 from tests.unit.service.jobs import agent, job
@@ -83,36 +85,15 @@ def proxied(url: str) -> Iterator[tuple[Proxy, anyio.from_thread.BlockingPortal,
             portal.call(proxy.close)
 
 
-@dataclass(kw_only=True)
-class Told:
-    """What was told of a lease."""
-
-    ending: int = 0
-    renewed: int = 0
-    fenced: int = 0
-    work: int = 0
-
-
 @asynccontextmanager
-async def member(store: Store, url: str, lease_s: float) -> AsyncIterator[Told]:
+async def member(store: Store, url: str, lease_s: float) -> AsyncIterator[Counter[type[StoreEvent]]]:
     """Keep a node's lease for a block."""
-    told = Told()
-
-    def count(what: str) -> None:
-        setattr(told, what, getattr(told, what) + 1)
-
+    told: Counter[type[StoreEvent]] = Counter()
     await store.flush()
-    events = LeaseEvents(
-        ending=lambda: count("ending"),
-        renewed=lambda: count("renewed"),
-        fenced=lambda: count("fenced"),
-        changed=lambda _: None,
-        work=lambda: count("work"),
-    )
     cluster = Cluster(url, lease_s, lambda: NodeReport(node_id=store.node_id, models=["m"], counts={}))
     async with anyio.create_task_group() as tasks:
-        await tasks.start(cluster.run, events)
-        await wait_until(lambda: told.renewed and told.work, "it renews and listens")
+        await tasks.start(cluster.run, lambda event: told.update([type(event)]))
+        await wait_until(lambda: told[LeaseRenewed] and told[WorkWaiting], "it renews and listens")
         yield told
         tasks.cancel_scope.cancel()
 
@@ -140,7 +121,7 @@ async def test_keys_in_another_order_are_nobodys_trouble(postgres: PostgresServe
     url = postgres.new_database()
     PostgresDatabase(url, 15.0, ("m",)).prepare()
     keys = [f"k:{number}" for number in range(64)]
-    troubles: list[str | None] = []
+    told: list[StoreEvent] = []
     ids: dict[str, set[str]] = {key: set() for key in keys}
     with open_store(PostgresDatabase(url, 15.0, ("m",))) as one, open_store(PostgresDatabase(url, 15.0, ("m",))) as two:
 
@@ -149,14 +130,14 @@ async def test_keys_in_another_order_are_nobodys_trouble(postgres: PostgresServe
             ids[key].add(stored.id)
 
         for store in (one, two):
-            store.subscribe(StoreWatchers(troubled=troubles.append))
+            store.subscribe(told.append)
             await store.flush()
         async with anyio.create_task_group() as tasks:
             for key in keys:
                 tasks.start_soon(post, one, key)
             for key in reversed(keys):
                 tasks.start_soon(post, two, key)
-    assert not any(troubles)
+    assert not [event for event in told if isinstance(event, StoreTroubled)]
     assert all(len(of_key) == 1 for of_key in ids.values())
 
 
@@ -172,10 +153,10 @@ async def test_a_long_write_holds_the_lease(postgres: PostgresServer) -> None:
             began_at = time.monotonic()
             await one.write(lambda connection: connection.execute("SELECT pg_sleep(?)", (3 * lease_s,)).fetchone())
             assert time.monotonic() - began_at >= 3 * lease_s
-            renewed = told.renewed
-            await wait_until(lambda: told.renewed > renewed, "it is renewed again")
+            renewed = told[LeaseRenewed]
+            await wait_until(lambda: told[LeaseRenewed] > renewed, "it is renewed again")
             await one.flush()
-            assert (told.ending, told.fenced) == (0, 0)
+            assert (told[LeaseEnding], told[LeaseLost]) == (0, 0)
 
 
 async def test_what_an_address_says_holds_for_every_connection(postgres: PostgresServer) -> None:
@@ -188,6 +169,6 @@ async def test_what_an_address_says_holds_for_every_connection(postgres: Postgre
     assert tables == [("rh",)]
     with open_store(PostgresDatabase(address, 15.0, ("m",))) as store:
         async with member(store, address, 15.0) as told:
-            await wait_until(lambda: told.renewed > 1, "the lease is renewed")
+            await wait_until(lambda: told[LeaseRenewed] > 1, "the lease is renewed")
             timeout = await store.read(lambda connection: connection.execute("SHOW statement_timeout").fetchone())
             assert timeout == ("30s",)

@@ -251,7 +251,7 @@ class Auditor(RuleBasedStateMachine):
             free = sum(
                 max(0, slots - sum(seated == worker for seated in self.flying.values()))
                 for worker, (offered, slots) in SLOTS.items()
-                if offered == model and worker in self.ready_workers and worker != tries
+                if offered == model and worker in self.ready_workers - {tries, *self.core._in_flight._trials}
             )
             assert not (free and self.core._ready.queues.get(model)), "a suspect may wait; nobody else does"
             if tries is not None and not self.is_closing:

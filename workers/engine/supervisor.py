@@ -1,4 +1,4 @@
-"""The supervisor of one engine: acts out what ``supervision`` decides, and alone writes a worker's state."""
+"""The supervisor of one engine: acts out what ``policy.lifecycle`` decides, and alone writes a worker's state."""
 
 import logging
 import random
@@ -17,9 +17,9 @@ from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
 from workers.errors import StartFailed, StopTimedOut
 from workers.notifier import Notifier
-from workers.outcome import FailureReason
 from workers.policy import lifecycle
 from workers.policy.lifecycle import Lifecycle
+from workers.policy.restart import NEVER
 from workers.process.child import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
@@ -73,7 +73,7 @@ class Supervisor:
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
             # Somebody else's server is waited for, however often it goes away.
-            restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
+            restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=NEVER),
         )
         self._now = Lifecycle()
         self._was_ready = False
@@ -88,7 +88,10 @@ class Supervisor:
         return self._now
 
     def post(self, event: lifecycle.Event) -> None:
-        """Decide on ``event`` and act. Nothing here waits."""
+        """Decide on ``event`` and act. Nothing here waits.
+
+        ``on_move`` may post again, so it comes last: by then the event has been dealt with whole.
+        """
         before = self._now
         self._now, actions = lifecycle.decide(before, event, time.monotonic(), self._limits)
         has_moved = self._now.state is not before.state
@@ -210,9 +213,3 @@ class Supervisor:
         """Take the fact that an engine has answered a request: earlier failures lengthen no pause any more."""
         if self._now.paused_at:
             self.post(lifecycle.EngineAnswered(incarnation=incarnation))
-
-    def break_nowait(self, incarnation: int, reason: FailureReason, because: str, *, is_deferred: bool) -> None:
-        """Have an engine killed that lives and is of no more use."""
-        self.post(
-            lifecycle.EngineBroken(incarnation=incarnation, reason=reason, because=because, is_deferred=is_deferred)
-        )

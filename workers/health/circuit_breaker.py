@@ -1,16 +1,17 @@
 """The circuit breaker of one engine: one that refuses a turn and then canaries gets no turns until it answers one."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count
 from typing import Final, Protocol
 
 import anyio
 
+from workers.health.engine_owner import EngineOwner
 from workers.health.probes import CanaryResult, Probes
 from workers.outcome import FailureReason
 from workers.policy.backoff import Backoff
-from workers.requests.in_flight import InFlightRequest, InFlightRequests
+from workers.requests.in_flight import InFlightRequests
 from workers.states import Hold
 
 CANARY_S: Final = 5.0
@@ -19,27 +20,14 @@ REPAVE_S: Final = 60.0  # an engine that has loaded, and refuses everything for 
 logger = logging.getLogger(__name__)
 
 
-class Guarded(Protocol):
-    """What the breaker can do to a worker."""
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether there is an engine that is ready."""
-
-    @property
-    def owns_engine(self) -> bool:
-        """Whether it is ours to kill."""
+class Guarded(EngineOwner, Protocol):
+    """A worker that the breaker can keep requests from."""
 
     def drain_nowait(self, because: str, hold: Hold) -> None:
         """Admit nothing new."""
 
     def resume_nowait(self, because: str, hold: Hold) -> None:
         """Take that back."""
-
-    def break_engine(
-        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
-    ) -> None:
-        """Kill the present engine, and start another."""
 
 
 class CircuitBreaker:

@@ -55,11 +55,11 @@ class IncidentRecorder:
         """Whether the present incarnation was found broken already: the first reason stands."""
         return self._scene is not None and self._scene.incarnation == self._supervisor.now.incarnation
 
-    def view(self, reason: FailureReason, *, is_stalled: bool = False) -> None:
+    def view(self, reason: FailureReason) -> None:
         """Take in what is there now."""
-        self._scene = self._look(reason, is_stalled=is_stalled)
+        self._scene = self._look(reason)
 
-    def _look(self, reason: str, *, is_stalled: bool) -> _Scene:
+    def _look(self, reason: str) -> _Scene:
         views = self._watch.views()
         running = self._supervisor.running
         if running is not None and not running.is_gone:
@@ -67,7 +67,7 @@ class IncidentRecorder:
         return _Scene(
             incarnation=self._supervisor.now.incarnation,
             reason=reason,
-            verdict=Verdict.STALLED if is_stalled else Verdict.DEAD if views else None,
+            verdict=_verdict(reason) if views else None,
             kernel=self._watch.observations.kernel,
             in_flight=views,
             pools=self._count_pools(),
@@ -83,7 +83,7 @@ class IncidentRecorder:
 
     def note_failure(self, reason: str, because: str) -> None:
         """Keep an incident of the present incarnation, which lives on."""
-        self._add(self._look(reason, is_stalled=False), because, None)
+        self._add(self._look(reason), because, None)
 
     def _add(self, scene: _Scene, because: str, ended: EngineExit | None) -> None:
         stdout_tail, stderr_tail = map(_fitting, self._supervisor.log.tails(TAIL_LINES, incarnation=scene.incarnation))
@@ -113,6 +113,13 @@ class IncidentRecorder:
             self.incidents.note_finding(incarnation, finding)
         except (OSError, ValueError):
             logger.exception("worker %s: an incident could not be written", self._id)
+
+
+def _verdict(reason: str) -> Verdict | None:
+    """Return what a breakdown says of the requests on the engine."""
+    if reason in {FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE}:
+        return Verdict.STALLED
+    return Verdict.DEAD if reason == FailureReason.ENGINE_DIED else None
 
 
 def _fitting(lines: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """What an engine's failure under one request asks for, before the slot of that request is lent again."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
 import anyio
 
 from workers.health.circuit_breaker import CircuitBreaker
+from workers.health.engine_owner import EngineOwner
 from workers.health.probes import CanaryResult, ProbeResult, Probes
 from workers.outcome import EngineFailed, FailureReason
 from workers.requests.answer import Phase
@@ -23,21 +23,12 @@ CANARIES: Final = (
 CANARY_PAUSE_S: Final = 0.2
 
 
-class Broken(Protocol):
-    """What recovery can do to a worker."""
+class Broken(EngineOwner, Protocol):
+    """A worker one of whose requests got no answer."""
 
     @property
     def incarnation(self) -> int:
         """The number of the present engine."""
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether there is an engine that is ready."""
-
-    def break_engine(
-        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
-    ) -> None:
-        """Kill the present engine, and start another."""
 
 
 class Recovery:

@@ -5,12 +5,13 @@ the request that got nothing ends.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
+from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.incident import RequestView
 from workers.health.probes import CanaryResult, ProbeResult, Probes
@@ -34,25 +35,12 @@ THAW_S: Final = 2 * POLL_S + 1.0  # two looks make a comparison
 logger = logging.getLogger(__name__)
 
 
-class Watched(Protocol):
-    """What the watch can do to a worker."""
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether there is an engine that is ready."""
+class Watched(EngineOwner, Protocol):
+    """A worker whose engine is watched."""
 
     @property
     def is_starting(self) -> bool:
-        """Whether there is one that is not ready yet."""
-
-    @property
-    def owns_engine(self) -> bool:
-        """Whether it is ours to kill; of somebody else's only the request that gets nothing ends."""
-
-    def break_engine(
-        self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
-    ) -> None:
-        """Kill the present engine, and start another; ``suspects`` are the requests that may have caused it."""
+        """Whether there is an engine that is not ready yet."""
 
 
 class HealthWatch:

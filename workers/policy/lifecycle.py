@@ -4,7 +4,8 @@ Every event that speaks of an engine names its incarnation, and every timer its 
 is gone already changes nothing.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from workers.outcome import FailureReason
@@ -100,11 +101,16 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBroken:
-    """The engine lives and is of no more use; ``is_deferred`` says that requests are suspected of it."""
+    """The engine lives and is of no more use.
+
+    ``suspects`` are the requests that may have caused it, by their ids, each with what it is charged with;
+    ``is_deferred`` says that somebody finds out which of them did.
+    """
 
     incarnation: int
     reason: FailureReason
     because: str
+    suspects: Mapping[int, FailureReason] = field(default_factory=dict)
     is_deferred: bool = False
 
 
@@ -186,13 +192,14 @@ class EndRequests:
     """End all requests in flight; the reason ``shutdown`` tells a stop that was asked for from a breakdown.
 
     ``brought_down`` says that the engine ended by itself under them: each of them may be the cause; ``is_outside``
-    that a signal from outside ended it.
+    that a signal from outside ended it. An engine that is killed charges its ``suspects`` alone, by their ids.
     """
 
     reason: FailureReason
     because: str
     brought_down: bool = False
     is_outside: bool = False
+    suspects: Mapping[int, FailureReason] | None = None
 
 
 Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests
@@ -240,7 +247,8 @@ def _news(now: Lifecycle, event: News, at: float, limits: LifecycleLimits) -> De
         case EngineAnswered():
             return replace(now, paused_at=()), ()
         case EngineBroken() if now.state in _SERVING:
-            return _kill(replace(now, is_deferred=event.is_deferred), event.reason, event.because)
+            end = EndRequests(reason=event.reason, because=event.because, suspects=event.suspects)
+            return _kill(replace(now, is_deferred=event.is_deferred), end)
         case EngineGone() if now.has_process:
             return _gone(now, event, at, limits)
         case _:
@@ -318,9 +326,8 @@ def _stop(now: Lifecycle, event: StopRequested, limits: LifecycleLimits) -> Deci
     return now, ()
 
 
-def _kill(now: Lifecycle, reason: FailureReason, because: str) -> Decision:
-    moved = replace(_move(now, WorkerState.STOPPING, because), is_wanted=True, is_killed=True, is_broken=True)
-    end = EndRequests(reason=reason, because=because, brought_down=True)
+def _kill(now: Lifecycle, end: EndRequests) -> Decision:
+    moved = replace(_move(now, WorkerState.STOPPING, end.because), is_wanted=True, is_killed=True, is_broken=True)
     return moved, (end, KillEngine(), StartTimer(timer=moved.timer, after_s=KILL_LIMIT_S))
 
 
@@ -373,7 +380,8 @@ def _await_retry(failed: Lifecycle, limits: LifecycleLimits) -> Decision:
 def _elapsed(now: Lifecycle, limits: LifecycleLimits) -> Decision:
     match now.state:
         case WorkerState.STARTING:
-            return _kill(now, FailureReason.ENGINE_UNREACHABLE, f"not ready within {limits.start_s:g} s")
+            because = f"not ready within {limits.start_s:g} s"
+            return _kill(now, EndRequests(reason=FailureReason.ENGINE_UNREACHABLE, because=because, suspects={}))
         case WorkerState.BACKOFF:
             return _spawn(now, f"restarted: {now.because}")
         case WorkerState.FAILED if not now.has_process:

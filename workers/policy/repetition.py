@@ -7,7 +7,11 @@ phrase again and again without regard to lines.
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+from annotated_types import Ge
+
+from workers.policy.limits import Configured
 
 FENCE_FACTOR: Final = 8  # in a code block equal lines are ordinary: data, assembler, closing braces
 TAIL_CHARS: Final = 8192  # as far back as a phrase is looked for: eight times a paragraph of a thousand characters
@@ -20,10 +24,10 @@ _WORDS: Final = re.compile(r"\w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepetitionLimits:
+class RepetitionLimits(Configured):
     """The same line that many times in a row is a loop; None switches both detectors off."""
 
-    lines: int | None = 8
+    lines: Annotated[int, Ge(2)] | None = 8
 
 
 class Repetition:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workers.policy.limits import Configured, Seconds
+
 
 class Backend(StrEnum):
     """How a trainer's tensors travel."""
@@ -30,7 +32,7 @@ class UpdatePhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsPolicy:
+class WeightsPolicy(Configured):
     """How a model's workers take new weights; all limits in seconds.
 
     ``backend`` is what a trainer may broadcast by. With ``keep`` what it sends is written to disk beside the work that
@@ -39,14 +41,14 @@ class WeightsPolicy:
 
     backend: Backend = Backend.GLOO
     keep: bool = True
-    init_s: float = 300.0
-    pause_s: float = 60.0
-    wait_s: float = 600.0  # for requests in flight to end, where the update is to wait for them
-    start_s: float = 60.0
-    receive_s: float = 600.0
-    finish_s: float = 300.0
-    resume_s: float = 60.0
-    keep_s: float = 600.0
+    init_s: Seconds = 300.0
+    pause_s: Seconds = 60.0
+    wait_s: Seconds = 600.0  # for requests in flight to end, where the update is to wait for them
+    start_s: Seconds = 60.0
+    receive_s: Seconds = 600.0
+    finish_s: Seconds = 300.0
+    resume_s: Seconds = 60.0
+    keep_s: Seconds = 600.0
 
     def limit_s(self, phase: UpdatePhase, mode: UpdateMode) -> float:
         """Return how long one phase may take."""

@@ -15,7 +15,7 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from transport.control import EngineControl
-from transport.errors import EngineError
+from transport.errors import EngineError, EngineTimeout
 from workers.engine.launch.vllm import is_extended
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.notifier import Notifier
@@ -27,7 +27,7 @@ from workers.supervised import SupervisedWorker
 from workers.weights.checkpoint import check_checkpoint, check_tensors
 from workers.weights.current_version import CurrentWeights, CurrentWeightsFile
 from workers.weights.group import Group, GroupRequest, GroupState
-from workers.weights.group_join import JOIN_POLL_S, join_engines, watch_joining
+from workers.weights.group_join import JOIN_POLL_S, TELL_LIMIT_S, join_engines, watch_joining
 from workers.weights.keeper import keep_weights
 from workers.weights.receiver import ReceiverFiles
 from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer, reload_checkpoint
@@ -116,9 +116,12 @@ class ModelWeights:
             self.group = group
             try:
                 group.members = await join_engines(group, self._serving(), self._files, self._start_soon)
-            except (EngineError, TimeoutError) as error:
-                group.fail(str(error) or "an engine did not answer in time")
+            except EngineError as error:
+                group.fail(str(error))
                 raise
+            except TimeoutError as error:
+                group.fail("an engine did not answer in time")
+                raise EngineTimeout("answer of every engine", TELL_LIMIT_S) from error
         self._start_soon(watch_joining, group, self._files)
         return group
 

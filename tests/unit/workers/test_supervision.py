@@ -193,7 +193,7 @@ def test_a_broken_engine_is_killed_and_follows_itself(life: Life) -> None:
     life.ready()
     broken = EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="silent")
     assert life.tell(broken) == (
-        EndRequests(reason=FailureReason.STALLED_DECODE, because="silent", brought_down=True),
+        EndRequests(reason=FailureReason.STALLED_DECODE, because="silent", suspects={}),
         KillEngine(),
         StartTimer(timer=life.now.timer, after_s=KILL_LIMIT_S),
     )

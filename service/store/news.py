@@ -1,0 +1,71 @@
+"""What a store, its lease and its neighbours tell a node, as values; told in the event loop to whom never waits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.conversations.job import JobId
+from service.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsCommitted:
+    """What this node wrote of these jobs is durable."""
+
+    job_ids: frozenset[JobId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsChanged:
+    """Other nodes have written to these jobs."""
+
+    job_ids: frozenset[JobId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreTroubled:
+    """The database cannot be written to; ``outage`` says why, in plain words."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRecovered:
+    """The database is well again, and what was kept is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimsLost:
+    """Another node has taken over whatever this one had claimed; its late results are refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritesFailed:
+    """A write failed that no waiting will mend: nothing is written any more."""
+
+    error: StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEnding:
+    """The lease may end before it can be renewed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRenewed:
+    """The lease is good, and what the neighbours have is known anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLost:
+    """The lease is over: another node may have taken over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkWaiting:
+    """There is something to claim."""
+
+
+WriterEvent = StoreTroubled | StoreRecovered | ClaimsLost | WritesFailed
+LeaseEvent = JobsChanged | LeaseEnding | LeaseRenewed | LeaseLost | WorkWaiting
+StoreEvent = JobsCommitted | WriterEvent | LeaseEvent
+Tell = Callable[[StoreEvent], None]
