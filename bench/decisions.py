@@ -13,7 +13,7 @@ from service.conversations.job import TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
-from tests.simulation import job_of
+from tests.harness.simulation import job_of
 
 SLOTS = 64
 DECISIONS = 5_000

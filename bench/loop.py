@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Final
 
-from tests.behaviour.service import scripted_model, serving
-from tests.loads import LOADS, probing
+from tests.harness.loads import LOADS, probing
+from tests.harness.service import scripted_model, serving
 
 PORTS: Final = itertools.count(9690)
 

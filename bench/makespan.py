@@ -26,7 +26,7 @@ from bench.as_a_user_would import AsAUserWould
 from bench.drawn_engine import duration
 from service.conversations.job import Job, Mode, TurnKey
 from service.scheduling.core.policies import POLICIES
-from tests.simulation import WAITS, job_of, lower_bound, mixes
+from tests.harness.simulation import WAITS, job_of, lower_bound, mixes
 
 PORT = 9880
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")

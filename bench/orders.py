@@ -7,7 +7,7 @@ import argparse
 from statistics import mean
 
 from service.scheduling.core.policies import POLICIES
-from tests.simulation import Schedule, drawn, mixes, simulate
+from tests.harness.simulation import Schedule, drawn, mixes, simulate
 
 SLOTS = (4, 8, 32)
 

@@ -10,7 +10,7 @@ import argparse
 from statistics import mean
 
 from service.conversations.job import TurnKey
-from tests.simulation import Cache, Schedule, drawn, job_of, simulate
+from tests.harness.simulation import Cache, Schedule, drawn, job_of, simulate
 
 WRITE_S = 5.0
 TOKEN_S = 0.001

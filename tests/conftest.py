@@ -12,12 +12,13 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.postgres import PostgresServer, running_postgres
-from tests.waiting import LIMIT_S, wait_for
+from tests.harness.postgres import PostgresServer, running_postgres
+from tests.harness.programs import PROGRAMS
+from tests.harness.waiting import LIMIT_S, wait_for
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 
-ENGINE_PROGRAM = Path(__file__).parent / "programs" / "engine.py"
+ENGINE_PROGRAM = PROGRAMS / "engine.py"
 SpecFactory = Callable[..., WorkerSpec]
 
 # A machine that pauses is no finding of a test.

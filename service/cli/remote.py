@@ -72,10 +72,12 @@ def submit(
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Post a job. With --wait and --json: a line as it was posted, and one as it ended."""
+    """Post a job. --wait waits for a service that is starting, too; with --json: the job as posted and as it ended."""
     document, _ = parse_document(read_text(job), str(job))
     headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
     with connect(url, api_key) as service:
+        if wait:  # one that is starting may not listen yet; the job itself is posted once
+            patient_ask(service, "GET", "/healthz")
         try:
             posted = ask(service, "POST", "/v1/jobs", json=document, headers=headers)
         except Refused as refused:
@@ -257,7 +259,7 @@ def ask(service: httpx.Client, method: str, path: str, **request: Any) -> Any:  
 
 
 def patient_ask(service: httpx.Client, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - as above
-    """Return the JSON of an answer of a service that was there, and may be restarting: for a while, and saying so.
+    """Return the JSON of an answer of a service that is starting or restarting: for a while, and saying so.
 
     Raises:
         Unreachable: it does not come back.

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.behaviour.service import Document, run_command, serving
 from tests.engines.adapters import write_gguf_adapter
-from tests.waiting import wait_for
+from tests.harness.service import Document, run_command, serving
+from tests.harness.waiting import wait_for
 
 PARAMS = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from service.client import WeightsClient, WeightsError
-from tests.behaviour.service import Document, Service, serving
 from tests.behaviour.test_adapters import job
 from tests.engines.adapters import write_gguf_adapter
-from tests.waiting import wait_for
+from tests.harness.service import Document, Service, serving
+from tests.harness.waiting import wait_for
 
 ADAPTERS = "/v1/models/tiny/adapters"
 

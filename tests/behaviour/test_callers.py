@@ -13,8 +13,8 @@ import pytest
 from standardwebhooks import Webhook
 
 from service.formats.hosts import canonical_host
-from tests.behaviour.service import ROUNDHOUSE, Document, Service, run_command, scripted_model, serving
-from tests.waiting import LIMIT_S, wait_for
+from tests.harness.service import ROUNDHOUSE, Document, Service, run_command, scripted_model, serving
+from tests.harness.waiting import LIMIT_S, wait_for
 
 Ports = Callable[[int], int]
 SECRET = "whsec_c2l4dGVlbiBieXRlcyBhdCBsZWFzdA=="  # noqa: S105

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.behaviour.service import (
+from tests.harness.service import (
     ROUNDHOUSE,
     Document,
     Service,
@@ -25,7 +25,7 @@ from tests.behaviour.service import (
     scripted_model,
     serving,
 )
-from tests.waiting import LIMIT_S, is_alive, wait_for
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from service.api.door import MOST_FILES, Door
-from tests.behaviour.service import Service, scripted_model, serving
-from tests.waiting import LIMIT_S, wait_for
+from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import LIMIT_S, wait_for
 
 JOB = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "Go."}]}
 PAGE = {"Origin": "http://evil.example"}

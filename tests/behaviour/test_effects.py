@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.service import Document, recorded, scripted_model, serving
-from tests.waiting import wait_for
+from tests.harness.service import Document, recorded, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 TOOL = """
 import pathlib

@@ -12,10 +12,10 @@ import pytest
 from httpx_sse import connect_sse
 
 from service.api import schemas
-from tests.behaviour.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
-from tests.waiting import LIMIT_S, wait_for
+from tests.harness.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
+from tests.harness.waiting import LIMIT_S, wait_for
 
-README = Path(__file__).parents[2] / "README.md"
+HTTP_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 
 
 @pytest.fixture(scope="module")
@@ -367,10 +367,10 @@ def test_the_surface_describes_itself(service: Service) -> None:
     assert set(document["paths"]["/v1/jobs"]["post"]["responses"]) >= {"200", "202", "400", "409", "413", "422", "429"}
 
 
-def test_the_readmes_calls_are_the_surface(service: Service) -> None:
-    """The README's table of calls lists every route with its method, and no other."""
-    table = README.read_text().split("## HTTP")[1].split("##")[0]
-    listed = {(method, _shape(path)) for method, path in re.findall(r"`(GET|POST|DELETE) (/[^`?]*)", table)}
+def test_the_calls_of_the_reference_are_the_surface(service: Service) -> None:
+    """The page has a heading for every route with its method, and for no other."""
+    headings = re.findall(r"^### `(GET|POST|DELETE) (/[^`?]*)`$", HTTP_PAGE.read_text(), re.MULTILINE)
+    listed = {(method, _shape(path)) for method, path in headings}
     served = {
         (method.upper(), _shape(path))
         for path, item in service.get("/openapi.json")["paths"].items()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.behaviour.service import (
+from tests.harness.service import (
     Document,
     Service,
     asked_for,
@@ -22,7 +22,7 @@ from tests.behaviour.service import (
     scripted_model,
     serving,
 )
-from tests.waiting import is_alive, wait_for
+from tests.harness.waiting import is_alive, wait_for
 
 KILLS = 6  # three hundred of the real engine are in a soak (tests/faults/test_kills.py)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.behaviour.service import Document, Service, recorded, scripted_model, serving
+from tests.harness.service import Document, Service, recorded, scripted_model, serving
 
 
 def run(

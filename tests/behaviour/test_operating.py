@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.service import Document, Service, run_command, scripted_model, serving
-from tests.waiting import wait_for
+from tests.harness.programs import PROGRAMS
+from tests.harness.service import Document, Service, run_command, scripted_model, serving
+from tests.harness.waiting import wait_for
 
-MCP_SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
+MCP_SERVER = PROGRAMS / "mcp_server.py"
 TOOL = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}
 ADD = {"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": TOOL}}
 DONE = {"type": "function", "function": {"name": "done"}}

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.behaviour.service import Document, Service, scripted_model, serving
-from tests.waiting import wait_for
+from tests.harness.service import Document, Service, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 READ_S = 2.0  # for any prompt
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.service import ROUNDHOUSE, Document, Service, debate, scripted_model, serving
-from tests.waiting import LIMIT_S, wait_for
+from tests.harness.service import ROUNDHOUSE, Document, Service, debate, scripted_model, serving
+from tests.harness.waiting import LIMIT_S, wait_for
 
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 

@@ -9,7 +9,7 @@ from tests.conftest import find_ports
 from tests.engines.checkpoint import write_checkpoint
 from tests.engines.subjects import KEY, Subject, attached_subject, llama_subject, vllm_subject
 from tests.faults.test_submit import QUICK
-from tests.waiting import LIMIT_S
+from tests.harness.waiting import LIMIT_S
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
 from workers.policy.repetition import RepetitionLimits
 

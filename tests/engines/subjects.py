@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import httpx
 
-from tests.waiting import LIMIT_S, is_alive, wait_until
+from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers import EngineKind, Worker, WorkerSpec
 from workers.engine.launch import command_for
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.behaviour.service import Document, Service, serving
 from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.engines.checkpoint import write_checkpoint
 from tests.engines.test_weights import trainer, update, vllm_model
-from tests.waiting import wait_for
+from tests.harness.service import Document, Service, serving
+from tests.harness.waiting import wait_for
 
 START_S = 150.0
 ADAPTERS = "/v1/models/policy/adapters"

@@ -19,9 +19,9 @@ from service.conversations.job import JobId, TurnKey
 from service.conversations.limits import Limits
 from service.conversations.spec import JobRules, parse_job
 from service.scheduling.prompts import JobPrompts
-from tests.behaviour.service import Document, Service, serving
 from tests.engines.checkpoint import write_checkpoint
-from tests.waiting import is_alive, wait_for
+from tests.harness.service import Document, Service, serving
+from tests.harness.waiting import is_alive, wait_for
 from workers.requests.prompts.stack import stack_messages
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,7 +16,7 @@ import trustme
 from tests.conftest import ENGINE_PROGRAM, SpecFactory, find_ports
 from tests.faults.test_submit import QUICK, result, submit, wait_for_tokens
 from tests.faults.test_worker import listens
-from tests.waiting import LIMIT_S, wait_until
+from tests.harness.waiting import LIMIT_S, wait_until
 from transport.client import EngineClient
 from transport.dialects.dialect import PLAIN
 from transport.errors import EngineError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.service import Document, Service, scripted_model, serving
+from tests.harness.service import Document, Service, scripted_model, serving
 
 TALK: Document = {"tokens": 8, "interval": 0.03}
 LIMIT_S = 240.0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit import audit, under_load
-from tests.behaviour.service import Document, Service, scripted_model, serving
-from tests.postgres import PostgresServer
-from tests.waiting import wait_for
+from tests.harness.audit import audit, under_load
+from tests.harness.postgres import PostgresServer
+from tests.harness.service import Document, Service, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 LEASE_S = 1.0
 SLOTS = 8

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.audit import audit, under_load
-from tests.behaviour.service import Document, Service
-from tests.waiting import is_alive, wait_for
+from tests.harness.audit import audit, under_load
+from tests.harness.service import Document, Service
+from tests.harness.waiting import is_alive, wait_for
 
 KILLS, SOAK_KILLS = 4, 300
 

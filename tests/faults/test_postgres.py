@@ -18,10 +18,10 @@ from service.store.databases.postgres import PostgresDatabase
 from service.store.neighbours import NodeReport
 from service.store.news import LeaseEnding, LeaseLost, LeaseRenewed, StoreEvent, StoreTroubled, WorkWaiting
 from service.store.store import Store, open_store
-from tests.contract.test_store import new
-from tests.postgres import PostgresServer
-from tests.unit.service.jobs import agent, job
-from tests.waiting import LIMIT_S, wait_until
+from tests.harness.jobs import agent, job
+from tests.harness.postgres import PostgresServer
+from tests.harness.waiting import LIMIT_S, wait_until
+from tests.store_suite.test_store import new
 
 SILENCE_S = 1.0
 

@@ -12,12 +12,13 @@ import psutil
 import pytest
 
 from tests.conftest import ENGINE_PROGRAM
-from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from tests.harness.programs import PROGRAMS
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers.errors import SpawnFailed
 from workers.process import guardian
 from workers.process.child import Command, EngineExit, OnOutput, run_engine
 
-HOLDER = Path(__file__).parents[1] / "programs" / "holder.py"
+HOLDER = PROGRAMS / "holder.py"
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-I", "-S")
 

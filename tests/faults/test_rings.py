@@ -18,7 +18,8 @@ import pytest
 
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
 from tests.faults.test_submit import ask, wait_incident, working
-from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from tests.harness.programs import PROGRAMS
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers.engine import incarnation
 from workers.outcome import FailureReason
 from workers.process import child as engine_process
@@ -28,7 +29,7 @@ from workers.process.identity import ProcessId
 from workers.process.registry import ProcessRegistry, sweep
 from workers.states import WorkerState
 
-SUPERVISOR = Path(__file__).parents[1] / "programs" / "supervisor.py"
+SUPERVISOR = PROGRAMS / "supervisor.py"
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 1.0
 

@@ -20,10 +20,10 @@ from service.store.databases.postgres import PostgresDatabase
 from service.store.databases.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase, own_folder
 from service.store.news import StoreEvent, StoreRecovered, StoreTroubled
 from service.store.store import open_store
-from tests.contract.test_store import J, append, ended, moved, new
-from tests.power import Disk, ForgetfulDatabase
-from tests.unit.service.jobs import DEBATE, job
-from tests.waiting import LIMIT_S, wait_until
+from tests.harness.jobs import DEBATE, job
+from tests.harness.power import Disk, ForgetfulDatabase
+from tests.harness.waiting import LIMIT_S, wait_until
+from tests.store_suite.test_store import J, append, ended, moved, new
 
 TRIALS, SOAK_TRIALS = 10, 100
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.conftest import SpecFactory
-from tests.waiting import LIMIT_S, is_alive, wait_until
+from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers import (
     NO_SLOT_AVAILABLE,
     NOT_FOUND,

@@ -15,14 +15,15 @@ import pytest
 
 from tests.conftest import SpecFactory
 from tests.faults.test_submit import ask, submit, working
-from tests.waiting import LIMIT_S, is_alive, wait_until
+from tests.harness.programs import PROGRAMS
+from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers import PythonTools, RequestResult, RequestState, ToolLimits, Verdict, WorkerSpec
 from workers.errors import ToolRunFailed
 from workers.tools import mcp
 from workers.tools.mcp import McpServer, McpTools
 from workers.tools.runner import ToolUse
 
-SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
+SERVER = PROGRAMS / "mcp_server.py"
 ADD = {
     "type": "function",
     "function": {

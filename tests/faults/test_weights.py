@@ -17,7 +17,8 @@ import pytest
 from tests.conftest import find_ports
 from tests.faults.test_submit import QUICK
 from tests.faults.test_worker import ask
-from tests.waiting import LIMIT_S, wait_until
+from tests.harness.programs import PROGRAMS
+from tests.harness.waiting import LIMIT_S, wait_until
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
 from workers.errors import GroupMissing, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet
@@ -29,7 +30,7 @@ from workers.weights.group import GroupRequest, GroupState
 from workers.weights.model_weights import ModelWeights
 from workers.weights.update import Tensor, UpdateRequest, WeightUpdate, WorkerProgress
 
-PROGRAM = Path(__file__).parent.parent / "programs" / "vllm_engine.py"
+PROGRAM = PROGRAMS / "vllm_engine.py"
 PHASE_S = 1.0
 POOLS = {"pending": 5, "ready": 3, "in_flight": 2, "capacity": 2}
 LIMITS = WeightsPolicy(

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from tests.faults.test_weights import Fault, Two, is_over, tensors, two
-from tests.waiting import wait_until
+from tests.harness.waiting import wait_until
 from workers.errors import GroupMissing
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend, WeightsPolicy

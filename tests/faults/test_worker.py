@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from tests.conftest import SpecFactory
-from tests.waiting import LIMIT_S, is_alive, wait_until
+from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers.errors import NoSlot, StartFailed
 from workers.fleet import Fleet
 from workers.outcome import (

@@ -7,8 +7,8 @@ import pytest
 
 from service.conversations.job import Job, TurnKey
 from service.scheduling.core.blame.deaths import MOST_DEATHS
-from tests.breaking import Break, Engine, Outcome, Way, World
-from tests.unit.service.jobs import agent, job
+from tests.harness.breaking import Break, Engine, Outcome, Way, World
+from tests.harness.jobs import agent, job
 
 SEEDS = 50
 STARTS_A_KILLER = MOST_DEATHS + 3  # in company, on an engine that had served others, and alone

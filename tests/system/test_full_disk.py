@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.behaviour.service import check_debate, debate, scripted_model, serving
-from tests.waiting import wait_for
+from tests.harness.service import check_debate, debate, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 TALKS = 12  # some three seconds of work, so that the disk is full before all is said
 TURNS = TALKS * 9

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.waiting import wait_for
 from tests.system.dockerfile import Image
 from tests.system.host import Host
 from tests.system.root import base_root, check_machine
-from tests.waiting import wait_for
 
 SOURCE = Path(__file__).parents[2]
 START_S = 120.0

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.behaviour.service import Service, scripted_model, serving
-from tests.loads import LOADS, probing
+from tests.harness.loads import LOADS, probing
+from tests.harness.service import Service, scripted_model, serving
 
 STEP_S = 0.05  # of the event loop's processor time, on a machine of its time
 SLOWER = 3

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.behaviour.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
 from tests.engines.adapters import write_gguf_adapter
-from tests.postgres import PostgresServer
-from tests.waiting import wait_for
+from tests.harness.postgres import PostgresServer
+from tests.harness.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 LEASE_S = 3.0
 Ports = Callable[[int], int]

@@ -9,7 +9,7 @@ import pytest
 
 from service.conversations.job import JobId, Mode
 from service.scheduling.admission import TURNS_AT_ONCE, Admission, Piece
-from tests.unit.service.jobs import agent, job
+from tests.harness.jobs import agent, job
 
 
 class Stage:

@@ -16,7 +16,7 @@ from service.scheduling.core.blame.blame import (
 )
 from service.scheduling.core.blame.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
 from service.scheduling.core.blame.load_limits import PROBATION, LoadLimits
-from tests.unit.service.jobs import key
+from tests.harness.jobs import key
 
 A, B, C = key("a"), key("b"), key("c")
 OTHER = key("x", name="other")

@@ -10,7 +10,7 @@ from service.conversations.prompt_messages import render_conversation
 from service.conversations.spec import JobRules, find_cycle, parse_job, parse_stored
 from service.conversations.visibility import Spoken, Utterance, visible_before
 from service.errors import InvalidJob
-from tests.unit.service.jobs import DEBATE, agent, job
+from tests.harness.jobs import DEBATE, agent, job
 from transport.request import Message
 
 

@@ -27,7 +27,7 @@ from service.scheduling.core.events import (
     WorkerReady,
 )
 from service.scheduling.core.policies import POLICIES
-from tests.unit.service.jobs import DEBATE, agent, job, key
+from tests.harness.jobs import DEBATE, agent, job, key
 
 J = JobId("j")
 

@@ -25,7 +25,7 @@ from service.scheduling.core.events import (
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.policies.critical_path import AGEING_TURNS
 from service.scheduling.core.queue.ready_queue import JobLoad, ReadyTurn
-from tests.simulation import drawn, job_of, mixes, simulate
+from tests.harness.simulation import drawn, job_of, mixes, simulate
 
 TIMELINE = {("A1", 0): 4, ("A2", 0): 8, ("A3", 0): 4, ("A1", 1): 3, ("A2", 1): 6, ("A3", 1): 2}
 

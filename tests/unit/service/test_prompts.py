@@ -6,7 +6,7 @@ from service.conversations.job import Conversation, Job, Mode
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.scheduling.prompts import JobPrompts
-from tests.unit.service.jobs import agent, job, key
+from tests.harness.jobs import agent, job, key
 from workers.outcome import FailureReason
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

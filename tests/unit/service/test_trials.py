@@ -12,7 +12,7 @@ from service.scheduling.core.events import (
     WorkerReady,
 )
 from service.scheduling.core.policies import POLICIES
-from tests.unit.service.jobs import agent, job, key
+from tests.harness.jobs import agent, job, key
 
 
 def ready(worker: str = "w", slots: int = 3) -> WorkerReady:

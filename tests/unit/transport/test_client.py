@@ -9,7 +9,7 @@ import httpx
 import pytest
 import respx
 
-from tests.waiting import LIMIT_S
+from tests.harness.waiting import LIMIT_S
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from transport.errors import (

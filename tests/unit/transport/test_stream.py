@@ -6,7 +6,7 @@ from transport.errors import EngineError, EngineRejected, MalformedFrame, Trunca
 from transport.events import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
 from transport.stream import ChatStream
 
-WIRE = Path(__file__).parents[2] / "contract" / "wire"
+WIRE = Path(__file__).parent / "wire"
 TEXT = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
 STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"

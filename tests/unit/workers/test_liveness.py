@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.virtual import pass_time, virtually
+from tests.harness.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import Finished, PromptProgress, TextDelta
 from workers.health.probes import Calibration, CanaryResult, KernelView, ProbeResult, ProcessView

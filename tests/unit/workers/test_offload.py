@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers.errors import OffloadCrowded
 from workers.offload.pool import CROWD, Lane, offload, offloading
 

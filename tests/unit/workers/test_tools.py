@@ -17,7 +17,7 @@ import httpx
 import pytest
 import respx
 
-from tests.waiting import LIMIT_S, wait_until
+from tests.harness.waiting import LIMIT_S, wait_until
 from transport.events import ToolCallDelta
 from transport.request import ToolCall
 from workers.errors import InvalidTool, ToolRunFailed, UnknownTool

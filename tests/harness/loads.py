@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 if TYPE_CHECKING:
-    from tests.behaviour.service import Service
+    from tests.harness.service import Service
 
 Document = dict[str, Any]
 
@@ -72,7 +72,7 @@ def _probe(url: str, pid: int) -> None:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    from tests.waiting import wait_for  # noqa: PLC0415 - the probe needs none of it
+    from tests.harness.waiting import wait_for  # noqa: PLC0415 - the probe needs none of it
 
     wait_for(condition, "the load goes on", ENDED)
 

@@ -10,8 +10,8 @@ from random import Random
 
 import httpx
 
-from tests.behaviour.service import Document, check_debate, debate
-from tests.waiting import LIMIT_S, wait_for
+from tests.harness.service import Document, check_debate, debate
+from tests.harness.waiting import LIMIT_S, wait_for
 
 Said = dict[tuple[str, str, str, int], str]  # job, conversation, agent, round -> text of a completed turn
 AT_ONCE = 6  # jobs that have not ended, at any time

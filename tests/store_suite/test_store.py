@@ -32,8 +32,8 @@ from service.store.records import (
     TurnRequeued,
 )
 from service.store.store import Store, open_store
-from tests.unit.service.jobs import DEBATE, job, key
-from tests.waiting import LIMIT_S
+from tests.harness.jobs import DEBATE, job, key
+from tests.harness.waiting import LIMIT_S
 
 NOW = datetime(2026, 11, 21, 9, 30, 0, 123456, tzinfo=UTC)
 J = JobId("j")

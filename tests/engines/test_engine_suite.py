@@ -17,7 +17,7 @@ from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.engines.conftest import SLOTS
 from tests.engines.subjects import KEY, Subject
 from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
-from tests.waiting import LIMIT_S, wait_until
+from tests.harness.waiting import LIMIT_S, wait_until
 from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict, Worker
 from workers.outcome import Completed
 from workers.requests.answer import Answer

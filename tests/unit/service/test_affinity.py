@@ -21,7 +21,7 @@ from service.scheduling.core.events import (
 )
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import LEAST_TOKENS, PromptReading
-from tests.unit.service.jobs import agent, job, key
+from tests.harness.jobs import agent, job, key
 
 READ_S = 0.01  # a token
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import anyio
 import pytest
 
+from tests.harness.virtual import pass_time, virtually
 from tests.unit.workers.test_liveness import FakeEngine, Watching
-from tests.virtual import pass_time, virtually
 from transport.events import TextDelta
 from workers.health.circuit_breaker import PAUSES, REPAVE_S, CircuitBreaker
 from workers.health.probes import CanaryResult

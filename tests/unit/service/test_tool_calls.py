@@ -6,7 +6,7 @@ import pytest
 
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
-from tests.unit.service.jobs import key
+from tests.harness.jobs import key
 from workers.errors import JournalClosed
 from workers.tools.call_journal import Begun, Unverified
 

@@ -18,7 +18,7 @@ from service.scheduling.core.events import (
 )
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.groups import STREAK
-from tests.unit.service.jobs import agent, job
+from tests.harness.jobs import agent, job
 
 
 def core(slots: int = 2, workers: int = 1, policy: str = "fifo", by: GroupBy = GroupBy.PARAMETERS) -> SchedulingCore:

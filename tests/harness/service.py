@@ -16,7 +16,7 @@ import psutil
 import yaml
 
 from tests.conftest import ENGINE_PROGRAM
-from tests.waiting import LIMIT_S, is_alive, wait_for
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
 Document = dict[str, Any]

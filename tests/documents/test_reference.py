@@ -1,0 +1,178 @@
+"""What the reference lists is what the code has: each list is checked on its own page, both ways."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from service.api.problems import ANSWERS
+from service.cli.app import app as command_line
+from service.cli.exits import Exit
+from service.config.schema import Config, HttpToolsConfig, McpServerConfig, ModelConfig
+from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
+from service.conversations.states import ConversationState, JobState, TurnState
+from service.errors import ServiceError
+from service.node.metrics import Metrics
+from service.scheduling.core.policies import POLICIES
+from tests.documents.pages import REFERENCE, names, own_rows, rows, section
+from workers.fleet import Fleet
+from workers.outcome import FailureReason
+from workers.policy.liveness import Verdict
+from workers.policy.weights import UpdatePhase
+from workers.spec import EngineKind, WorkerSpec
+from workers.states import WorkerState
+
+BEFORE_THE_APP = {"internal": 500, "invalid_parameter": 400, "method_not_allowed": 405}  # of no class of ours
+CONFIGURATION = REFERENCE / "configuration.md"
+JOBS = REFERENCE / "jobs.md"
+ERRORS = REFERENCE / "errors.md"
+
+
+def classes_below(base: type[ServiceError]) -> list[type[ServiceError]]:
+    return [found for each in base.__subclasses__() for found in (each, *classes_below(each))]
+
+
+def same(listed: Iterable[str], there: Iterable[str]) -> None:
+    """Nothing is missing, nothing is unknown, and nothing is told twice."""
+    listed = list(listed)
+    assert sorted(listed) == sorted(set(listed)), "something is listed twice"
+    assert set(listed) == set(there)
+
+
+def fields_of(model: type) -> list[str]:
+    if issubclass(model, BaseModel):
+        return list(model.model_fields)
+    assert dataclasses.is_dataclass(model)
+    return [field.name for field in dataclasses.fields(model)]
+
+
+SHOWN = Config(models={"m": ModelConfig(engine="embedded")})
+SECTIONS: dict[str, type] = {
+    **{f"`{name}`": type(getattr(SHOWN, name)) for name in Config.model_fields if name != "models"},
+    "`models`": ModelConfig,
+    **{
+        f"`models.NAME.{name}`": type(getattr(SHOWN.models["m"], name))
+        for name in ("timeouts", "restart", "tools", "repetition", "bios")
+    },
+    "`models.NAME.tools.mcp.SERVER`": McpServerConfig,
+    "`models.NAME.tools.http`": HttpToolsConfig,
+}
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_key_of_the_configuration_is_on_its_page(heading: str) -> None:
+    """A key that is missing or unknown is found in its own section, and with it its default."""
+    model = SECTIONS[heading]
+    table = {row[0].strip("`"): row for row in own_rows(CONFIGURATION, heading)}
+    same(table, fields_of(model))
+
+
+def test_a_default_of_the_configuration_is_what_the_page_says() -> None:
+    """A number, a word or a switch that changes in the code changes on the page."""
+    checked = 0
+    for heading, path in [
+        *((f"`{name}`", name) for name in Config.model_fields if name != "models"),
+        ("`models`", "models.m"),
+        *((f"`models.NAME.{name}`", f"models.m.{name}") for name in ("timeouts", "restart", "tools", "bios")),
+    ]:
+        value: object = SHOWN
+        for part in path.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        for row in own_rows(CONFIGURATION, heading):
+            default, told = getattr(value, row[0].strip("`")), row[2].strip("`").replace("_", "").replace(",", "")
+            if isinstance(default, bool) or default is None:
+                assert told in ({True: "true", False: "false", None: "null"}[default], "required"), row
+            elif isinstance(default, int | float) and re.fullmatch(r"[\d.]+", told):
+                assert float(told) == default, row
+                checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize(
+    ("heading", "model"),
+    [
+        ("Job", JobSpec),
+        ("Agents", AgentSpec),
+        ("Conversations", ConversationSpec),
+        ("Validation", ValidationSpec),
+        ("Webhook", WebhookSpec),
+    ],
+)
+def test_every_field_of_a_job_is_on_its_page(heading: str, model: type[BaseModel]) -> None:
+    """And none that a job may not have."""
+    same((row[0].strip("`") for row in own_rows(JOBS, heading)), model.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("heading", "states"),
+    [("Job states", JobState), ("Conversation states", ConversationState), ("Turn states", TurnState)],
+)
+def test_every_state_is_on_its_page(
+    heading: str, states: type[JobState] | type[ConversationState] | type[TurnState]
+) -> None:
+    """Callers poll for them."""
+    same((row[0].strip("`") for row in own_rows(JOBS, heading)), states)
+
+
+def test_every_reason_is_on_both_pages() -> None:
+    """What it means and what to do on one, what ends with it on the other."""
+    same((row[0].strip("`") for row in own_rows(ERRORS, "Turn failures")), FailureReason)
+    same(names(section(JOBS, "Reasons")), FailureReason)
+
+
+def test_every_problem_is_on_its_page_with_its_status() -> None:
+    """The producer carries the whole answer; callers find every code documented."""
+    there = dict(BEFORE_THE_APP)
+    for kind in classes_below(ServiceError):
+        assert kind.title != ServiceError.title
+        there[kind.code] = kind.status
+    there |= {answer.code: answer.status for answer in ANSWERS.values()}
+    table = {row[0].strip("`"): int(row[1]) for row in own_rows(ERRORS, "Problem codes")}
+    assert table == there
+
+
+def test_every_verdict_and_every_state_of_a_worker_is_on_its_page() -> None:
+    """They are what an operator looks at first."""
+    same((row[0].strip("`") for row in own_rows(ERRORS, "Verdicts")), Verdict)
+    same((row[0].strip("`") for row in own_rows(REFERENCE / "http.md", "Worker states")), WorkerState)
+
+
+def test_every_metric_is_on_its_page() -> None:
+    """With its type and its labels."""
+    metrics = Metrics()
+    metrics.watch(Fleet([WorkerSpec(engine=EngineKind.ATTACHED, name="m", url="http://127.0.0.1:9")], {}, None))
+    metrics.observe_phase("m", UpdatePhase.PAUSE, 1.0, "ok")
+    told = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.exposition().decode(), re.MULTILINE)
+    there = {name: kind for name, kind in told if not name.endswith("_created")}
+    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").split("The histogram")[0]
+    assert {row[0].strip("`"): row[1] for row in rows(page)} == there
+
+
+def test_every_policy_is_on_its_page() -> None:
+    """A policy that is added is described where users choose one."""
+    same((row[0].strip("`") for row in own_rows(CONFIGURATION, "Policies")), POLICIES)
+
+
+def test_every_command_option_and_variable_is_on_its_page() -> None:
+    """What --help lists is what the page lists."""
+    page = REFERENCE / "commands.md"
+    group = typer.main.get_command(command_line)
+    shared = set(names(section(page, "Options of commands that speak to a service")))
+    all_variables = {str(each.envvar) for each in group.params if each.envvar}
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        options = {option for each in command.params for option in each.opts if option.startswith("--")}
+        listed = {each.split()[0].rstrip(",") for each in names(section(page, f"`roundhouse {name}`"))}
+        own = {each for each in listed if each.startswith("--")}
+        known = own | {each.split()[0] for each in shared if each.startswith("--")}
+        assert options - {"--help"} <= known, name
+        assert own <= options, name
+        all_variables |= {str(each.envvar) for each in command.params if each.envvar}
+    same(names(section(page, "Environment variables")), all_variables | {"ROUNDHOUSE_API_KEYS"})
+
+
+def test_every_exit_code_is_on_its_page() -> None:
+    """Scripts decide by them."""
+    same((row[0].strip("`") for row in own_rows(REFERENCE / "commands.md", "Exit codes")), (str(int(e)) for e in Exit))

@@ -1,0 +1,1 @@
+"""What tests share: engines that fail on demand, a service to talk to, virtual time, waiting, audits."""

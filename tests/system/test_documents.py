@@ -1,0 +1,49 @@
+"""README and tutorial, followed as they stand: every file is saved and every command run, in their order."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^(?:[^\n]*?Save this as `([\w./-]+)`[^\n]*\n\n)?```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LIMIT_S = 300.0
+# What a page leaves running for its reader ends with it.
+BEGIN = "set -e\ntrap 'for pid in $(jobs -p); do kill $pid; wait $pid; done' EXIT"
+
+
+def script_of(page: Path) -> str:
+    """Return a shell script of a page: files as here-documents, commands as they are."""
+    parts = [BEGIN]
+    for file, language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if file:
+            parts.append(f"cat > {file} <<'END OF FILE'\n{text}END OF FILE")
+        elif language == "sh" and "make " not in text:
+            parts.append(text)
+    return "\n".join(parts) + "\n"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+def test_a_page_works_as_it_stands(name: str, tmp_path: Path) -> None:
+    """In a network of its own, since its ports are those that users have."""
+    page = ROOT / name
+    text = script_of(page)
+    assert text.count("END OF FILE") >= 4
+    (tmp_path / "page.sh").write_text(text)
+    environment = Path(sys.executable).parent
+    (tmp_path / ".venv").symlink_to(environment.parent)
+    own_network = f"{sys.executable} -I -S {ROOT}/tests/system/loopback.py && exec bash page.sh"
+    with (tmp_path / "told").open("w+") as told:
+        done = subprocess.run(
+            ["unshare", "--net", "--", "sh", "-c", own_network],  # noqa: S607 - of util-linux
+            cwd=tmp_path,
+            env={"PATH": f"{environment}:/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path)},
+            stdout=told,
+            stderr=told,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        told.seek(0)
+        assert done.returncode == 0, told.read()[-5000:]
