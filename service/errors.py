@@ -68,21 +68,21 @@ class JobNotFound(ServiceError, status=404, code="job_not_found", title="No such
     """No job of that id."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"there is no job {job_id}")
+        super().__init__(f"job {job_id} does not exist")
 
 
 class ConversationNotFound(ServiceError, status=404, code="conversation_not_found", title="No such conversation"):
     """No conversation of that id in the job."""
 
     def __init__(self, job_id: str, conversation_id: str) -> None:
-        super().__init__(f"there is no conversation {conversation_id} in job {job_id}")
+        super().__init__(f"job {job_id} has no conversation {conversation_id}")
 
 
 class WorkerNotFound(ServiceError, status=404, code="worker_not_found", title="No such worker"):
     """No worker of that id."""
 
     def __init__(self, worker_id: str) -> None:
-        super().__init__(f"there is no worker {worker_id}")
+        super().__init__(f"worker {worker_id} does not exist")
 
 
 class ModelNotFound(ServiceError, status=404, code="model_not_found", title="No such model"):
@@ -90,7 +90,7 @@ class ModelNotFound(ServiceError, status=404, code="model_not_found", title="No 
 
     def __init__(self, model: str, models: Sequence[str], fitting: Sequence[str], kind: str) -> None:
         known = ", ".join(fitting) or "none"
-        what = f"is no model {kind}" if model in models else "is no model"
+        what = f"is not a model {kind}" if model in models else "is not a model"
         super().__init__(f"{model} {what}; those that are: {known}")
 
 

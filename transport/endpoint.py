@@ -32,7 +32,7 @@ class Endpoint:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username:
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # never with a password
-            raise ValueError(f"{shown!r} is no http:// or https:// URL of a host; a key goes into headers")
+            raise ValueError(f"{shown!r} is not an http:// or https:// URL of a host; a key goes into headers")
         is_tls = parts.scheme == "https"
         return cls(
             host=parts.hostname,

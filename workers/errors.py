@@ -136,7 +136,7 @@ class UnknownTool(ToolError):
     """Nobody can run a tool of that name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"nobody here can run a tool named {name!r}")
+        super().__init__(f"no tool runner knows {name!r}")
         self.name = name
 
 

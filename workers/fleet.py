@@ -109,14 +109,14 @@ class Fleet:
     async def running(self) -> AsyncIterator[None]:
         """Start every worker; when the block is left, however it is left, no process of theirs is left."""
         gate = StartGate()
-        async with open_registry(self._state_dir) as ledger, anyio.create_task_group() as tasks:
+        async with open_registry(self._state_dir) as registry, anyio.create_task_group() as tasks:
             tasks.start_soon(patrol)
             for weights in self.weights.values():
                 await tasks.start(weights.run)
             for adapters in self.adapters.values():
                 await tasks.start(adapters.run)
             for worker in self:
-                await tasks.start(worker.run, ledger, gate)
+                await tasks.start(worker.run, registry, gate)
                 worker.start_nowait()
             try:
                 yield

@@ -27,7 +27,7 @@ class LoadedWeights:
         return f"weights-{self.version}"
 
     def change(self, version: int, incarnation: int) -> None:
-        """Take the fact that the engine has other weights from here on."""
+        """Note that the engine has other weights from here on."""
         for running in self._in_flight:
             if running.answer.first_token_at is not None:
                 _begin(running, self.version)
@@ -61,17 +61,17 @@ class LoadedAdapters:
         return {name: path for name, path in self.wanted.items() if self.loaded.get(name) != path}
 
     def begin(self) -> None:
-        """Take the fact that an engine is started, with all that is wanted."""
+        """Note that an engine is started, with all that is wanted."""
         self.loaded = dict(self.wanted)
         self.numbers = {name: place for place, name in enumerate(self.loaded, start=1)}
 
     def add(self, name: str, path: str, number: int | None) -> None:
-        """Take the fact that the engine has one more."""
+        """Note that the engine has one more."""
         self.loaded[name] = path
         self.numbers[name] = number
 
     def remove(self, name: str) -> None:
-        """Take the fact that it has one less."""
+        """Note that it has one less."""
         self.loaded.pop(name, None)
         self.numbers.pop(name, None)
 

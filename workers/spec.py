@@ -166,11 +166,11 @@ class WorkerSpec:
         values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, most in (("port", MAX_PORT), ("slots", None), ("context", None)):
             if not _is_count(values[name], most):
-                yield f"{name}: {values[name]!r} is no number from 1" + (f" to {most}" if most else "")
+                yield f"{name}: {values[name]!r} is not a number from 1" + (f" to {most}" if most else "")
         env: Mapping[object, object] = dict(self.env.items())
         for key, value in env.items():
             if not isinstance(key, str) or not isinstance(value, str):
-                yield f"env.{key}: {value!r} is no text"
+                yield f"env.{key}: {value!r} is not text"
         for limit in fields(self.timeouts):
             value = getattr(self.timeouts, limit.name)
             if value is None and limit.name in ("start_s", "stop_grace_s"):
@@ -178,7 +178,7 @@ class WorkerSpec:
             elif limit.name == "busy_stall_s" and value == 0:
                 continue
             elif value is not None and not (isinstance(value, int | float) and value > 0):
-                yield f"timeouts.{limit.name}: {value!r} is no time in seconds"
+                yield f"timeouts.{limit.name}: {value!r} is not a time in seconds"
 
     def _address_faults(self) -> Iterator[str]:
         if (self.url is None) is (self.engine is EngineKind.ATTACHED):

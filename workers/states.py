@@ -23,7 +23,7 @@ class Hold(StrEnum):
     """Why an engine that answers is given nothing new."""
 
     ADAPTERS = "adapters"
-    BEHIND = "behind"
+    STALE_WEIGHTS = "stale_weights"
     OPERATOR = "operator"
     REFUSING = "refusing"
     UPDATE = "update"
@@ -31,7 +31,7 @@ class Hold(StrEnum):
 
 HELD: Final[Mapping[Hold, str]] = {
     Hold.ADAPTERS: "its adapters are being changed",
-    Hold.BEHIND: "its weights are not the model's current ones",
+    Hold.STALE_WEIGHTS: "its weights are not the model's current ones",
     Hold.OPERATOR: "drained by an operator",
     Hold.REFUSING: "it refused a request and a probe of ours, and is asked until it answers one",
     Hold.UPDATE: "its weights are being changed",

@@ -105,21 +105,16 @@ class SupervisedWorker:
 
     async def run(
         self,
-        ledger: ProcessRegistry | None = None,
+        registry: ProcessRegistry | None = None,
         gate: StartGate | None = None,
         *,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Supervise until cancelled; ``ledger`` takes note of every process, ``gate`` is shared with other workers."""
-        supervisor = self._supervisor
-        supervisor.ledger, supervisor.gate = ledger, gate or StartGate()
+        """Supervise until cancelled; ``registry`` notes every process, ``gate`` is shared with other workers."""
+        gate = gate or StartGate()
         try:
-            async with anyio.create_task_group() as supervisor.tasks:
-                supervisor.tasks.start_soon(self._watch.run)
-                supervisor.tasks.start_soon(self._breaker.run)
-                task_status.started()
+            await self._supervisor.run(registry, gate, self._watch.run, self._breaker.run, task_status=task_status)
         finally:
-            supervisor.end("its supervision has ended")
             for running in self._in_flight:
                 running.end(Cancelled(reason=CancelReason.SHUTDOWN))
 
@@ -283,11 +278,11 @@ class SupervisedWorker:
     # What a death was of, once that is known
 
     def count_failure(self) -> None:
-        """Take the fact that no request explains a death: it counts towards giving up."""
+        """Note that no request explains a death: it counts towards giving up."""
         self._supervisor.post(lifecycle.FailureCounted())
 
     def forgive_failures(self) -> None:
-        """Take the fact that a request was convicted of deaths: they lengthen no pause any more."""
+        """Note that a request was convicted of deaths: they lengthen no pause any more."""
         self._supervisor.post(lifecycle.FailureExplained())
 
     def limit_slots(self, limit: SlotLimit | None) -> None:

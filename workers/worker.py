@@ -216,15 +216,15 @@ class Worker(SupervisedWorker):
             await ready
 
     async def _run_alone(self, started: asyncio.Event) -> None:
-        """Be what a fleet is to its workers: the owner of all tasks, the ledger and the patrol."""
+        """Be what a fleet is to its workers: the owner of all tasks, the registry and the patrol."""
         try:
             async with (
                 offloading(),
-                open_registry(self.spec.state_dir) as ledger,
+                open_registry(self.spec.state_dir) as registry,
                 anyio.create_task_group() as tasks,
             ):
                 tasks.start_soon(patrol)
-                await tasks.start(self.run, ledger)
+                await tasks.start(self.run, registry)
                 started.set()
         finally:
             started.set()

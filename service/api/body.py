@@ -87,7 +87,7 @@ def decode_document(body: bytes, limits: Limits) -> object:
     try:
         document: object = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BodyMalformed(f"the body is no usable JSON: {error}") from error
+        raise BodyMalformed(f"the body is not usable JSON: {error}") from error
     if is_deeper_than(document, limits.depth):
         raise BodyMalformed(f"the body is nested more than limits.depth = {limits.depth} levels deep")
     return document

@@ -3,7 +3,7 @@
 from service.errors import ServiceError
 
 
-class RequestMalformed(ServiceError, status=400, code="request_malformed", title="The request is no HTTP"):
+class RequestMalformed(ServiceError, status=400, code="request_malformed", title="The request is not HTTP"):
     """What came is no HTTP."""
 
 

@@ -86,8 +86,8 @@ def weights_document(weights: ModelWeights) -> WeightsOut:
     updates = [update_document(update) for update in weights.updates]
     return WeightsOut(
         model=weights.name,
-        version=weights.standing.version,
-        checkpoint=weights.standing.checkpoint,
+        version=weights.current.version,
+        checkpoint=weights.current.checkpoint,
         group=_group(weights.group) if weights.group else None,
         update=updates[-1] if updates else None,
         updates=updates,
@@ -141,7 +141,7 @@ def _share(update: WeightUpdate, share: WorkerProgress) -> ShareOut:
 
 
 def _worker(weights: ModelWeights, worker: SupervisedWorker) -> WorkerWeightsOut:
-    is_behind = Hold.BEHIND in worker.holds
+    is_behind = Hold.STALE_WEIGHTS in worker.holds
     return WorkerWeightsOut(
         worker=worker.spec.id,
         state=worker.state,

@@ -339,7 +339,7 @@ def _checked(answer: httpx.Response) -> Any:  # noqa: ANN401 - JSON of the servi
         document = answer.json() if answer.content else {}
     except ValueError as error:
         raise Refused(
-            {"detail": f"{answer.url} is no Roundhouse: {answer.text[:100]!r}"}, answer.status_code
+            {"detail": f"{answer.url} is not Roundhouse: {answer.text[:100]!r}"}, answer.status_code
         ) from error
     if answer.is_error:
         raise Refused(document if isinstance(document, dict) else {}, answer.status_code)

@@ -62,9 +62,9 @@ def _read_soon(file: BinaryIO, path: Path) -> bytes:
             break
         content += piece
         if len(content) > PIPE_BYTES:
-            raise ConfigError(f"{path}: is no file, and more than {PIPE_BYTES} bytes come out of it")
+            raise ConfigError(f"{path}: is not a file, and more than {PIPE_BYTES} bytes come out of it")
     if not content:
-        raise ConfigError(f"{path}: is no file, and nobody writes to it")
+        raise ConfigError(f"{path}: is not a file, and nothing writes to it")
     return bytes(content)
 
 

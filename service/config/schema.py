@@ -79,7 +79,9 @@ class ServerConfig(StrictModel):
 def _known_store(url: str) -> str:
     if url not in {"sqlite", "memory"} and not url.startswith(("postgresql://", "postgres://")):
         kind = url.partition(":")[0]
-        raise ValueError(f"{kind!r} is no store; known: sqlite, memory, postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        raise ValueError(
+            f"{kind!r} is not a store; known: sqlite, memory, postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        )
     if url not in {"sqlite", "memory"}:
         _check_address(url)
     return url
@@ -91,9 +93,7 @@ def _check_address(url: str) -> None:
     try:
         conninfo.conninfo_to_dict(url)
     except ProgrammingError:  # its words would hold the password
-        raise ValueError(
-            "is no address of PostgreSQL; what is not a letter, a digit or one of -._~ is written as %XX in it"
-        ) from None
+        raise ValueError("is not a PostgreSQL URL; percent-encode special characters in the password") from None
 
 
 def _usable_secret(secret: str) -> str:

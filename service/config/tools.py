@@ -83,7 +83,7 @@ def check_programs(config: Config) -> None:
         for name, server in settings.tools.mcp.items():
             if server.command and shutil.which(server.command[0], path=server.env.get("PATH")) is None:
                 raise ConfigError(
-                    f"models.{model}.tools.mcp.{name}.command: there is no program {server.command[0]!r}; give its path"
+                    f"models.{model}.tools.mcp.{name}.command: no such program: {server.command[0]!r}; give its path"
                 )
 
 

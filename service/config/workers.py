@@ -34,7 +34,7 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     """
     try:
         specs = _specs_of(config, base, state_dir)
-    except InvalidSpec as error:  # an address that is none, say
+    except InvalidSpec as error:  # a URL that is not valid, say
         raise ConfigError(f"models: {error}") from error
     for spec in specs:
         _check_launch(spec)
@@ -146,7 +146,7 @@ def _adapter(name: str, adapter: str, path: str, model: ModelConfig, base: Path)
     is_there = (found / "adapter_config.json").is_file() if model.engine == "vllm" else found.is_file()
     if not is_there:
         what = "folder with an adapter_config.json" if model.engine == "vllm" else "GGUF file"
-        raise ConfigError(f"models.{name}.adapters.{adapter}: there is no {what} at {found}")
+        raise ConfigError(f"models.{name}.adapters.{adapter}: no {what} at {found}")
     return str(found)
 
 
@@ -166,5 +166,5 @@ def _check_launch(spec: WorkerSpec) -> None:
         raise ConfigError(f"models.{spec.name}.{error}") from error
     if shutil.which(program) is None:
         raise ConfigError(
-            f"models.{spec.name}.command: there is no program {program!r}; give its path with command: [...]"
+            f"models.{spec.name}.command: no such program: {program!r}; give its path with command: [...]"
         )

@@ -315,7 +315,7 @@ def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
         index = [agent.id for agent in spec.agents].index(cycle[0])
         yield Fault(
             path=f"agents[{index}].speak_after_within_round",
-            message=f"a cycle, in which nobody could ever speak: {' waits for '.join((*cycle, cycle[0]))}",
+            message=f"a cycle, in which no agent could ever speak: {' waits for '.join((*cycle, cycle[0]))}",
         )
 
 

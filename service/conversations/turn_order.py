@@ -41,7 +41,7 @@ class SpeakingOrder(Protocol):
         """Begin, or go on after ``spoken`` in the order in which they were; return the turns that are ready."""
 
     def take(self, place: Place) -> list[Place]:
-        """Take the fact that a turn has spoken; return the turns that are ready by that."""
+        """Note that a turn has spoken; return the turns that are ready by that."""
 
     def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait for others: those of the present round, and the next one's first."""

@@ -74,5 +74,5 @@ def _json_fault(schema: dict[str, object], text: str, limit_s: float) -> str | N
     try:
         value = read_json(fenced["body"] if fenced else text)
     except ValueError as error:
-        return cut(f"it is no JSON: {error}")
+        return cut(f"it is not JSON: {error}")
     return schema_fault(schema, value, limit_s)

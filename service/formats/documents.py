@@ -67,7 +67,7 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
 def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number} is no number of JSON")
+        raise ValueError(f"{number} is not a JSON number")
     return value
 
 

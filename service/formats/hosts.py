@@ -36,8 +36,8 @@ def canonical_host(host: str) -> str:
     try:
         url = httpx.URL(f"http://[{bare}]/" if ":" in bare else f"http://{bare}/")
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{host!r} is no name of a host") from error
+        raise ValueError(f"{host!r} is not a host name") from error
     found = url.raw_host.decode("ascii").lower()
     if not found or url.port is not None or url.raw_path != b"/" or url.userinfo or "*" in found or " " in bare:
-        raise ValueError(f"{host!r} is no name of a host; it stands alone, with no scheme, port, path or asterisk")
+        raise ValueError(f"{host!r} is not a host name; it stands alone, with no scheme, port, path or asterisk")
     return found.removesuffix(".")

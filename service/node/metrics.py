@@ -69,7 +69,7 @@ class _FleetCollector(Collector):
         )
         current = GaugeMetricFamily("roundhouse_model_weight_version", "Which weights a model has.", labels=("model",))
         for name, weights in self._fleet.weights.items():
-            current.add_metric((name,), weights.standing.version)
+            current.add_metric((name,), weights.current.version)
             for state, count in weights.ended.items():
                 updates.add_metric((name, state.value), count)
         return (ready, slots, in_use, starts, version, updates, current)

@@ -9,4 +9,4 @@ async def judge(validation: Validation, answer: str) -> str | None:
     try:
         return await judge_offloaded(validation.fault_of, answer, size=max(len(answer), validation.chars))
     except TimeoutError:
-        return "it cannot be told in time whether it is valid"
+        return "its validation did not end in time"

@@ -109,7 +109,7 @@ class JobPrompts:
         key: TurnKey,
         rejected: Sequence[Rejected],
         told: str | None = None,
-        ledger: CallJournal | None = None,
+        journal: CallJournal | None = None,
         *,
         is_watched: bool = True,
     ) -> Request:
@@ -129,7 +129,7 @@ class JobPrompts:
             tools=agent.tools,
             exit_tools=agent.exit_tools,
             markup=agent.markup,
-            ledger=ledger,
+            journal=journal,
             is_watched=is_watched,
             adapter=agent.adapter,
         )

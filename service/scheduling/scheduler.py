@@ -299,7 +299,7 @@ class Scheduler:
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
 
     def look_elsewhere(self) -> None:
-        """Take the fact that other nodes have come or gone."""
+        """Note that other nodes have come or gone."""
         for model in self._fleet.models():
             self._note_model(model)
 
@@ -369,8 +369,8 @@ class Scheduler:
         if not prompts.has_tools(key.agent_id):
             return prompts.request(key, run.rejected, is_watched=is_watched)
         earlier = await self._outlet.calls_of(key)
-        ledger = TurnCalls(key, earlier, self._outlet.append)
-        return prompts.request(key, run.rejected, describe_calls(earlier), ledger, is_watched=is_watched)
+        journal = TurnCalls(key, earlier, self._outlet.append)
+        return prompts.request(key, run.rejected, describe_calls(earlier), journal, is_watched=is_watched)
 
     def _land_all(self) -> None:
         landed, self._landed = self._landed, []

@@ -1,4 +1,4 @@
-"""The ledger of one attempt's calls of tools: a note in the store before each call, and after it."""
+"""The journal of one attempt's calls of tools: a note in the store before each call, and after it."""
 
 import hashlib
 from collections import Counter

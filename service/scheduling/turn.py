@@ -24,7 +24,7 @@ from workers.requests.in_flight import InFlightRequest
 WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.CONVERSATION_ENDED: None,
     CancelReason.SHUTDOWN: "Roundhouse was stopped",
-    CancelReason.WEIGHTS: "its engine was given new weights, and was to wait for nobody (mode: abort)",
+    CancelReason.WEIGHTS: "its engine was given new weights, and ended what was in flight (mode: abort)",
     CancelReason.STORE_LOST: "the store could not be read",
     CancelReason.LEASE_LOST: "this node could not renew its lease, and another may take over",
 }
@@ -161,7 +161,7 @@ class TurnRun:
         return fault
 
     def refuse_answer(self, reason: FailureReason, detail: str) -> None:
-        """Take the fact that a complete answer does not stand."""
+        """Note that a complete answer does not stand."""
         calls = tuple(self.answer.tool_calls) if self.answer else ()
         self.attempts[-1] = replace(
             self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=detail, tool_calls=calls

@@ -84,14 +84,14 @@ class Turns:
         self._resumed |= {turn.key: turn for turn in turns}
 
     def note_ready(self, key: TurnKey, now: datetime) -> bool:
-        """Take the fact that a turn waits for a slot; False if it was on one already, and its record says so."""
+        """Note that a turn waits for a slot; False if it was on one already, and its record says so."""
         if key in self._runs:
             return False
         self._ready_at[key] = now
         return True
 
     def begin(self, key: TurnKey, agent: Agent) -> None:
-        """Take the fact that a turn is on a slot."""
+        """Note that a turn is on a slot."""
         if key not in self._runs:
             queued_at, so_far = self._ready_at.pop(key), self._resumed.pop(key, None)
             self._runs[key] = TurnRun(key, agent, queued_at, so_far)
@@ -103,7 +103,7 @@ class Turns:
             self._runs[key].cut_off()
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Take the fact that another turn explains what these were suspected of."""
+        """Note that another turn explains what these were suspected of."""
         for key in keys:
             if key in self._runs:
                 self._runs[key].charges = Charges()
@@ -111,7 +111,7 @@ class Turns:
                 self._resumed[key] = replace(self._resumed[key], charges=Charges())
 
     def land(self, key: TurnKey) -> None:
-        """Take the fact that a turn is on no slot any more."""
+        """Note that a turn is on no slot any more."""
         self._in_flight.discard(key)
 
     def finish(self, key: TurnKey, state: TurnState, reason: str | None, detail: str | None) -> Turn:
@@ -135,6 +135,6 @@ class Turns:
         self._unstored[turn.key] = turn
 
     def forget_stored(self, keys: Iterable[TurnKey]) -> None:
-        """Take the fact that the ends of turns are durable."""
+        """Note that the ends of turns are durable."""
         for key in keys:
             self._unstored.pop(key, None)

@@ -39,7 +39,7 @@ class Claims:
         return f"<Claims {len(self._fences)} by {self._membership.node_id}>"
 
     def begin_group(self) -> None:
-        """Take the fact that a group is written, for the first time or again."""
+        """Note that a group is written, for the first time or again."""
         self._arriving.clear()
         self._leaving.clear()
 
@@ -59,7 +59,7 @@ class Claims:
             self._fences.pop(place, None)
 
     def forget_all(self) -> None:
-        """Take the fact that another node has taken over."""
+        """Note that another node has taken over."""
         self._fences.clear()
 
     # Within one

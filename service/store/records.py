@@ -132,7 +132,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredToolCall:
-    """One call of a tool in the ledger of a turn; ``arguments`` and ``outcome`` are JSON, None is not known."""
+    """One call of a tool in the journal of a turn; ``arguments`` and ``outcome`` are JSON, None is not known."""
 
     call: str
     number: int

@@ -54,7 +54,7 @@ def test_agents_use_adapters_as_models(tmp_path: Path, tiny_model: Path, free_po
 def test_an_adapter_that_is_not_there_is_named(tmp_path: Path, tiny_model: Path) -> None:
     """Before anything is started; and a name means one thing."""
     config = tmp_path / "roundhouse.yaml"
-    for adapters, fault in (("{poet: nowhere.gguf}", "there is no GGUF file"), ("{tiny: x}", "has that name already")):
+    for adapters, fault in (("{poet: nowhere.gguf}", "no GGUF file"), ("{tiny: x}", "has that name already")):
         config.write_text(f"models: {{tiny: {{engine: embedded, model: {tiny_model}, adapters: {adapters}}}}}\n")
         ended = run_command("check", "--config", str(config))
         assert (ended.returncode, fault in ended.stderr) == (2, True), ended.stderr

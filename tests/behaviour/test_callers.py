@@ -223,9 +223,9 @@ models:
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ("store: {url: 'postgresqll://me:hidden@db/jobs'}", "store.url: 'postgresqll' is no store"),
-        ("store: {url: 'postgresql://me:hid den@db/jobs'}", "store.url: is no address of PostgreSQL"),
-        ("store: {url: 'postgresql://me:hid%ZZden@db/jobs'}", "store.url: is no address of PostgreSQL"),
+        ("store: {url: 'postgresqll://me:hidden@db/jobs'}", "store.url: 'postgresqll' is not a store"),
+        ("store: {url: 'postgresql://me:hid den@db/jobs'}", "store.url: is not a PostgreSQL URL"),
+        ("store: {url: 'postgresql://me:hid%ZZden@db/jobs'}", "store.url: is not a PostgreSQL URL"),
         ("webhooks: {hosts: ['https://a.b/']}", "it stands alone"),
         ("webhooks: {hosts: ['*.a.b']}", "it stands alone"),
         ("webhooks: {secrets: {n: 'whsec_no base64 at all!'}}", "goes on in base64"),

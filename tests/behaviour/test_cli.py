@@ -300,7 +300,7 @@ class TestRemote:
         assert "m-0" in self.ask(service, "workers").stdout
         assert len(json.loads(self.ask(service, "workers", "--json").stdout)["workers"]) == 2
         assert "scripted engine: listening" in self.ask(service, "logs", "m-0").stdout
-        only_lines(self.ask(service, "logs", "none"), 3, "there is no worker none")
+        only_lines(self.ask(service, "logs", "none"), 3, "worker none does not exist")
 
     def test_logs_are_followed(self, service: Service) -> None:
         """With -f, logs go on with what comes."""
@@ -323,7 +323,7 @@ class TestRemote:
         """A wrong key and an unknown job are refusals, a bad job is the file's fault."""
         wrong = run_command("status", ROUNDHOUSE_URL=service.url, ROUNDHOUSE_API_KEY="wrong")
         only_lines(wrong, 3, "api_keys")
-        only_lines(self.ask(service, "status", "none"), 3, "there is no job none")
+        only_lines(self.ask(service, "status", "none"), 3, "job none does not exist")
         bad = write_job(tmp_path, debate(model="gone"))
         only_lines(self.ask(service, "submit", bad), 2, "agents[0].model: unknown model 'gone'")
 

@@ -18,7 +18,7 @@ def look(what):
     return {"seen": what}
 def pay(to, idempotency_key):
     with MADE.open("a") as file: file.write(f"pay {to} {idempotency_key}\\n")
-    if GO_ON.exists(): GO_ON.open().read()  # a pipe: nobody writes to it before the service is killed
+    if GO_ON.exists(): GO_ON.open().read()  # a pipe: nothing writes to it before the service is killed
     return {"paid": to}
 """
 CALLS = [

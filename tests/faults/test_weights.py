@@ -82,7 +82,7 @@ class Two:
         for worker in self.fleet:
             assert (await ask(worker))[1] in ({"w", expected} if expected.startswith("version") else {expected})
             assert worker.weights is not None
-            assert worker.weights.version == self.weights.standing.version
+            assert worker.weights.version == self.weights.current.version
 
 
 @asynccontextmanager
@@ -159,7 +159,7 @@ async def test_a_worker_that_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase
         began_at = time.monotonic()
         update = await fail_in(workers, workers.request("one"), phase, do)
         assert time.monotonic() - began_at < PHASE_S + 5
-        assert (update.state, update.version, workers.weights.standing.version) == (UpdateState.PARTIAL, 1, 1)
+        assert (update.state, update.version, workers.weights.current.version) == (UpdateState.PARTIAL, 1, 1)
         assert "m-0" not in (update.error or "")
         assert (await ask(workers.good))[1] == "one"
         await workers.back("one")
@@ -224,7 +224,7 @@ async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phas
             await workers.back("launched")
         else:  # nobody has kept what was sent: it waits for the next
             await wait_until(lambda: workers.bad.state is WorkerState.DRAINING, "it answers")
-            assert "nobody has kept them" in workers.weights.waits_for(workers.bad)
+            assert "no copy of them was kept" in workers.weights.waits_for(workers.bad)
             assert (await workers.weights.update(workers.request("two"))).version == 2
             await workers.back("two")
 
@@ -239,7 +239,7 @@ async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
         with pytest.raises(UpdateRunning):
             await workers.join()
         await is_over(weights)
-        assert (update.state, weights.standing.version) == (UpdateState.COMPLETED, 7)
+        assert (update.state, weights.current.version) == (UpdateState.COMPLETED, 7)
         await workers.back("one")
         with pytest.raises(VersionNotNewer):
             await weights.update(workers.request("two", version=7))
@@ -283,18 +283,18 @@ async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> No
         await is_over(weights)
         assert weights.is_keeping
         await workers.fleet.wait_kept()
-        assert (weights.standing.version, weights.standing.checkpoint) == (1, None)
+        assert (weights.current.version, weights.current.checkpoint) == (1, None)
         workers.fault.unlink()
         await workers.back("w")
         workers.bad.restart_nowait("a test")
         await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.is_serving, "another answers")
         assert workers.bad.state is WorkerState.DRAINING
-        assert "nobody has kept them" in weights.waits_for(workers.bad)
+        assert "no copy of them was kept" in weights.waits_for(workers.bad)
         assert (await ask(workers.good))[1] == "w"
         await workers.join()
         await weights.update(tensors("w"))
-        await wait_until(lambda: weights.standing.checkpoint, "it is kept")
-        assert weights.standing.version == 2
+        await wait_until(lambda: weights.current.checkpoint, "it is kept")
+        assert weights.current.version == 2
         await workers.back("w")
 
 

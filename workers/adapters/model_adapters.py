@@ -53,8 +53,8 @@ class ModelAdapters:
         self.spec = workers[0].spec
         self.configured: Mapping[str, str] = self.spec.adapters
         self.changing: str | None = None  # what is being done, in words
-        self._shelf = AdapterStore(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
-        kept = self._shelf.read()
+        self._store = AdapterStore(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
+        kept = self._store.read()
         self.past = dict(kept.past)  # names that were unloaded, and the digests that they stand for
         self._copies: Counter[str] = Counter()  # digests, and how many loads of them are under way
         self.loaded = {each.name: each for each in self._fitting(kept) if each.name not in self.configured}
@@ -151,7 +151,7 @@ class ModelAdapters:
     def _check(self, adapter: Adapter) -> None:
         """Look at the copy: the source may be another thing by now."""
         try:
-            self._look_at(self._shelf.path(adapter.digest))
+            self._look_at(self._store.path(adapter.digest))
         except OSError as error:
             raise AdapterRefused(f"the copy of {adapter.source} cannot be read: {error.strerror or error}") from error
 
@@ -165,8 +165,8 @@ class ModelAdapters:
         check_source(source, is_folder=self.spec.engine is EngineKind.VLLM)
         try:
             self._look_at(source)  # before a copy of whatever it is fills the disk
-            self._shelf.check_space(source)
-            copied = self._shelf.put(source)
+            self._store.check_space(source)
+            copied = self._store.put(source)
         except OSError as error:
             raise InvalidAdapter(f"{source}: cannot be copied: {error.strerror or error}") from error
         at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -234,7 +234,7 @@ class ModelAdapters:
         past = dict(list(past.items())[-REMEMBERED:])
         shelved = StoredAdapters(model=self.spec.model, adapters=tuple(loaded.values()), past=past)
         try:
-            await anyio.to_thread.run_sync(self._shelf.write, shelved)
+            await anyio.to_thread.run_sync(self._store.write, shelved)
         except OSError as error:
             raise AdapterRefused(f"model {self.name}: it cannot be kept: {error.strerror or error}") from error
         self.loaded, self.past = dict(loaded), past
@@ -247,7 +247,7 @@ class ModelAdapters:
         useless = set(self._copies) - needed
         for digest in useless:
             del self._copies[digest]
-        await anyio.to_thread.run_sync(self._shelf.remove, useless)
+        await anyio.to_thread.run_sync(self._store.remove, useless)
 
     def _want(self, *more: Adapter) -> None:
         """Have the engines that start from now on have what is loaded, and ``more``.
@@ -255,14 +255,14 @@ class ModelAdapters:
         Raises:
             InvalidSpec: none can be started so.
         """
-        paths = {each.name: str(self._shelf.path(each.digest)) for each in (*self.loaded.values(), *more)}
+        paths = {each.name: str(self._store.path(each.digest)) for each in (*self.loaded.values(), *more)}
         for worker in self.workers:
             worker.want_adapters({**self.configured, **paths})
 
     # Engines that come up
 
     def take_change(self, worker: SupervisedWorker) -> None:
-        """Take the fact that a worker's state has changed. Nothing here waits."""
+        """Note that a worker's state has changed. Nothing here waits."""
         self._changed.notify()
         is_late = worker.is_serving and Hold.ADAPTERS in worker.holds and worker.spec.id not in self._catching_up
         if is_late and self._tasks is not None:

@@ -33,7 +33,7 @@ def check_source(source: Path, *, is_folder: bool) -> None:
         InvalidAdapter: there is not.
     """
     if not source.is_absolute():
-        raise InvalidAdapter(f"{source} is no absolute path")
+        raise InvalidAdapter(f"{source} is not an absolute path")
     for file in (source / name for name in PEFT_FILES) if is_folder else (source,):
         if not file.is_file():
             raise InvalidAdapter(f"there is no file {file}")
@@ -69,7 +69,7 @@ def check_gguf(file: Path) -> None:
     with file.open("rb") as opened:
         magic = opened.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
-        raise InvalidAdapter("it is no GGUF file")
+        raise InvalidAdapter("it is not a GGUF file")
     try:
         from gguf import GGUFReader  # noqa: PLC0415 - it comes with the embedded engine; without it the engine judges
     except ImportError:
@@ -78,7 +78,7 @@ def check_gguf(file: Path) -> None:
         field = GGUFReader(file).get_field("general.type")
         kind = field.contents() if field is not None else "model"
     except Exception as error:  # its reader raises whatever numpy does with a file that is not whole
-        raise InvalidAdapter(f"it is no whole GGUF file: {error}") from error
+        raise InvalidAdapter(f"it is not a whole GGUF file: {error}") from error
     if kind != "adapter":
         raise InvalidAdapter(f"it is a {kind}, and no adapter")
 

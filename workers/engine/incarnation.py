@@ -52,13 +52,13 @@ class Starter:
 class Incarnation:
     """The n-th engine process of a worker; made to be run once."""
 
-    def __init__(self, number: int, starter: Starter, ledger: ProcessRegistry | None, gate: StartGate) -> None:
+    def __init__(self, number: int, starter: Starter, registry: ProcessRegistry | None, gate: StartGate) -> None:
         self.number = number
         self._starter = starter
         self._spec = starter.spec
         self._client = starter.client
         self._log = starter.log
-        self._ledger = ledger
+        self._registry = registry
         self._gate = gate
         self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
         self._scope = anyio.CancelScope()
@@ -155,8 +155,8 @@ class Incarnation:
             self._oom_kills = oom_kills.kills()
             async with run_engine(command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
                 logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
-                if self._ledger is not None:
-                    self._ledger.note(self._engine.guardian_pid, self._engine.pid)
+                if self._registry is not None:
+                    self._registry.note(self._engine.guardian_pid, self._engine.pid)
                 probing.start_soon(self._probe, ready)
                 ended = await self._engine.wait_gone()
                 probing.cancel_scope.cancel()

@@ -3,12 +3,12 @@
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from transport.client import EngineClient
 from workers.engine.incarnation import Incarnation, Starter
@@ -29,14 +29,22 @@ ERROR_TAIL_LINES: Final = 20
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """Where a worker runs: its tasks, and what is shared with other workers of the machine."""
+
+    tasks: TaskGroup
+    registry: ProcessRegistry | None
+    gate: StartGate
+
+
 class Supervisor:
     """Starts, stops and replaces the engine of one worker.
 
     ``on_end`` is told to end all requests, before the engine is touched; ``on_gone`` that an incarnation has ended
     which nobody had asked to end; ``on_move`` every change of state. ``has_suspects`` tells whether requests are on the
     engine that may be the cause of its death, and will be tried. All are called in the event loop and must not
-    wait. ``tasks`` must be given before anything is posted: it owns every task and process of the worker. ``gate`` is
-    shared with whatever else starts on the machine.
+    wait. ``run`` must be running before anything is posted.
     """
 
     def __init__(  # noqa: PLR0913 - one for each thing that it tells its worker, or asks of it
@@ -52,13 +60,10 @@ class Supervisor:
         calibrate: Callable[[], Awaitable[None]],
     ) -> None:
         self.log = LogRing()
-        self.ledger: ProcessRegistry | None = None
-        self.tasks: TaskGroup | None = None
         self.running: Incarnation | None = None
         self.last_exit: EngineExit | None = None
         self._spec = spec
         self._environment = environment
-        self.gate = StartGate()
         self._starter = Starter(
             spec=spec,
             command=command_for(spec, environment) if spec.owns_engine else None,
@@ -77,6 +82,7 @@ class Supervisor:
         )
         self._now = Lifecycle()
         self._was_ready = False
+        self._site: _Site | None = None
         self._changed = Notifier()
 
     def __repr__(self) -> str:
@@ -86,6 +92,26 @@ class Supervisor:
     def now(self) -> Lifecycle:
         """The present state; advisory."""
         return self._now
+
+    async def run(
+        self,
+        registry: ProcessRegistry | None,
+        gate: StartGate,
+        *beside: Callable[[], Coroutine[object, object, None]],
+        task_status: TaskStatus[None],
+    ) -> None:
+        """Own every task and process of the worker until cancelled, and what runs ``beside``.
+
+        ``gate`` is shared with whatever else starts on the machine. Whoever starts again begins anew.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._site = _Site(tasks=tasks, registry=registry, gate=gate)
+                for each in beside:
+                    tasks.start_soon(each)
+                task_status.started()
+        finally:
+            self._end("its supervision has ended")
 
     def post(self, event: lifecycle.Event) -> None:
         """Decide on ``event`` and act. Nothing here waits.
@@ -151,29 +177,29 @@ class Supervisor:
             logger.warning("%s", self.failure())
 
     def _act(self, action: lifecycle.Action) -> None:
-        if self.tasks is None:
+        site = self._site
+        if site is None:
             raise RuntimeError(f"{self!r} is not running")
         match action:
             case lifecycle.SpawnEngine():
-                self.running = Incarnation(action.incarnation, self._starter, self.ledger, self.gate)
-                self.tasks.start_soon(self._run_incarnation, self.running)
+                self.running = Incarnation(action.incarnation, self._starter, site.registry, site.gate)
+                site.tasks.start_soon(self._run_incarnation, self.running)
             case lifecycle.TerminateEngine():
                 if self.running is not None:
-                    self.tasks.start_soon(self.running.terminate)
+                    site.tasks.start_soon(self.running.terminate)
             case lifecycle.KillEngine():
                 if self.running is not None:
                     self.running.kill()
             case lifecycle.StartTimer():
-                self.tasks.start_soon(self._run_timer, action.timer, action.after_s)
+                site.tasks.start_soon(self._run_timer, action.timer, action.after_s)
             case lifecycle.EndRequests():
                 self._on_end(action)
             case _:
                 assert_never(action)
 
-    def end(self, because: str) -> None:
-        """Take the fact that nothing runs any more; whoever starts again begins anew."""
+    def _end(self, because: str) -> None:
         is_left = self.running is not None and not self.running.is_gone
-        self.tasks, self.running = None, None
+        self._site, self.running = None, None
         if self._now.state is WorkerState.STOPPED:
             return
         self._now = Lifecycle(because=because, incarnation=self._now.incarnation, has_process=is_left)
@@ -210,6 +236,6 @@ class Supervisor:
         )
 
     def note_answer(self, incarnation: int) -> None:
-        """Take the fact that an engine has answered a request: earlier failures lengthen no pause any more."""
+        """Note that an engine has answered a request: earlier failures lengthen no pause any more."""
         if self._now.paused_at:
             self.post(lifecycle.EngineAnswered(incarnation=incarnation))

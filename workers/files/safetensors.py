@@ -45,7 +45,7 @@ def read_shapes(file: Path) -> Shapes:
         with file.open("rb") as opened:
             (size,) = struct.unpack("<Q", opened.read(8))
             if size > MAX_HEADER_BYTES:
-                raise InvalidTensors(f"{file.name} is no safetensors file")
+                raise InvalidTensors(f"{file.name} is not a safetensors file")
             told = msgspec.json.decode(opened.read(size), type=dict[str, msgspec.Raw])
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in told.items() if name != METADATA}
         end = max((entry.data_offsets[1] for entry in entries.values()), default=0)

@@ -213,10 +213,10 @@ class _Listener:
         self.is_heard = False
 
     def begin(self) -> None:
-        """Take the fact that a stream begins; it proves nothing yet."""
+        """Note that a stream begins; it proves nothing yet."""
 
     def touch(self) -> None:
-        """Take the fact that bytes came; they prove nothing yet."""
+        """Note that bytes came; they prove nothing yet."""
 
     def receive(self, _event: Event) -> None:
         """Take any event of the model's."""

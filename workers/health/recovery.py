@@ -45,7 +45,7 @@ class Recovery:
         return f"<Recovery of {self._worker!r}>"
 
     def note_answer(self, incarnation: int, running: InFlightRequest) -> None:
-        """Take the fact that an engine has answered a request to its end."""
+        """Note that an engine has answered a request to its end."""
         began_at = running.answer.started_at
         if incarnation >= self._answered[0]:
             self._answered = incarnation, max(began_at, self._answered[1] if incarnation == self._answered[0] else 0.0)

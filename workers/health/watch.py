@@ -87,7 +87,7 @@ class HealthWatch:
                 self.tick(tasks)
 
     def begin(self) -> None:
-        """Take the fact that a new incarnation is there."""
+        """Note that a new incarnation is there."""
         self.observations.forget()
         self._refusals, self._silent_since = 0, None
         self._release = LeakedSlots(self._cancel_s or 0.0)

@@ -53,7 +53,7 @@ class EngineExit:
         if self.signal is not None:
             known = {number.value: number.name for number in signal.Signals}
             return f"killed by {known.get(self.signal, f'signal {self.signal}')}"
-        return "ended, nobody knows how" if self.status is None else f"exited with status {self.status}"
+        return "ended in an unknown way" if self.status is None else f"exited with status {self.status}"
 
 
 OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there

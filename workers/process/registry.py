@@ -1,4 +1,4 @@
-"""The ledger of processes that we have started, and the sweep of what an earlier run of ours has left.
+"""The registry of processes that we have started, and the sweep of what an earlier run of ours has left.
 
 The third ring around an engine: the guardian outlives us, the kernel hands us what outlives a guardian
 (``workers.process.orphans``), and what outlives both is found here by the next start. A process is ours only if it
@@ -83,17 +83,17 @@ class ProcessRegistry:
 
 @asynccontextmanager
 async def open_registry(state_dir: Path | None) -> AsyncIterator[ProcessRegistry | None]:
-    """Sweep what earlier runs have left, then keep a ledger for a block; none where there is nowhere to keep it."""
+    """Sweep what earlier runs have left, then keep a registry for a block; none where there is nowhere to keep it."""
     if state_dir is None:
         yield None
         return
     folder = state_dir / "processes"
     await sweep(folder)
-    ledger = ProcessRegistry(folder)
+    registry = ProcessRegistry(folder)
     try:
-        yield ledger
+        yield registry
     finally:
-        ledger.close()
+        registry.close()
 
 
 async def sweep(folder: Path) -> int:

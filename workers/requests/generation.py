@@ -93,15 +93,15 @@ class Generation:
         return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
 
     def begin(self) -> None:
-        """Take the fact that the engine has taken the request up."""
+        """Note that the engine has taken the request up."""
         self.begun_at = self.last_byte_at = self._clock()
 
     def forgive(self) -> None:
-        """Take the fact that the engine was not to get on until now."""
+        """Note that the engine was not to get on until now."""
         self.last_progress_at = self._clock()
 
     def touch(self) -> None:
-        """Take the fact that bytes came."""
+        """Note that bytes came."""
         self.last_byte_at = self._clock()
 
     def receive(self, event: Event) -> None:

@@ -17,8 +17,8 @@ class Request:
 
     ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
     for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
-    ``ledger`` remembers calls of tools over a crash; without one none is remembered. Nobody looks at the answer of what
-    is not ``is_watched`` before it is complete. ``adapter`` is one of the worker's by its name.
+    ``journal`` remembers calls of tools over a crash; without one none is remembered. Without ``is_watched`` the answer
+    is not looked at before it is complete. ``adapter`` is one of the worker's by its name.
     """
 
     job_name: str
@@ -28,7 +28,7 @@ class Request:
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
     markup: bool = False
-    ledger: CallJournal | None = None
+    journal: CallJournal | None = None
     is_watched: bool = True
     adapter: str | None = None
 

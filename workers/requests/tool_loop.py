@@ -142,7 +142,7 @@ class ToolLoop:
         """Run the calls of one message and put them into the conversation; return what ends the request, if any."""
         answer = self._answer
         desk = MessageTools(
-            self._tools, self._manner.runner, self._manner.tool_limits, self._request.job_name, self._request.ledger
+            self._tools, self._manner.runner, self._manner.tool_limits, self._request.job_name, self._request.journal
         )
         answer.phase = Phase.TOOLS
         try:

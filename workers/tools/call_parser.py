@@ -69,7 +69,7 @@ def read_json(text: str) -> Any:  # noqa: ANN401 - whatever a model wrote
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def join_fragments(fragments: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:

@@ -99,13 +99,13 @@ class MessageTools:
         runner: ToolRunner | None,
         limits: ToolLimits,
         job_name: str,
-        ledger: CallJournal | None = None,
+        journal: CallJournal | None = None,
     ) -> None:
         self._tools = tools
         self._runner = runner
         self._limits = limits
         self._job_name = job_name
-        self._ledger = ledger
+        self._journal = journal
 
     def __repr__(self) -> str:
         return f"<MessageTools {sorted(self._tools)} of {self._job_name}>"
@@ -172,11 +172,11 @@ class MessageTools:
 
     async def _run_noted(self, use: ToolUse) -> str:
         """Run a call between two notes of it; one that was begun in an earlier attempt is not simply made again."""
-        if self._ledger is None:
+        if self._journal is None:
             return await self._run_one(use)
         policy = self._tools[use.name].unverified
         try:
-            begun = await self._ledger.begin(use.name, use.arguments, policy)
+            begun = await self._journal.begin(use.name, use.arguments, policy)
         except JournalClosed as error:
             raise ToolTrouble(FailureReason.SHUTDOWN, f"{use.name}: {error}") from error
         if begun.result is not None:
@@ -187,9 +187,9 @@ class MessageTools:
         try:
             result = await self._run_one(use)
         except ToolTrouble as trouble:
-            await self._ledger.end(begun.key, result=None, failure=f"{trouble.reason}: {trouble}")
+            await self._journal.end(begun.key, result=None, failure=f"{trouble.reason}: {trouble}")
             raise
-        await self._ledger.end(begun.key, result=result, failure=None)
+        await self._journal.end(begun.key, result=result, failure=None)
         return result
 
     async def _run_one(self, use: ToolUse) -> str:
@@ -242,7 +242,7 @@ def _encode(use: ToolUse, result: object) -> str:
         encoded.encode()
         return encoded  # noqa: TRY300 - what is tried is the encoding
     except (TypeError, ValueError, RecursionError) as error:
-        raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: its result is no JSON: {error}") from error
+        raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: its result is not JSON: {error}") from error
 
 
 def _refused(call: ToolCall, iteration: int, said: str, trouble: ToolTrouble) -> ToolRecord:

@@ -46,7 +46,7 @@ def schema_trouble(schema: object) -> str | None:
     try:
         text = json.dumps(schema, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"is no JSON: {error}"
+        return f"is not JSON: {error}"
     return _known("schema", text, lambda: _schema_trouble(schema))
 
 

@@ -19,7 +19,7 @@ def check_checkpoint(folder: Path, model: str | None) -> None:
         InvalidUpdate: it does not, and what is wrong with it.
     """
     if not folder.is_absolute() or not folder.is_dir():
-        raise InvalidUpdate(f"checkpoint {folder}: is no folder with an absolute path")
+        raise InvalidUpdate(f"checkpoint {folder}: is not a folder with an absolute path")
     _compare(f"checkpoint {folder}", _tensors(folder), model)
 
 

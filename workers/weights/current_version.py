@@ -53,14 +53,14 @@ class CurrentWeightsFile:
             return CurrentWeights(version=kept.version + 1, launched=kept.version + 1, model=model)
         return kept
 
-    def write(self, standing: CurrentWeights) -> None:
+    def write(self, current: CurrentWeights) -> None:
         """Keep it; what is there is always whole.
 
         Raises:
             OSError: it cannot be.
         """
         if self.folder is not None:
-            replace_file(self.folder / "standing.json", msgspec.json.encode(standing))
+            replace_file(self.folder / "standing.json", msgspec.json.encode(current))
 
     def kept_folder(self, version: int) -> Path | None:
         """Return where what a trainer sent as a version is kept."""

@@ -103,7 +103,7 @@ async def watch_joining(group: Group, files: ReceiverFiles) -> None:
     missing: dict[WorkerId, str] = {}
     with anyio.move_on_after(group.request.timeout_s):
         while group.state is GroupState.JOINING:
-            stands = {name: _stand(group, files, name, member.size) for name, member in group.members.items()}
+            stands = {name: _how_joined(group, files, name, member.size) for name, member in group.members.items()}
             missing = {name: told for name, told in stands.items() if told != "ready"}
             if not missing:
                 group.state = GroupState.READY
@@ -115,7 +115,7 @@ async def watch_joining(group: Group, files: ReceiverFiles) -> None:
     group.fail(f"not joined within {group.request.timeout_s:g} s: {', '.join(missing)}, or the trainer")
 
 
-def _stand(group: Group, files: ReceiverFiles, worker: WorkerId, size: int) -> str:
+def _how_joined(group: Group, files: ReceiverFiles, worker: WorkerId, size: int) -> str:
     """Return how an engine's processes stand: the worst of them."""
     try:
         states = files.read(worker, size)

@@ -64,7 +64,7 @@ class ModelWeights:
         self._model = workers[0].spec.model
         self._is_extended = is_extended(workers[0].spec)
         self._file = CurrentWeightsFile(name=name, state_dir=state_dir)
-        self.standing = self._file.read(self._model)
+        self.current = self._file.read(self._model)
         self._observe = observe
         self._clock = clock
         self._lock = lock
@@ -77,7 +77,7 @@ class ModelWeights:
         self._fault: str | None = None  # why nobody can be brought to the model's version from its checkpoint
 
     def __repr__(self) -> str:
-        return f"<ModelWeights {self.name} {self.standing.version} group={self.group and self.group.state}>"
+        return f"<ModelWeights {self.name} {self.current.version} group={self.group and self.group.state}>"
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own the tasks until cancelled."""
@@ -166,15 +166,17 @@ class ModelWeights:
     def _check_turn(self, request: UpdateRequest) -> None:
         if self.running is not None:
             raise UpdateRunning(f"model {self.name}: weights {self.running.version} are on their way")
-        if request.version is not None and request.version <= self.standing.version:
-            raise VersionNotNewer(f"model {self.name} has weights {self.standing.version}, and versions only rise")
+        if request.version is not None and request.version <= self.current.version:
+            raise VersionNotNewer(f"model {self.name} has weights {self.current.version}, and versions only rise")
 
     def _whole_group(self, number: int | None) -> Group:
         group = self.group
         if group is not None and number not in (None, group.number):
             raise GroupMissing(f"model {self.name}: another trainer has made group {group.number} since; make it again")
         if group is None or group.state is not GroupState.READY:
-            told = "there is none" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
+            told = (
+                "there is no group" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
+            )
             raise GroupMissing(f"model {self.name}: no group with a trainer ({told}); make it with weights/init")
         for worker in self._serving():
             if not group.has(worker.spec.id, worker.incarnation):
@@ -188,8 +190,8 @@ class ModelWeights:
         workers = {worker.spec.id: worker for worker in self._serving()}
         update = WeightUpdate(
             self._numbers,
-            self.standing.version + 1 if request.version is None else request.version,
-            self.standing.version,
+            self.current.version + 1 if request.version is None else request.version,
+            self.current.version,
             request,
             self._clock,
             {name: worker.incarnation for name, worker in workers.items()},
@@ -197,7 +199,7 @@ class ModelWeights:
         self.updates.append(update)
         for worker in self.workers.values():
             if worker.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
-                worker.drain_nowait(f"weights {update.version} are on their way", Hold.BEHIND)
+                worker.drain_nowait(f"weights {update.version} are on their way", Hold.STALE_WEIGHTS)
         return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
 
     async def _perform(self, run: UpdateRun, group: Group | None) -> None:
@@ -222,10 +224,10 @@ class ModelWeights:
 
     async def _commit(self, update: WeightUpdate) -> None:
         """Take the new version as the model's, before anybody goes on with it."""
-        await self._stand(
+        await self._make_current(
             CurrentWeights(
                 version=update.version,
-                launched=self.standing.launched,
+                launched=self.current.launched,
                 model=self._model,
                 checkpoint=update.request.checkpoint,
             )
@@ -233,21 +235,21 @@ class ModelWeights:
         survivors = {share.worker for share in update.survivors}
         for worker in self.workers.values():
             if worker.spec.id in survivors:
-                worker.resume_nowait(f"weights {update.version}", Hold.BEHIND)
+                worker.resume_nowait(f"weights {update.version}", Hold.STALE_WEIGHTS)
             else:  # it was starting as the update began: it has what it was launched with, or got last
-                worker.drain_nowait(f"it lacks weights {update.version}", Hold.BEHIND)
+                worker.drain_nowait(f"it lacks weights {update.version}", Hold.STALE_WEIGHTS)
 
-    async def _stand(self, standing: CurrentWeights) -> None:
-        self.standing, self._fault = standing, None
+    async def _make_current(self, current: CurrentWeights) -> None:
+        self.current, self._fault = current, None
         try:
-            await anyio.to_thread.run_sync(self._file.write, standing)
+            await anyio.to_thread.run_sync(self._file.write, current)
         except OSError:
-            logger.exception("model %s: weights %d: the version could not be kept", self.name, standing.version)
+            logger.exception("model %s: weights %d: the version could not be kept", self.name, current.version)
 
     # Who is behind
 
     def take_change(self, worker: SupervisedWorker) -> None:
-        """Take the fact that a worker's state has changed. Nothing here waits."""
+        """Note that a worker's state has changed. Nothing here waits."""
         weights = worker.weights
         if weights is None:
             return
@@ -256,15 +258,15 @@ class ModelWeights:
         if self.group is not None:
             self.group.take_change(worker.spec.id, worker.incarnation if worker.is_serving else None, worker.because)
         if worker.state is WorkerState.STARTING and weights.incarnation != worker.incarnation:
-            weights.change(self.standing.launched, worker.incarnation)
-            if self.standing.version != self.standing.launched or self.running is not None:
-                worker.drain_nowait(f"it has weights {weights.version}", Hold.BEHIND)
-        elif worker.is_serving and Hold.BEHIND in worker.holds:
+            weights.change(self.current.launched, worker.incarnation)
+            if self.current.version != self.current.launched or self.running is not None:
+                worker.drain_nowait(f"it has weights {weights.version}", Hold.STALE_WEIGHTS)
+        elif worker.is_serving and Hold.STALE_WEIGHTS in worker.holds:
             self._bring(worker)
 
     def _bring_all(self) -> None:
         for worker in self._serving():
-            if Hold.BEHIND in worker.holds:
+            if Hold.STALE_WEIGHTS in worker.holds:
                 self._bring(worker)
 
     def _bring(self, worker: SupervisedWorker) -> None:
@@ -285,7 +287,7 @@ class ModelWeights:
                 logger.warning("worker %s: %s", worker.spec.id, self.missing)
                 await anyio.sleep(BRING_AGAIN_S)
         except (TimeoutError, EngineError) as error:
-            because = f"it could not be brought to weights {self.standing.version}: {str(error) or 'not in time'}"
+            because = f"it could not be brought to weights {self.current.version}: {str(error) or 'not in time'}"
             if worker.incarnation == incarnation and worker.is_serving:
                 worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
         finally:
@@ -293,22 +295,22 @@ class ModelWeights:
 
     async def _bring_to(self, worker: SupervisedWorker, incarnation: int) -> str | None:
         """Do it; return why it cannot be done now, where an engine that tried would break."""
-        standing, weights = self.standing, worker.weights
+        current, weights = self.current, worker.weights
         if weights is None:
             return None
-        if weights.version != standing.version:
-            if standing.checkpoint is None:
+        if weights.version != current.version:
+            if current.checkpoint is None:
                 logger.warning("worker %s: %s", worker.spec.id, self.missing)
                 return None
             try:
-                await anyio.to_thread.run_sync(check_checkpoint, Path(standing.checkpoint), self._model)
+                await anyio.to_thread.run_sync(check_checkpoint, Path(current.checkpoint), self._model)
             except InvalidUpdate as error:
                 return str(error)
-            await self._load(worker, standing.version, standing.checkpoint)
+            await self._load(worker, current.version, current.checkpoint)
             if worker.incarnation != incarnation:
                 return None
-            weights.change(standing.version, incarnation)
-        worker.resume_nowait(f"weights {standing.version}", Hold.BEHIND)
+            weights.change(current.version, incarnation)
+        worker.resume_nowait(f"weights {current.version}", Hold.STALE_WEIGHTS)
         return None
 
     async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
@@ -334,19 +336,19 @@ class ModelWeights:
             return f"its engine: {worker.because}"
         if self._fault is not None:
             return self.missing
-        if self.standing.checkpoint is not None or (worker.weights and worker.weights.version == self.standing.version):
-            return f"its turn to be brought to weights {self.standing.version}"
+        if self.current.checkpoint is not None or (worker.weights and worker.weights.version == self.current.version):
+            return f"its turn to be brought to weights {self.current.version}"
         return self.missing
 
     @property
     def missing(self) -> str:
         """What nobody can bring a worker to."""
-        how = "nobody has kept them, the trainer's next update brings them"
+        how = "no copy of them was kept; the trainer's next update brings them"
         if self._fault is not None:
             how = f"their checkpoint cannot be read ({self._fault}); put it back, or bring others"
         elif self.is_keeping:
             how = "they are being written"
-        return f"waits for weights {self.standing.version}: {how}"
+        return f"waits for weights {self.current.version}: {how}"
 
     async def _keep(self, update: WeightUpdate) -> None:
         """Have an engine write what a trainer sent, so that whoever starts later can be brought to it."""
@@ -356,15 +358,15 @@ class ModelWeights:
             is_kept = await keep_weights(engines, self._files, update.number, folder, self._policy.keep_s)
             if folder is None:
                 return
-            if self.standing.version == update.version and is_kept:
-                standing = CurrentWeights(version=update.version, launched=self.standing.launched, model=self._model)
-                await self._stand(msgspec.structs.replace(standing, checkpoint=str(folder)))
-            elif self.standing.version == update.version:
+            if self.current.version == update.version and is_kept:
+                current = CurrentWeights(version=update.version, launched=self.current.launched, model=self._model)
+                await self._make_current(msgspec.structs.replace(current, checkpoint=str(folder)))
+            elif self.current.version == update.version:
                 logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
         finally:
             self.is_keeping = False
             self._kept.notify()
-        await anyio.to_thread.run_sync(_remove_useless, folder, self.standing.checkpoint)
+        await anyio.to_thread.run_sync(_remove_useless, folder, self.current.checkpoint)
         self._bring_all()
 
     def _serving(self) -> list[SupervisedWorker]:

@@ -150,13 +150,13 @@ class LiveConversation:
         return self._warm.get(agent) if self._warm is not None else None
 
     def note_cache(self, agent: int, cached: CacheLocation) -> None:
-        """Take the fact that a worker knows an agent's prompt."""
+        """Note that a worker knows an agent's prompt."""
         if self._warm is None:
             self._warm = {}
         self._warm[agent] = cached
 
     def queue(self, turn: ReadyTurn, model: str) -> None:
-        """Take the fact that a turn waits for a slot of a model."""
+        """Note that a turn waits for a slot of a model."""
         if self.live.job.mode is Mode.FREE:
             if self._lines is None:
                 self._lines = {}

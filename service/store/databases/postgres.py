@@ -130,7 +130,7 @@ class PostgresDatabase:
         try:
             known = conninfo_to_dict(self.url)
         except psycopg.ProgrammingError:
-            return "an address that is none"
+            return "a URL that is not valid"
         return f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
 
     def connect_writer(self) -> PostgresConnection:

@@ -71,7 +71,7 @@ def _arguments() -> argparse.Namespace:
         "--counting", type=int, default=0, help="read the prompt in so many steps, seen in /slots alone"
     )
     parser.add_argument("--step", type=float, default=0.05, help="seconds of one such step")
-    parser.add_argument("--bad-frame-after", type=int, help="send so many tokens and then a frame that is no JSON")
+    parser.add_argument("--bad-frame-after", type=int, help="send so many tokens and then a frame that is not JSON")
     parser.add_argument("--long-frame-after", type=int, help="send so many tokens and then a frame of 16 MiB")
     parser.add_argument("--repeat", help="answer with this again and again, for as long as anybody listens")
     parser.add_argument("--keep-busy", action="store_true", help="keep a slot busy when its client has gone")

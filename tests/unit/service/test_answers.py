@@ -85,8 +85,8 @@ def test_a_pattern_may_stand_anywhere_and_takes_no_time() -> None:
         ('{"score": 3}', None),
         ('<think>hm</think>```json\n{"score": 3}\n```', None),
         ('{"score": "3"}', "$.score"),
-        ("three", "no JSON"),
-        ('{"score": NaN}', "no JSON"),
+        ("three", "not JSON"),
+        ('{"score": NaN}', "not JSON"),
     ],
 )
 def test_json_by_its_schema(answer: str, told: str | None) -> None:

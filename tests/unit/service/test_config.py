@@ -28,10 +28,10 @@ from service.formats.documents import parse_document
         ("models: {m: {engine: embedded, port: 65535, replicas: 2}}", "go beyond 65535"),
         ("models: {m: {engine: embedded}, n: {engine: embedded}}", "port 9100 of replica 0 is models.m's already"),
         ("models: {m: {engine: embedded, args: {port: 1}}}", "models.m.args.port: is decided by the key 'port'"),
-        ("models: {m: {engine: llama-server, command: [no-such-program]}}", "there is no program 'no-such-program'"),
+        ("models: {m: {engine: llama-server, command: [no-such-program]}}", "no such program: 'no-such-program'"),
         (
             "models: {m: {engine: embedded, tools: {mcp: {files: {command: [not-there, /data]}}}}}",
-            "models.m.tools.mcp.files.command: there is no program 'not-there'",
+            "models.m.tools.mcp.files.command: no such program: 'not-there'",
         ),
         ("models: {m: {engine: embedded}}\nserver: {host: 0.0.0.0}", "needs api_keys"),
         ("models: {m: {engine: embedded, env: {A: '${NOT_SET_ANYWHERE}'}}}", "NOT_SET_ANYWHERE is not set"),

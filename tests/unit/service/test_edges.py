@@ -72,7 +72,7 @@ def test_a_configuration_may_come_late(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("service.config.load.PIPE_WAIT_MS", 10)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(ConfigError, match="nobody writes to it"):
+    with pytest.raises(ConfigError, match="nothing writes to it"):
         load_config(pipe)
     late = "import sys; f = open(sys.argv[1], 'w'); sys.stdin.read(); f.write('models: {m: {engine: embedded}}')"
     with subprocess.Popen([sys.executable, "-c", late, str(pipe)], stdin=subprocess.PIPE) as writer:

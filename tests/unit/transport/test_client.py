@@ -151,7 +151,7 @@ OVERFLOW = (
         pytest.param(http(400, b'{"error":{"message":"bad"}}'), EngineRejected, "bad", id="a bad request"),
         pytest.param(http(503, b'{"error":{"message":"Loading model"}}'), EngineOverloaded, "Loading", id="loading"),
         pytest.param(http(429, b"", b"Retry-After: 7\r\n"), EngineOverloaded, "no body", id="too many"),
-        pytest.param(http(500, b"<html>oops"), EngineRejected, "<html>oops", id="an error that is no JSON"),
+        pytest.param(http(500, b"<html>oops"), EngineRejected, "<html>oops", id="an error that is not JSON"),
         pytest.param(
             http(200, b"<html>", b"Content-Type: text/html\r\n"), MalformedFrame, "text/html", id="HTML with 200"
         ),

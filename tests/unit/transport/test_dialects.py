@@ -166,7 +166,7 @@ class TestEndpoint:
     @pytest.mark.parametrize("url", ["localhost:11434", "ftp://x", "http://", "http://user:password@x"])
     def test_what_is_none(self, url: str) -> None:
         """A password belongs into headers, where it is masked."""
-        with pytest.raises(ValueError, match="is no http"):
+        with pytest.raises(ValueError, match="is not an http"):
             Endpoint.of_url(url)
 
     def test_the_head_of_a_request(self) -> None:

@@ -56,7 +56,7 @@ class TestCommand:
             ({"socket": Path("/" + "x" * 108)}, "longer than the 107 bytes"),
             ({"engine": EngineKind.ATTACHED}, "url: is required"),
             ({"url": "http://h"}, "only an attached engine"),
-            ({"engine": EngineKind.ATTACHED, "url": "h:1"}, "is no http"),
+            ({"engine": EngineKind.ATTACHED, "url": "h:1"}, "is not an http"),
             ({"engine": EngineKind.LLAMA_SERVER, "socket": Path("/x")}, "only vllm"),
         ],
     )

@@ -292,22 +292,22 @@ def test_a_worker_is_held_until_nothing_holds_it(life: Life) -> None:
     for hold in Hold:
         life.tell(DrainRequested(because="hold", hold=hold))
     states = []
-    for hold in (Hold.UPDATE, Hold.OPERATOR, Hold.ADAPTERS, Hold.REFUSING, Hold.BEHIND):
+    for hold in (Hold.UPDATE, Hold.OPERATOR, Hold.ADAPTERS, Hold.REFUSING, Hold.STALE_WEIGHTS):
         life.tell(ResumeRequested(because="over", hold=hold))
         states.append(life.now.state)
     assert states == [*[WorkerState.DRAINING] * 4, WorkerState.READY]
     life.tell(StopRequested(because="enough"))
     life.gone()
-    assert life.tell(ResumeRequested(because="over", hold=Hold.BEHIND)) == ()
+    assert life.tell(ResumeRequested(because="over", hold=Hold.STALE_WEIGHTS)) == ()
     assert life.now.state is WorkerState.STOPPED
 
 
 def test_an_engine_that_is_behind_gets_ready_when_it_is_not(life: Life) -> None:
     """It answers, and takes no traffic before its weights are the current ones."""
-    life.tell(DrainRequested(because="weights 3", hold=Hold.BEHIND))
+    life.tell(DrainRequested(because="weights 3", hold=Hold.STALE_WEIGHTS))
     life.ready()
     assert (life.now.state, "not the model's current" in life.now.because) == (WorkerState.DRAINING, True)
-    life.tell(ResumeRequested(because="weights 3", hold=Hold.BEHIND))
+    life.tell(ResumeRequested(because="weights 3", hold=Hold.STALE_WEIGHTS))
     assert life.now.state is WorkerState.READY
 
 

@@ -434,7 +434,7 @@ class TestLedger:
 
     made: ClassVar[list[str | None]] = []
 
-    async def ask(self, ledger: ProcessRegistry, policy: str) -> tuple[list[str] | RequestFailed, list[str | None]]:
+    async def ask(self, journal: ProcessRegistry, policy: str) -> tuple[list[str] | RequestFailed, list[str | None]]:
         self.made.clear()
         definition = ToolDefinition.parse({"type": "function", "unverified": policy, "function": {"name": "pay"}})
         assert "unverified" not in definition.document
@@ -443,19 +443,19 @@ class TestLedger:
             self.made.append(idempotency_key)
 
         runner = PythonTools({"pay": pay})
-        tools = MessageTools({"pay": definition}, runner, ToolLimits(), "a job", ledger)
+        tools = MessageTools({"pay": definition}, runner, ToolLimits(), "a job", journal)
         return await tools.run([call("pay", "{}")], 0, "", []), self.made
 
     async def test_a_call_is_noted_before_and_after(self) -> None:
         """With the key that the tool is given."""
-        ledger = ProcessRegistry()
-        assert await self.ask(ledger, "fail") == (["null"], ["new"])
-        assert ledger.notes == [("pay", {}, Unverified.FAIL), ("new", "null", None)]
+        journal = ProcessRegistry()
+        assert await self.ask(journal, "fail") == (["null"], ["new"])
+        assert journal.notes == [("pay", {}, Unverified.FAIL), ("new", "null", None)]
 
     async def test_a_known_result_stands(self) -> None:
         """Nothing is made twice of which the outcome is known."""
-        ledger = ProcessRegistry(pay=Begun(key="k", was_begun=True, result='{"paid": 1}'))
-        assert await self.ask(ledger, "retry") == (['{"paid": 1}'], [])
+        journal = ProcessRegistry(pay=Begun(key="k", was_begun=True, result='{"paid": 1}'))
+        assert await self.ask(journal, "retry") == (['{"paid": 1}'], [])
 
     @pytest.mark.parametrize(("policy", "made"), [("retry", ["k"]), ("ask_model", []), ("fail", [])])
     async def test_an_unverified_call_goes_by_its_policy(self, policy: str, made: list[str]) -> None:
@@ -472,10 +472,10 @@ class TestLedger:
 
     async def test_a_failure_is_noted_too(self) -> None:
         """Why there is no result."""
-        ledger = ProcessRegistry()
-        tools = MessageTools(TOOLS, RUNNER, ToolLimits(), "a job", ledger)
+        journal = ProcessRegistry()
+        tools = MessageTools(TOOLS, RUNNER, ToolLimits(), "a job", journal)
         assert isinstance(await tools.run([call("raise", "{}")], 0, "", []), RequestFailed)
-        assert str(ledger.notes[-1]).startswith("('new', None, 'tool_exception: raise: ")
+        assert str(journal.notes[-1]).startswith("('new', None, 'tool_exception: raise: ")
 
     def test_a_policy_that_is_none_is_refused(self) -> None:
         """With what there is."""

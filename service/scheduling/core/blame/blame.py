@@ -125,7 +125,7 @@ class Blame:
         return self._refusals.get(model, TurnRecord())
 
     def start(self, key: TurnKey, model: str, worker: str, incarnation: int) -> None:
-        """Take the fact that an attempt begins on an engine."""
+        """Note that an attempt begins on an engine."""
         place = (worker, incarnation)
         if self._newest.get(worker) != incarnation:
             self._newest[worker] = incarnation
@@ -159,7 +159,7 @@ class Blame:
             engine.had_company = True
 
     def forget(self, keys: Iterable[TurnKey]) -> None:
-        """Take the fact that turns will not run again here, and nobody knows what they would have done."""
+        """Note that turns will not run again here, and nobody knows what they would have done."""
         if not self._deaths:  # as nearly always, and a cancel may bring a million
             return
         gone = set(keys)
@@ -171,7 +171,7 @@ class Blame:
                     del self._deaths[place]
 
     def forget_job(self, job_id: JobId) -> None:
-        """Take the fact that a job has ended."""
+        """Note that a job has ended."""
         del self._convictions[job_id]
 
     def die(self, key: TurnKey, charges: Charges, *, is_outside: bool) -> BlameVerdict:

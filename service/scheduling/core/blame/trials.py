@@ -48,7 +48,7 @@ class Trials:
                 yield model, suspects.pop(), worker
 
     def note_start(self, model: str) -> None:
-        """Take the fact that a turn of a model begins that is no suspect."""
+        """Note that a turn of a model begins that is no suspect."""
         if model in self._measures:
             self._measures[model].note_start()
 
@@ -90,7 +90,7 @@ class TrialMeasure:
         return not is_owed
 
     def note_trial(self, trial: Trial, slots: int) -> None:
-        """Take the fact that a trial begins, on a model of so many slots."""
+        """Note that a trial begins, on a model of so many slots."""
         self._trials += 2 if trial is Trial.FIRST else 1
         if self._trials >= TRIALS_IN_A_ROW:
             self._trials, self._owed = 0, STARTS_A_SLOT * slots
@@ -98,7 +98,7 @@ class TrialMeasure:
             self._owed_last = None
 
     def note_start(self) -> None:
-        """Take the fact that a waiting turn begins."""
+        """Note that a waiting turn begins."""
         self._owed -= self._owed > 0
         if self._owed_last:
             self._owed_last -= 1
