@@ -19,9 +19,8 @@ from service.cli.console import can_draw, print_transcript
 from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.cli.status_table import plain_lines, table
-from service.config.load import read_text
 from service.errors import ConfigError
-from service.formats.documents import parse_document
+from service.formats.documents import parse_document, read_text
 
 LIMIT_S: Final = 30.0  # for one answer; streams wait for as long as the service keeps them alive
 RECONNECT_S: Final = 1.0

@@ -2,22 +2,18 @@
 
 import os
 import re
-import select
-import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from pydantic import ValidationError
 
 from service.config.schema import Config
 from service.errors import ConfigError
-from service.formats.documents import Place, line_of, parse_document
+from service.formats.documents import Place, line_of, parse_document, read_text
 from service.formats.faults import faults_of
 
 API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # the keys of the HTTP surface, comma separated
-PIPE_WAIT_MS: Final = 5000
-PIPE_BYTES: Final = 64 * 1024 * 1024
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
 
@@ -29,43 +25,6 @@ def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Co
     """
     document, lines = parse_document(read_text(path), str(path), lambda text: _interpolate(text, str(path)))
     return build_config(document, overrides or {}, str(path), lines)
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        # A pipe that nobody writes to would be waited for.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return _read_soon(file, path).decode("utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-
-
-def _read_soon(file: BinaryIO, path: Path) -> bytes:
-    """Return a file's content; of a pipe what its writer has to say, who may take his time, but has to be there."""
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file.read()
-    content = bytearray()
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    while True:
-        poll.poll(PIPE_WAIT_MS)
-        try:
-            piece = os.read(file.fileno(), 65536)
-        except BlockingIOError:
-            continue
-        if not piece:
-            break
-        content += piece
-        if len(content) > PIPE_BYTES:
-            raise ConfigError(f"{path}: is not a file, and more than {PIPE_BYTES} bytes come out of it")
-    if not content:
-        raise ConfigError(f"{path}: is not a file, and nothing writes to it")
-    return bytes(content)
 
 
 def build_config(document: object, overrides: Mapping[str, object], source: str, lines: Mapping[Place, int]) -> Config:

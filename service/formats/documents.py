@@ -6,15 +6,21 @@ choices, say), and a date is text.
 
 import json
 import math
+import os
 import re
+import select
+import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import BinaryIO, Final
 
 import yaml
 
 from service.errors import ConfigError
 
 MOST_NODES: Final = 1_000_000
+PIPE_WAIT_MS: Final = 5000
+PIPE_BYTES: Final = 64 * 1024 * 1024
 Place = tuple[str | int, ...]
 Substitute = Callable[[str], str]
 _BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -158,3 +164,40 @@ def _substitute(loader: _Loader, node: yaml.ScalarNode, substitute: Substitute |
     node.value = substitute(node.value)
     if node.style is None:
         node.tag = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        # A pipe that nobody writes to would be waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return _read_soon(file, path).decode("utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_soon(file: BinaryIO, path: Path) -> bytes:
+    """Return a file's content; of a pipe what its writer has to say, who may take his time, but has to be there."""
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file.read()
+    content = bytearray()
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    while True:
+        poll.poll(PIPE_WAIT_MS)
+        try:
+            piece = os.read(file.fileno(), 65536)
+        except BlockingIOError:
+            continue
+        if not piece:
+            break
+        content += piece
+        if len(content) > PIPE_BYTES:
+            raise ConfigError(f"{path}: is not a file, and more than {PIPE_BYTES} bytes come out of it")
+    if not content:
+        raise ConfigError(f"{path}: is not a file, and nothing writes to it")
+    return bytes(content)

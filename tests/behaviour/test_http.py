@@ -131,10 +131,10 @@ def test_the_same_key_is_the_same_job(service: Service) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "code", "text"),
     [
-        (b"nonsense", 400, "body_malformed", "no usable JSON"),
-        (b"", 400, "body_malformed", "no usable JSON"),
-        (b'{"a": "\xff"}', 400, "body_malformed", "no usable JSON"),
-        (b"[" * 100_000, 400, "body_malformed", "no usable JSON"),
+        (b"nonsense", 400, "body_malformed", "not usable JSON"),
+        (b"", 400, "body_malformed", "not usable JSON"),
+        (b'{"a": "\xff"}', 400, "body_malformed", "not usable JSON"),
+        (b"[" * 100_000, 400, "body_malformed", "not usable JSON"),
         (b"[" * 100 + b"]" * 100, 400, "body_malformed", "limits.depth = 64"),
         (b"x" * (17 << 20), 413, "body_too_large", "limits.body_bytes"),
         (b"5", 422, "invalid_job", "a job is an object"),

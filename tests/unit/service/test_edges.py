@@ -69,7 +69,7 @@ def test_a_path_that_is_none_lies_nowhere(tmp_path: Path) -> None:
 
 def test_a_configuration_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a program that asks for a password first: as long as it is there, it is waited for."""
-    monkeypatch.setattr("service.config.load.PIPE_WAIT_MS", 10)
+    monkeypatch.setattr("service.formats.documents.PIPE_WAIT_MS", 10)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(ConfigError, match="nothing writes to it"):

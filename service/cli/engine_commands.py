@@ -1,0 +1,142 @@
+"""What the commands do that run engines here."""
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import typer
+import yaml
+from rich.console import Console
+
+from service.cli.console import print_transcript
+from service.cli.exits import Exit
+from service.cli.plain import plain
+from service.cli.run_display import display
+from service.config.load import build_config, load_config
+from service.config.roots import roots_of
+from service.config.schema import Config
+from service.config.secrets import masked
+from service.config.workers import models_without_file, tiny_model_path, worker_specs
+from service.errors import ConfigError
+from service.export import folder_for
+from service.formats.documents import parse_document, read_text
+from service.node.jobs import JobView
+from service.run import JobFile, has_failures, read_job_file, run_jobs
+from service.serve import listen
+from service.serve import serve as serve_until_stopped
+from workers.spec import WorkerSpec
+
+T = TypeVar("T")
+
+
+def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path | None) -> None:
+    """Run the service until it is stopped."""
+    os.umask(0o077)  # what it writes holds prompts and answers
+    settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
+    specs = _specs(settings, config.parent, settings.server.state_dir)
+    listener = listen(settings.server.host, settings.server.port)
+    run_async(
+        serve_until_stopped, settings, specs, settings.server.state_dir, roots_of(settings, config.parent), listener
+    )
+
+
+def run(jobs: Sequence[Path], config: Path, output: Path) -> None:
+    """Run job files to their ends."""
+    settings = load_config(config)
+    files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
+    _check_writable(output)
+    specs = _specs(settings, config.parent, settings.server.state_dir)
+    try:
+        views = _run(settings, specs, files, output)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on where it was", err=True)
+        raise
+    for view in views:
+        folder = folder_for(output, view.stored.name)
+        typer.echo(f"{plain(view.stored.name)}: {view.stored.state}; transcripts in {folder / 'transcripts'}")
+    if has_failures(views):
+        raise typer.Exit(Exit.FAILED)
+
+
+def demo(port: int) -> None:
+    """Run the built-in debate."""
+    folder = resources.files("service.cli")
+    document, lines = parse_document((folder / "demo_config.yaml").read_text(), "demo")
+    if not isinstance(document, dict):
+        raise ConfigError("demo: its configuration is damaged")
+    document["models"]["tiny"]["port"] = port
+    with tempfile.TemporaryDirectory(prefix="roundhouse-demo-") as name:
+        state_dir = Path(name)
+        settings = build_config(document, {"state_dir": state_dir}, "demo", lines)
+        files = [read_job_file("demo.yaml", (folder / "demo.yaml").read_text(), settings)]
+        typer.echo("Two embedded llama.cpp engines:")
+        views = _run(settings, _specs(settings, state_dir, state_dir), files, state_dir)
+        transcript = json.loads((state_dir / "demo" / "transcripts" / "q1.json").read_text())
+        print_transcript(Console(emoji=False), "demo", transcript)
+    typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].stored.total_turns} turns")
+    if has_failures(views):
+        raise typer.Exit(Exit.FAILED)
+
+
+def check(config: Path, state_dir: Path | None) -> None:
+    """Validate a configuration, and print the effective one."""
+    settings = load_config(config, {"state_dir": state_dir})
+    worker_specs(settings, config.parent, settings.server.state_dir)
+    shown = masked(settings.model_dump(mode="json"))
+    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+    """Run the event loop that everything here is measured on."""
+    return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
+
+
+def _run(config: Config, specs: Sequence[WorkerSpec], files: Sequence[JobFile], output: Path) -> list[JobView]:
+    with display(Console(emoji=False)) as shown:
+        return run_async(_interruptible, run_jobs, config, specs, files, output, shown.show)
+
+
+async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+    """Run ``main``; SIGINT and SIGTERM end it in order, so that nothing of it is left."""
+    results: list[T] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch_signals() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                await anext(signals)
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch_signals)
+        results.append(await main(*arguments))
+        tasks.cancel_scope.cancel()
+    if not results:
+        raise KeyboardInterrupt
+    return results[0]
+
+
+def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
+    tiny = models_without_file(config)
+    if tiny:
+        try:
+            from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
+        except ImportError as error:
+            text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
+            raise ConfigError(text) from error
+        path = ensure_tiny_model(tiny_model_path(state_dir))
+        typer.echo(f"{', '.join(tiny)}: no model is named, so {path} stands in; its text is noise", err=True)
+    return worker_specs(config, base, state_dir)
+
+
+def _check_writable(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be written: {error.strerror}; give another folder") from error
