@@ -78,7 +78,7 @@ class Scheduler:
         self._blame = Blame()
         self._endings = ConversationEndings(self._jobs, self._turns, self._blame)
         self._findings = WorkerFindings(fleet, self._turns)
-        self._landing = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
+        self._turn_endings = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = Notifier()
         fleet.subscribe(self._worker_changed)
@@ -351,7 +351,7 @@ class Scheduler:
         self._landed.append((run, outcome))
         if len(self._landed) == 1:  # whatever else ends at this moment is applied with it, before the next start
             await anyio.lowlevel.cancel_shielded_checkpoint()
-            self._land_all()
+            self._take_ends()
 
     async def _ask(self, run: TurnRun, worker: SupervisedWorker, answer: Answer) -> Outcome:
         version = worker.weights.version if worker.weights else None
@@ -372,12 +372,12 @@ class Scheduler:
         journal = TurnCalls(key, earlier, self._outlet.append)
         return prompts.request(key, run.rejected, describe_calls(earlier), journal, is_watched=is_watched)
 
-    def _land_all(self) -> None:
+    def _take_ends(self) -> None:
         landed, self._landed = self._landed, []
         ends: list[End] = []
         for run, outcome in sorted(landed, key=lambda each: self._place(each[0].key)):
-            self._turns.land(run.key)
-            ends.append(self._landing.land(run, outcome))
+            self._turns.note_off_slot(run.key)
+            ends.append(self._turn_endings.take_end(run, outcome))
             if isinstance(outcome, Completed):
                 self._findings.note_answer(run)
         if self._is_forgetting:

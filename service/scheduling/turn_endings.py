@@ -15,7 +15,7 @@ from service.scheduling.core.blame.blame import Blame, Finding, Trial
 from service.scheduling.core.blame.retry import refuse
 from service.scheduling.counts import RunCounters
 from service.scheduling.prompts import JobPrompts
-from service.scheduling.turn import TurnRun
+from service.scheduling.turn import CANCELLED, TurnRun
 from service.scheduling.turns import Turns
 from service.store import records
 from service.store.records import Record
@@ -59,7 +59,7 @@ class TurnEndings:
     def __repr__(self) -> str:
         return f"<TurnEndings jobs={len(self._jobs)}>"
 
-    def land(self, run: TurnRun, outcome: Outcome) -> End:
+    def take_end(self, run: TurnRun, outcome: Outcome) -> End:
         """Take the end of an attempt: state first, records with it, before anything is awaited."""
         run.end_attempt(outcome)
         key = run.key
@@ -69,7 +69,8 @@ class TurnEndings:
             case Cancelled():
                 self._blame.leave(key, is_cut_off=True)
                 if outcome.reason is not CancelReason.CONVERSATION_ENDED:
-                    return self._requeue(run, FailureReason.SHUTDOWN, run.attempts[-1].detail or "")
+                    reason = CANCELLED.get(outcome.reason, FailureReason.SHUTDOWN)
+                    return self._requeue(run, reason, run.attempts[-1].detail or "")
                 self._blame.forget([key])
                 return self._finish(run, events.TurnCutOff(key=key), TurnState.CANCELLED, FailureReason.CANCELLED)
             case RequestFailed():

@@ -110,7 +110,7 @@ class Turns:
             if key in self._resumed:
                 self._resumed[key] = replace(self._resumed[key], charges=Charges())
 
-    def land(self, key: TurnKey) -> None:
+    def note_off_slot(self, key: TurnKey) -> None:
         """Note that a turn is on no slot any more."""
         self._in_flight.discard(key)
 
