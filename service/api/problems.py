@@ -61,6 +61,8 @@ ANSWERS: Final[Mapping[type[Exception], ErrorAnswer]] = {  # by the nearest clas
     EngineError: _REFUSED,
 }
 MEDIA_TYPE: Final = "application/problem+json"
+DOOR: Final = (401, 403, 408, 431)  # what any request may be refused for before its route is known
+TOO_LARGE: Final = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,8 @@ def describe(error: Exception) -> dict[str, object]:
 
 
 def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the errors that a route can answer with, for its description."""
+    """Return the errors that a route can answer with, for its description: those of the door too."""
+    statuses = (*statuses, *DOOR, *((HTTPStatus.UNSUPPORTED_MEDIA_TYPE,) if TOO_LARGE in statuses else ()))
     return {status: {"model": schemas.Problem, "description": HTTPStatus(status).phrase} for status in statuses}
 
 

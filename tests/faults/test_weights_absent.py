@@ -14,7 +14,7 @@ from workers.errors import GroupMissing
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend, WeightsPolicy
 from workers.states import WorkerState
-from workers.weights import model_weights, update_run
+from workers.weights import catch_up, update_run
 from workers.weights.group import GroupRequest, GroupState
 
 
@@ -104,7 +104,7 @@ async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path)
 
 async def test_a_checkpoint_that_went_away_kills_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts later waits for it, and says so; when it is back, it is brought to it."""
-    monkeypatch.setattr(model_weights, "BRING_AGAIN_S", 0.05)
+    monkeypatch.setattr(catch_up, "BRING_AGAIN_S", 0.05)
     async with two(tmp_path) as workers:
         await workers.weights.update(workers.request("one"))
         await is_over(workers.weights)

@@ -14,28 +14,26 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
-from transport.control import EngineControl
 from transport.errors import EngineError, EngineTimeout
 from workers.engine.launch.vllm import is_extended
 from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.notifier import Notifier
-from workers.outcome import FailureReason
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
+from workers.weights.catch_up import CatchUp
 from workers.weights.checkpoint import check_checkpoint, check_tensors
 from workers.weights.current_version import CurrentWeights, CurrentWeightsFile
 from workers.weights.group import Group, GroupRequest, GroupState
 from workers.weights.group_join import JOIN_POLL_S, TELL_LIMIT_S, join_engines, watch_joining
 from workers.weights.keeper import keep_weights
 from workers.weights.receiver import ReceiverFiles
-from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer, reload_checkpoint
+from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer
 from workers.weights.update import UpdateRequest, WeightUpdate
 from workers.weights.update_run import Observe, UpdateRun
 
 REMEMBERED: Final = 20
-BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
 logger = logging.getLogger(__name__)
 
 
@@ -73,8 +71,7 @@ class ModelWeights:
         self._run: UpdateRun | None = None
         self._ended = Notifier()
         self._kept = Notifier()
-        self._catching_up: set[tuple[str, int]] = set()
-        self._fault: str | None = None  # why nobody can be brought to the model's version from its checkpoint
+        self._catch_up = CatchUp(workers[0].spec, lock, lambda: self.current, self._start_soon)
 
     def __repr__(self) -> str:
         return f"<ModelWeights {self.name} {self.current.version} group={self.group and self.group.state}>"
@@ -240,7 +237,8 @@ class ModelWeights:
                 worker.drain_nowait(f"it lacks weights {update.version}", Hold.STALE_WEIGHTS)
 
     async def _make_current(self, current: CurrentWeights) -> None:
-        self.current, self._fault = current, None
+        self.current = current
+        self._catch_up.forget_fault()
         try:
             await anyio.to_thread.run_sync(self._file.write, current)
         except OSError:
@@ -261,69 +259,13 @@ class ModelWeights:
             weights.change(self.current.launched, worker.incarnation)
             if self.current.version != self.current.launched or self.running is not None:
                 worker.drain_nowait(f"it has weights {weights.version}", Hold.STALE_WEIGHTS)
-        elif worker.is_serving and Hold.STALE_WEIGHTS in worker.holds:
-            self._bring(worker)
+        elif self._tasks is not None and worker.is_serving and Hold.STALE_WEIGHTS in worker.holds:
+            self._catch_up.bring(worker)
 
     def _bring_all(self) -> None:
         for worker in self._serving():
             if Hold.STALE_WEIGHTS in worker.holds:
-                self._bring(worker)
-
-    def _bring(self, worker: SupervisedWorker) -> None:
-        place = (worker.spec.id, worker.incarnation)
-        if place not in self._catching_up and self._tasks is not None:
-            self._catching_up.add(place)
-            self._start_soon(self._catch_up, worker, worker.incarnation)
-
-    async def _catch_up(self, worker: SupervisedWorker, incarnation: int) -> None:
-        """Bring an engine that was started anew to the model's version, before it takes traffic."""
-        try:
-            while worker.incarnation == incarnation and worker.is_serving:
-                async with self._lock:
-                    if worker.incarnation == incarnation and worker.is_serving:
-                        self._fault = await self._bring_to(worker, incarnation)
-                if self._fault is None:
-                    return
-                logger.warning("worker %s: %s", worker.spec.id, self.missing)
-                await anyio.sleep(BRING_AGAIN_S)
-        except (TimeoutError, EngineError) as error:
-            because = f"it could not be brought to weights {self.current.version}: {str(error) or 'not in time'}"
-            if worker.incarnation == incarnation and worker.is_serving:
-                worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
-        finally:
-            self._catching_up.discard((worker.spec.id, incarnation))
-
-    async def _bring_to(self, worker: SupervisedWorker, incarnation: int) -> str | None:
-        """Do it; return why it cannot be done now, where an engine that tried would break."""
-        current, weights = self.current, worker.weights
-        if weights is None:
-            return None
-        if weights.version != current.version:
-            if current.checkpoint is None:
-                logger.warning("worker %s: %s", worker.spec.id, self.missing)
-                return None
-            try:
-                await anyio.to_thread.run_sync(check_checkpoint, Path(current.checkpoint), self._model)
-            except InvalidUpdate as error:
-                return str(error)
-            await self._load(worker, current.version, current.checkpoint)
-            if worker.incarnation != incarnation:
-                return None
-            weights.change(current.version, incarnation)
-        worker.resume_nowait(f"weights {current.version}", Hold.STALE_WEIGHTS)
-        return None
-
-    async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
-        control = EngineControl(worker.endpoint)
-        worker.pause_watch()  # it may have turns in flight: it came up before the update that it missed had ended
-        try:
-            with anyio.fail_after(self._policy.receive_s):
-                await control.pause(clear_cache=True)
-                await reload_checkpoint(control, checkpoint, is_extended=self._is_extended)
-                await control.label(version)
-                await control.resume()
-        finally:
-            worker.unpause_watch()
+                self._catch_up.bring(worker)
 
     @property
     def init_s(self) -> float:
@@ -331,24 +273,8 @@ class ModelWeights:
         return self._policy.init_s
 
     def waits_for(self, worker: SupervisedWorker) -> str:
-        """Return what a worker waits for that is behind."""
-        if not worker.is_serving:
-            return f"its engine: {worker.because}"
-        if self._fault is not None:
-            return self.missing
-        if self.current.checkpoint is not None or (worker.weights and worker.weights.version == self.current.version):
-            return f"its turn to be brought to weights {self.current.version}"
-        return self.missing
-
-    @property
-    def missing(self) -> str:
-        """What nobody can bring a worker to."""
-        how = "no copy of them was kept; the trainer's next update brings them"
-        if self._fault is not None:
-            how = f"their checkpoint cannot be read ({self._fault}); put it back, or bring others"
-        elif self.is_keeping:
-            how = "they are being written"
-        return f"waits for weights {self.current.version}: {how}"
+        """Return what a worker waits for whose weights are not the model's."""
+        return self._catch_up.waits_for(worker, is_keeping=self.is_keeping)
 
     async def _keep(self, update: WeightUpdate) -> None:
         """Have an engine write what a trainer sent, so that whoever starts later can be brought to it."""

@@ -1,0 +1,125 @@
+"""Brings engines that have other weights than the model's to its version, before they take traffic."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from transport.control import EngineControl
+from transport.errors import EngineError
+from workers.engine.launch.vllm import is_extended
+from workers.errors import InvalidUpdate
+from workers.outcome import FailureReason
+from workers.spec import WorkerSpec
+from workers.states import Hold
+from workers.supervised import SupervisedWorker
+from workers.weights.checkpoint import check_checkpoint
+from workers.weights.current_version import CurrentWeights
+from workers.weights.transfer import reload_checkpoint
+
+BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
+logger = logging.getLogger(__name__)
+
+
+class CatchUp:
+    """Of one model; ``current`` tells its version at any moment, ``lock`` is held while an engine is changed."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        lock: anyio.Lock,
+        current: Callable[[], CurrentWeights],
+        start_soon: Callable[..., None],
+    ) -> None:
+        self._model = spec.model
+        self._limit_s = spec.weights.receive_s
+        self._is_extended = is_extended(spec)
+        self._lock = lock
+        self._current = current
+        self._start_soon = start_soon
+        self._under_way: set[tuple[str, int]] = set()
+        self._fault: str | None = None  # why no engine can be brought to the version from its checkpoint
+
+    def __repr__(self) -> str:
+        return f"<CatchUp {sorted(self._under_way)} fault={self._fault!r}>"
+
+    def forget_fault(self) -> None:
+        """Note that the model has another version, with a checkpoint of its own."""
+        self._fault = None
+
+    def bring(self, worker: SupervisedWorker) -> None:
+        """Begin to bring a worker's present engine to the version, unless that is under way."""
+        place = (worker.spec.id, worker.incarnation)
+        if place not in self._under_way:
+            self._under_way.add(place)
+            self._start_soon(self._bring, worker, worker.incarnation)
+
+    def waits_for(self, worker: SupervisedWorker, *, is_keeping: bool) -> str:
+        """Return what a worker waits for that has other weights; ``is_keeping`` says that they are being written."""
+        if not worker.is_serving:
+            return f"its engine: {worker.because}"
+        current = self._current()
+        is_there = current.checkpoint is not None or (worker.weights and worker.weights.version == current.version)
+        if self._fault is None and is_there:
+            return f"its turn to be brought to weights {current.version}"
+        return self._missing(is_keeping=is_keeping)
+
+    def _missing(self, *, is_keeping: bool = False) -> str:
+        how = "no copy of them was kept; the trainer's next update brings them"
+        if self._fault is not None:
+            how = f"their checkpoint cannot be read ({self._fault}); put it back, or bring others"
+        elif is_keeping:
+            how = "they are being written"
+        return f"waits for weights {self._current().version}: {how}"
+
+    async def _bring(self, worker: SupervisedWorker, incarnation: int) -> None:
+        try:
+            while worker.incarnation == incarnation and worker.is_serving:
+                async with self._lock:
+                    if worker.incarnation == incarnation and worker.is_serving:
+                        self._fault = await self._load_current(worker, incarnation)
+                if self._fault is None:
+                    return
+                logger.warning("worker %s: %s", worker.spec.id, self._missing())
+                await anyio.sleep(BRING_AGAIN_S)
+        except (TimeoutError, EngineError) as error:
+            because = f"it could not be brought to weights {self._current().version}: {str(error) or 'not in time'}"
+            if worker.incarnation == incarnation and worker.is_serving:
+                worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
+        finally:
+            self._under_way.discard((worker.spec.id, incarnation))
+
+    async def _load_current(self, worker: SupervisedWorker, incarnation: int) -> str | None:
+        """Load the version; return why that cannot be done now, where an engine that tried would break."""
+        current, weights = self._current(), worker.weights
+        if weights is None:
+            return None
+        if weights.version != current.version:
+            if current.checkpoint is None:
+                logger.warning("worker %s: %s", worker.spec.id, self._missing())
+                return None
+            try:
+                await anyio.to_thread.run_sync(check_checkpoint, Path(current.checkpoint), self._model)
+            except InvalidUpdate as error:
+                return str(error)
+            await self._load(worker, current.version, current.checkpoint)
+            if worker.incarnation != incarnation:
+                return None
+            weights.change(current.version, incarnation)
+        worker.resume_nowait(f"weights {current.version}", Hold.STALE_WEIGHTS)
+        return None
+
+    async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
+        control = EngineControl(worker.endpoint)
+        worker.pause_watch()  # it may have turns in flight: it came up before the update that it missed had ended
+        try:
+            with anyio.fail_after(self._limit_s):
+                await control.pause(clear_cache=True)
+                await reload_checkpoint(control, checkpoint, is_extended=self._is_extended)
+                await control.label(version)
+                await control.resume()
+        finally:
+            worker.unpause_watch()
