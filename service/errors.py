@@ -1,7 +1,7 @@
 """What can go wrong in the service, as its callers see it: the leaves of one tree.
 
-What a request is refused for before anybody reads its body is in ``service/api/errors.py``; what goes wrong in workers
-is answered by the table of ``service/api/problems.py``.
+Refusals before a body is read are in ``service/api/door/errors.py``; what goes wrong in workers is
+answered by the table of ``service/api/problems.py``.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.app import build_app
-from service.api.door import Door, most_connections
+from service.api.door.connections import Door, most_connections
 from service.config.schema import Config
 from service.errors import ConfigError
 from service.node.node import open_node

@@ -12,13 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.api import problems
-from service.api.adapters import ADAPTER_BODIES, adapters_router
-from service.api.gate import Gate
+from service.api.door.gate import Gate
 from service.api.jobs import jobs_router
 from service.api.metrics import metrics_router
+from service.api.models.adapters import ADAPTER_BODIES, adapters_router
+from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
-from service.api.weights import WEIGHTS_BODIES, weights_router
 from service.api.workers import health_router, workers_router
 from service.config.schema import Config
 from service.conversations.spec import JobSpec

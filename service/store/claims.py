@@ -91,7 +91,7 @@ class Claims:
         self._membership.add_conversations(connection, rows, job)
         operations.keep_document(connection, new)
         operations.tell_posted(connection, new)
-        self._membership.tell(connection, [job.id], is_work=not claims)
+        self._membership.notify(connection, [job.id], is_work=not claims)
         taken = (
             [Claim(job_id=job.id, conversation_id=conversation.id, fence=1) for conversation in job.conversations]
             if claims
@@ -120,7 +120,7 @@ class Claims:
                 self._leaving.add(place)
                 claim = Claim(job_id=place[0], conversation_id=place[1], fence=fence)
                 self._membership.release(connection, claim, models)
-        self._membership.tell(connection, [], is_work=True)
+        self._membership.notify(connection, [], is_work=True)
 
     def apply(self, connection: Connection, records: Sequence[Record]) -> "Applied":
         """Apply facts in their order; refuse those of what is ours no more."""
@@ -143,7 +143,7 @@ class Claims:
                 ended.append(place)
                 self._leaving.add(place)
         if changed:
-            self._membership.tell(connection, changed, is_work=False)
+            self._membership.notify(connection, changed, is_work=False)
         return Applied(ended=ended, refused=refused)
 
     def _fence(self, place: Place) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api.door import MOST_FILES, Door
+from service.api.door.connections import MOST_FILES, Door
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -152,7 +152,7 @@ def test_nonsense_behind_requests_leaves_no_traceback(service: Service) -> None:
 SLOW = """
 import asyncio, sys
 import uvicorn
-from service.api.door import Door
+from service.api.door.connections import Door
 from service.serve import _Server
 
 class Quick(Door):
@@ -226,7 +226,7 @@ def test_more_connections_than_there_may_be_are_refused_at_once(slow_door: int) 
 LIMITS = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from service.api.door import most_connections
+from service.api.door.connections import most_connections
 print(most_connections(2, 8), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

@@ -104,7 +104,7 @@ class Membership(Protocol):
     def leave(self, connection: Connection) -> None:
         """Leave everything that is claimed to whoever has the models for it."""
 
-    def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+    def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Wake other nodes when the transaction is committed: jobs have changed, or there is something to claim."""
 
 

@@ -81,7 +81,7 @@ class ExclusiveMembership:
     def leave(self, connection: Connection) -> None:
         """There is nobody to leave it to; the next life claims it."""
 
-    def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+    def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """There is nobody to tell."""
 
 

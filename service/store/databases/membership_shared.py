@@ -135,9 +135,9 @@ class SharedMembership:
         """Leave everything that is claimed, and be dead: no lease has to end before others go on with it."""
         connection.execute("UPDATE nodes SET is_live = 0 WHERE id = ?", (self.node_id,))
         connection.execute(LEAVE, ([self.node_id],))
-        self.tell(connection, [], is_work=True)
+        self.notify(connection, [], is_work=True)
 
-    def tell(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+    def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Notify the other nodes when the transaction is committed."""
         jobs = list(job_ids)
         while True:

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.api.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
+from service.api.door.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
 from service.api.problems import problem
 from service.errors import ServiceError
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.errors import ForeignOrigin, MediaTypeUnknown
+from service.api.door.errors import ForeignOrigin, MediaTypeUnknown
 from service.api.problems import problem
 from service.errors import NotAuthorised, PathNotFound, ServiceError
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError, model_validator
 
 from service.api.body import body_of, read_document
+from service.api.models.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
 from service.api.problems import refused
-from service.api.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
 from service.config.roots import outside_of
 from service.conversations.limits import Limits
 from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed

@@ -1,0 +1,1 @@
+"""What a connection may take of us, and who may ask."""
