@@ -8,6 +8,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
+import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
 from service.api.problems import ANSWERS
 from service.cli.app import app as command_line
 from service.cli.exits import Exit

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^(?:[^\n]*?Save this as `([\w./-]+)`[^\n]*\n\n)?```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LIMIT_S = 300.0
 # What a page leaves running for its reader ends with it.
-BEGIN = "set -e\ntrap 'for pid in $(jobs -p); do kill $pid 2> /dev/null; wait $pid; done; true' EXIT"
+BEGIN = "set -e\ntrap 'for pid in $(jobs -p); do kill $pid || true; wait $pid || true; done' EXIT"
 
 
 def script_of(page: Path) -> str:

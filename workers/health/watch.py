@@ -13,8 +13,9 @@ from anyio.abc import TaskGroup
 
 from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import POLL_S, EngineSnapshot, Observations
+from workers.health.idle_probe import IdleProbe
 from workers.health.incident import RequestView
-from workers.health.probes import CanaryResult, ProbeResult, Probes
+from workers.health.probes import CanaryResult, Probes
 from workers.outcome import EngineFailed, FailureReason
 from workers.policy.leaked_slots import CutOff, LeakedSlots
 from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, is_computing, judge, quiet_s
@@ -26,8 +27,6 @@ from workers.spec import WorkerTimeouts
 TICK_S: Final = 0.5  # with requests in flight: repetition is found within it, and every limit is overrun by no more
 IDLE_TICK_S: Final = 1.0
 TICKS_A_LIMIT: Final = 8
-PROBE_S: Final = 15.0  # between two probes of an engine that has nothing to do
-PROBES_REFUSED: Final = 3
 CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
 LAST_LOOK_S: Final = 3.0
 FROZEN_S: Final = 3.0  # between two ticks
@@ -66,9 +65,7 @@ class HealthWatch:
         limits = [limit for limit in (timeouts.prefill_stall_s, timeouts.decode_stall_s, timeouts.cancel_s) if limit]
         self._tightest_s = min(limits, default=CANARY_S * TICKS_A_LIMIT)
         self._look_due_at = clock()
-        self._probe_due_at = clock() + PROBE_S
-        self._refusals = 0
-        self._silent_since: float | None = None
+        self._idle_probe = IdleProbe(probes, watched, timeouts.prefill_stall_s, lambda: self._is_idle, clock)
         self._ticked_at: float | None = None
         self._judges_from = clock()
         self._is_looking = False
@@ -89,10 +86,9 @@ class HealthWatch:
     def begin(self) -> None:
         """Note that a new incarnation is there."""
         self.observations.forget()
-        self._refusals, self._silent_since = 0, None
+        self._idle_probe.begin()
         self._release = LeakedSlots(self._cancel_s or 0.0)
         self._overdue_since = None
-        self._probe_due_at = self._clock() + PROBE_S
         self._is_paused = False
 
     async def calibrate(self) -> None:
@@ -181,10 +177,12 @@ class HealthWatch:
         if needs_look and now >= self._look_due_at and not self._is_looking:
             self._look_due_at = now + min(POLL_S, self._tightest_s / TICKS_A_LIMIT)
             tasks.start_soon(self._guarded, self._poll)
-        is_idle = not len(self._in_flight) and not self._is_paused
-        if is_idle and now >= self._probe_due_at and self._watched.is_serving:
-            self._probe_due_at = now + PROBE_S
-            tasks.start_soon(self._guarded, self._probe)
+        if self._is_idle and self._idle_probe.is_due(now):
+            tasks.start_soon(self._guarded, self._idle_probe.run)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not len(self._in_flight) and not self._is_paused and self._watched.is_serving
 
     async def _guarded(self, poll: Callable[[], Awaitable[None]]) -> None:
         """Look; what goes wrong with it must not end the worker, whose engine may be well."""
@@ -285,22 +283,6 @@ class HealthWatch:
         if not is_at_it:  # else it may be in the batch that it was in when the request ended
             because = f"a slot is still busy {self._cancel_s:g} s after its request has ended"
             self._watched.break_engine(FailureReason.STALLED_DECODE, because, {})
-
-    async def _probe(self) -> None:
-        """See whether an engine without work is still there: the next turn should not be the one to find out."""
-        probe = await self._probes.probe()
-        now = self._clock()
-        if probe is ProbeResult.ANSWERED or len(self._in_flight) or self._is_paused or not self._watched.is_serving:
-            self._refusals, self._silent_since = 0, None
-            return
-        self._silent_since = now if self._silent_since is None else self._silent_since
-        self._refusals = self._refusals + 1 if probe is ProbeResult.REFUSED else 0
-        limit_s = self._limits.prefill_s
-        is_hung = limit_s is not None and now - self._silent_since >= limit_s
-        if self._refusals >= PROBES_REFUSED or is_hung:
-            reason = FailureReason.ENGINE_UNREACHABLE
-            because = f"{reason}: without work it has not answered for {now - self._silent_since:.0f} s"
-            self._watched.break_engine(reason, because, {})
 
 
 def _reason(running: InFlightRequest) -> FailureReason:
