@@ -22,6 +22,7 @@ from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
 from service.store import queries
 from service.store.databases.database import Claim
+from service.store.records import NewJob, StoredJob
 from service.store.store import Store
 from workers.notifier import Notifier
 
@@ -59,7 +60,7 @@ class Intake:
         self._admitting = 0
         self._admitted = Notifier()
         self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
-        self.epoch = 0  # grows when everything that was claimed is another node's
+        self._epoch = 0  # grows when everything that was claimed is another node's
         self._is_drained = False  # the last claim brought less than there was room for
         self._parsed: OrderedDict[JobId, Job] = OrderedDict()
         self._parsed_with: Mapping[str, str] = {}
@@ -80,7 +81,7 @@ class Intake:
         while not self._scheduler.is_closing:
             hint, is_done = self._hint.next, True
             try:
-                await self.admit(claimed, self.epoch)
+                await self.admit(claimed, self._epoch)
                 await self._cancel_wanted()
                 if self._scheduler.paused_by is None:
                     await self.take()
@@ -101,7 +102,7 @@ class Intake:
     async def start_over(self) -> None:
         """Drop everything that was claimed: another node has taken over."""
         self._is_starting_over = True
-        self.epoch += 1
+        self._epoch += 1
         try:
             await self._scheduler.forget_all()
             # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
@@ -130,7 +131,7 @@ class Intake:
         self._is_drained = is_drained
 
     async def _take(self, models: Sequence[str], limit: int | None, job_id: JobId | None) -> int:
-        epoch = self.epoch
+        epoch = self._epoch
         claims = await self._store.claim(models, limit, job_id)
         await self.admit(claims, epoch)
         return len(claims)
@@ -175,10 +176,19 @@ class Intake:
 
     # Admitting
 
-    def admit_posted(self, job: Job, claims: Sequence[Claim], epoch: int) -> None:
-        """Put a job that was claimed as it was posted on the scheduler."""
-        if claims and self._may_admit(claims, epoch):
-            self._scheduler.admit(job)
+    async def post(self, new: NewJob, *, claims: bool) -> tuple[StoredJob, bool]:
+        """Store a new job, claim it if told to, and put it on the scheduler; return it, and whether it is new.
+
+        Raises:
+            ServiceError: it is not known to be stored.
+        """
+        epoch = self._epoch
+        stored, claimed, is_new = await self._store.post(new, claims=claims)
+        if not self._scheduler.is_closing:  # else the next life admits it
+            if claimed and self._may_admit(claimed, epoch):
+                self._scheduler.admit(new.job)
+            self.hint(is_work=not claims)
+        return stored, is_new
 
     async def admit(self, claims: Sequence[Claim], epoch: int) -> None:
         """Put conversations on the scheduler, each where it was left.
@@ -196,12 +206,12 @@ class Intake:
             wanted.setdefault(claim.job_id, []).append(claim.conversation_id)
         self._admitting += 1
         try:
-            while wanted and epoch == self.epoch:
+            while wanted and epoch == self._epoch:
                 some = dict(islice(wanted.items(), JOBS_A_READ))
                 resumed_jobs = await self._store.read(
                     partial(read_resumed_jobs, wanted=some, known=dict(self._parsed), adapters=self._known_adapters())
                 )
-                if epoch == self.epoch:
+                if epoch == self._epoch:
                     for resumed in resumed_jobs:
                         self._go_on(resumed)
                     for job_id in some:
@@ -211,7 +221,7 @@ class Intake:
             if not self._admitting:
                 self._cancelled.clear()
                 self._admitted.notify()
-            if wanted and epoch == self.epoch:
+            if wanted and epoch == self._epoch:
                 self._store.forget_claims_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
 
     async def wait_admitted(self) -> None:
@@ -220,7 +230,7 @@ class Intake:
         await self._scheduler.admission.wait_done()
 
     def _may_admit(self, claims: Sequence[Claim], epoch: int) -> bool:
-        if epoch != self.epoch:
+        if epoch != self._epoch:
             return False
         if self._is_starting_over:
             self._store.forget_claims_nowait([(claim.job_id, claim.conversation_id) for claim in claims])

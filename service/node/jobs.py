@@ -121,17 +121,9 @@ class Jobs:
             created_at=now,
         )
         if queue:
-            return await self._store_and_admit(new, claims=self._intake.has_room_for(job))
+            return await self._intake.post(new, claims=self._intake.has_room_for(job))
         with self._promise(job):
-            return await self._store_and_admit(new, claims=True)
-
-    async def _store_and_admit(self, new: NewJob, *, claims: bool) -> tuple[StoredJob, bool]:
-        epoch = self._intake.epoch
-        stored, claimed, is_new = await self._store.post(new, claims=claims)
-        if not self._is_closed:  # closed meanwhile: it is stored, and the next life admits it
-            self._intake.admit_posted(new.job, claimed, epoch)
-            self._intake.hint(is_work=not claims)
-        return stored, is_new
+            return await self._intake.post(new, claims=True)
 
     @contextmanager
     def _taking(self) -> Iterator[None]:
