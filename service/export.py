@@ -73,7 +73,7 @@ class Export:
 
     @property
     def owner(self) -> str | None:
-        """The id of the job whose transcripts are here; None where there are none, or nobody can tell whose."""
+        """The id of the job whose transcripts are here; None where there are none, or it is not known."""
         manifest = self._folder / "manifest.json"
         owner = _job_of(manifest) if manifest.is_file() else None
         return owner if isinstance(owner, str) else None

@@ -56,7 +56,7 @@ class EngineClient:
         """Return when the engine is ready: GET /v1/models answers 200 with JSON, at least.
 
         Raises:
-            EngineUnreachable: nobody answers.
+            EngineUnreachable: nothing answers.
             EngineTimeout: no answer in time.
             EngineRejected: an answer other than 200.
             EngineProtocolError: an answer that is no JSON.
@@ -107,7 +107,7 @@ class EngineClient:
     async def stream(self, request: ChatRequest, receiver: Receiver) -> None:
         """Send ``request`` and return when its answer is complete; ``receiver`` gets each event as it comes.
 
-        There is no limit on the answer's length in time: whoever calls watches ``receiver`` and cancels. A cancel
+        There is no limit on the answer's length in time: the caller watches ``receiver`` and cancels. A cancel
         closes the connection, which is how an engine is told to stop.
 
         Raises:

@@ -1,7 +1,7 @@
 """vLLM's control endpoints: pause, resume, and calls into its worker processes.
 
 Source: vLLM 0.32 and 0.33, ``entrypoints/serve/dev`` and ``entrypoints/rl/online`` (``VLLM_SERVER_DEV_MODE=1``). Their
-paths move between releases and answer 404 where they are not. Nothing here is bounded in time: whoever calls knows how
+paths move between releases and answer 404 where they are not. Nothing here is bounded in time: the caller knows how
 long a phase may take, and a call that is dropped goes on in the engine.
 """
 

@@ -24,7 +24,7 @@ class Endpoint:
 
     @classmethod
     def of_url(cls, url: str, headers: Mapping[str, str] | None = None) -> Self:
-        """Return the endpoint of a server that somebody else runs; ``/v1`` at the end of its URL may be left out.
+        """Return the endpoint of an attached server; ``/v1`` at the end of its URL may be left out.
 
         Raises:
             ValueError: this is no http or https URL of a host.

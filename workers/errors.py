@@ -1,4 +1,4 @@
-"""What can go wrong with a worker, as seen by whoever uses it.
+"""What can go wrong with a worker, as its users see it.
 
     WorkerError
     ├── SpawnFailed       the engine's program cannot be started at all
@@ -14,7 +14,7 @@
     │   ├── AdapterUnknown    no adapter of that name was loaded
     │   ├── AdaptersFull      the model's engines have room for no more
     │   ├── AdapterRefused    an engine would not take it
-    │   └── NoEngineReady     no engine of the model answers, so nobody can prove it
+    │   └── NoEngineReady     no engine of the model answers that could prove it
     ├── WeightsUpdateError      an update of weights cannot begin
     │   ├── UpdateRunning     another one is under way
     │   ├── VersionNotNewer   versions only rise
@@ -23,8 +23,8 @@
     │   └── InvalidUpdate     what was asked for cannot be: no such checkpoint, or not this model's
     └── ToolError         something about tools
         ├── InvalidTool     a definition is none, or two have one name
-        ├── UnknownTool     nobody can run a tool of that name
-        ├── JournalClosed    a call must not be made: its request is somebody else's by now
+        ├── UnknownTool     no tool runner knows a tool of that name
+        ├── JournalClosed    a call must not be made: another node has its request by now
         ├── ToolRunFailed   a tool's endpoint or server did not do what it was asked
         └── ToolsUnreachable  a tool server could not be started or reached at all
     IllegalTransition     (a RuntimeError) a move that the table of states does not have: a defect of ours
@@ -97,7 +97,7 @@ class AdapterRefused(AdapterError):
 
 
 class NoEngineReady(AdapterError):
-    """No engine of the model answers, so nobody can prove that it can be served."""
+    """No engine of the model answers that could prove it."""
 
 
 class WeightsUpdateError(WorkerError):
@@ -133,7 +133,7 @@ class InvalidTool(ToolError):
 
 
 class UnknownTool(ToolError):
-    """Nobody can run a tool of that name."""
+    """No tool runner knows a tool of that name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no tool runner knows {name!r}")
@@ -141,7 +141,7 @@ class UnknownTool(ToolError):
 
 
 class JournalClosed(ToolError):
-    """A call must not be made: its request is somebody else's by now."""
+    """A call must not be made: another node has its request by now."""
 
 
 class ToolRunFailed(ToolError):

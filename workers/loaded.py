@@ -8,7 +8,7 @@ LAUNCHED = 0  # the version of the weights that an engine is started with, where
 
 
 class LoadedWeights:
-    """The version of one engine's weights; written by whoever changes them.
+    """The version of one engine's weights; written by what changes them.
 
     A request begins with the version that its first token was made with, and ends with that of its last.
     """

@@ -1,4 +1,4 @@
-"""Wakes whoever waits for a change."""
+"""Wakes tasks that wait for a change."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""How one request of an engine ends. Endings are values: none of them is an error of whoever asked."""
+"""How one request of an engine ends. Endings are values: none of them is an error of the caller."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +31,7 @@ class FailureReason(StrEnum):
 
 
 class CancelReason(StrEnum):
-    """Why somebody ended a request that was running."""
+    """Why a request was ended while it ran."""
 
     CONVERSATION_ENDED = "cancelled"  # nobody wants the answer any more
     SHUTDOWN = "shutdown"
@@ -75,7 +75,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Somebody ended it."""
+    """It was ended from outside."""
 
     reason: CancelReason
 

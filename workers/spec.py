@@ -38,7 +38,7 @@ class EngineKind(StrEnum):
     LLAMA_SERVER = "llama-server"  # llama.cpp's own binary
     EMBEDDED = "embedded"  # llama.cpp's server out of the xllamacpp wheel, in a program of ours
     VLLM = "vllm"
-    ATTACHED = "attached"  # any OpenAI-compatible server that somebody else runs: no process of ours
+    ATTACHED = "attached"  # any OpenAI-compatible server that runs already: no process of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class WorkerSpec:
 
     @property
     def bounded_params(self) -> Mapping[str, object]:
-        """The defaults of generation parameters, with a bound on the answer; of somebody else's server we know none."""
+        """The defaults of generation parameters, with a bound on the answer, where the engine is ours."""
         if not ANSWER_BOUNDS.isdisjoint(self.params) or (self.max_answer is None and not self.owns_engine):
             return self.params
         return {**self.params, "max_tokens": self.max_answer or max(1, self.context * 3 // 4)}

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class SupervisedWorker:
-    """A worker inside somebody's task group: ``run`` must be running for anything to happen.
+    """A worker inside its owner's task group: ``run`` must be running for anything to happen.
 
     ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
     gone. ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that
@@ -174,7 +174,7 @@ class SupervisedWorker:
 
     @property
     def owns_engine(self) -> bool:
-        """Whether the engine is ours to kill; nobody can have brought down one that is not."""
+        """Whether the engine is ours to kill; no request can have brought down one that is not."""
         return self.spec.owns_engine
 
     @property
@@ -269,7 +269,7 @@ class SupervisedWorker:
         return self._runner.prepare(request, answer)
 
     async def perform(self, request: Request, answer: Answer, running: InFlightRequest | None = None) -> Outcome:
-        """Run one request; whoever calls holds a lease of this worker meanwhile.
+        """Run one request; the caller holds a lease of this worker meanwhile.
 
         ``answer`` holds what came, at any moment and after any ending.
         """
@@ -299,7 +299,7 @@ class SupervisedWorker:
         return self._client.endpoint
 
     def pause_watch(self) -> None:
-        """Expect nothing of the engine until further notice: somebody has told it to stand still."""
+        """Expect nothing of the engine until further notice: it was told to stand still."""
         self._watch.pause()
 
     def unpause_watch(self) -> None:

@@ -20,7 +20,7 @@ KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often aft
 async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
     """Return the events of a job, from the one after number ``after`` to its end.
 
-    The watcher reads the store at its own pace: a slow one delays nobody and loses nothing.
+    The watcher reads the store at its own pace: a slow one delays no other and loses nothing.
 
     Raises:
         JobNotFound: there is none.

@@ -29,7 +29,7 @@ def summary(status: Document) -> str:
     return (
         f"{conversations['finished']}/{conversations['total']} conversations ({conversations['persisted']} persisted)"
         f" | in flight {pools['in_flight']}/{pools['capacity']}"
-        f" | pre-departure {pools['ready']} | pending {pools['pending']}"
+        f" | ready {pools['ready']} | pending {pools['pending']}"
     )
 
 
@@ -37,7 +37,7 @@ def plain_lines(status: Document) -> list[str]:
     """Return the whole table as lines for a pipe or a file."""
     lines = [summary(status)]
     lines += [f"  worker {_worker_line(worker)}" for worker in status["workers"]]
-    lines += [f"  {worker} hears {turn}: {told}" for worker, turn, told in _speaking(status)]
+    lines += [f"  {worker} runs {turn}: {told}" for worker, turn, told in _speaking(status)]
     for pool, heads in status["heads"].items():
         lines += [f"  {pool}: {_turn(head)} waits for {head['waits_for']}" for head in heads]
     return [*lines, *(f"  {note}" for note in _notes(status))]
@@ -47,7 +47,7 @@ def table(status: Document, title: str = "") -> RenderableType:
     """Return the table for a terminal; ``title`` is markup that goes above it."""
     heads = status["heads"]
     pools = Table(
-        Column("PRE-DEPARTURE (ready to fly)", ratio=1), Column("PENDING (waits for others)", ratio=1),
+        Column("READY (waits for a slot)", ratio=1), Column("PENDING (waits for others)", ratio=1),
         box=None, expand=True, header_style="bold",
     )  # fmt: skip
     for place in range(max(len(heads["ready"]), len(heads["pending"]))):

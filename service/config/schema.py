@@ -153,7 +153,7 @@ class McpServerConfig(StrictModel):
 
 
 class ToolsConfig(StrictModel):
-    """How tools are called, and who runs them: whoever lists the tool (python, then mcp), else the HTTP endpoint."""
+    """How tools are called, and by what: the runner that lists the tool (python, then mcp), else the HTTP endpoint."""
 
     iterations: int = Field(default=8, ge=0)
     timeout_s: Seconds = 60.0
@@ -203,7 +203,7 @@ class ModelConfig(StrictModel):
 
     @property
     def is_portless(self) -> bool:
-        """Whether no port is listened on: somebody else's server, or one on a UNIX socket, as vLLM's is by default."""
+        """Whether no port is listened on: an attached server, or one on a UNIX socket, as vLLM's is by default."""
         return self.url is not None or (self.engine == "vllm" and self.socket_dir is not False)
 
     @model_validator(mode="after")
@@ -213,7 +213,7 @@ class ModelConfig(StrictModel):
         given = self.model_fields_set
         unused = sorted(given & {"command", "args", "env", "host", "port", "replicas", "context"})
         if self.engine == "attached" and unused:
-            raise ValueError(f"{', '.join(unused)}: not of an attached engine, which somebody else runs")
+            raise ValueError(f"{', '.join(unused)}: not of an attached engine, which Roundhouse does not start")
         if self.engine != "attached" and self.headers:
             raise ValueError("headers: only of an attached engine")
         if self.engine == "attached" and (self.adapters or self.max_adapters):

@@ -142,7 +142,7 @@ class RoundsOrder:
         return self._release(self._dependencies.followers[place.agent])
 
     def waiting(self) -> Iterator[WaitingTurn]:
-        """Iterate over whoever waits in this round, and for its end."""
+        """Iterate over the turns that wait in this round, and for its end."""
         for agent in _agents(self._pending):
             absent = self._dependencies.masks[agent] & ~self._spoken
             yield WaitingTurn(Place(agent, self._round), tuple(_agents(absent)), self._round)
@@ -164,7 +164,7 @@ class RoundsOrder:
 
 
 class FreeOrder:
-    """Free mode: whoever has spoken goes to the back of the queue, until each has had all its turns.
+    """Free mode: an agent that has spoken goes to the back of the queue, until each has had all its turns.
 
     Source: specification, "Free mode".
     """
@@ -189,7 +189,7 @@ class FreeOrder:
         return min(self._spoken)
 
     def resume(self, spoken: Sequence[Place]) -> list[Place]:
-        """Queue everybody: first whoever has not spoken for longest, and who has never, in the order of the agents."""
+        """Queue all agents: those that never spoke in their order, then the others, the longest silent first."""
         last = {place.agent: number for number, place in enumerate(spoken)}
         for place in spoken:
             self._spoken[place.agent] = max(self._spoken[place.agent], place.round + 1)

@@ -1,4 +1,4 @@
-"""Whether an answer is what its agent was asked for. Pure; whoever asks bounds it.
+"""Whether an answer is what its agent was asked for. Pure; the caller bounds it.
 
 Source: specification, "Answer validation".
 """

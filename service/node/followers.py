@@ -1,4 +1,4 @@
-"""Wakes whoever follows a job when something of it has become durable; watchers read the store, nothing is pushed."""
+"""Wakes a job's followers when more of it is durable. Followers read the store; nothing is pushed to them."""
 
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
@@ -9,7 +9,7 @@ from service.conversations.job import JobId
 
 
 class JobFollowers:
-    """One event for each job that somebody follows; a slow watcher costs nothing and loses nothing."""
+    """One event for each job that has followers; a slow follower costs nothing and loses nothing."""
 
     def __init__(self) -> None:
         self._events: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # gone with their last watcher

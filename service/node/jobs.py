@@ -67,7 +67,7 @@ class Jobs:
         return f"<Jobs closed={self._is_closed} {self._scheduler!r}>"
 
     def close(self) -> None:
-        """Take no new jobs, and let whoever follows one go."""
+        """Take no new jobs, and release all followers."""
         self._is_closed = True
         self.watch.close()
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told: counted where it happens, or read from whoever knows when it is asked."""
+"""The metrics for Prometheus: counted where they happen, or read from their owner at each scrape."""
 
 from collections.abc import Iterable
 from typing import Final

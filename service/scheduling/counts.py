@@ -1,4 +1,4 @@
-"""What one life of the service has done so far, for whoever looks at it."""
+"""What this run of the service has done so far."""
 
 
 class RunCounters:

@@ -1,4 +1,4 @@
-"""What the scheduler needs of whoever keeps its facts, and the reasons for which it is told to start nothing."""
+"""What the scheduler needs of the store of its facts, and the reasons for which it starts nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum

@@ -148,7 +148,7 @@ class TurnRun:
         return replace(said, thinking="\n\n".join(thought for thought in (*earlier, said.thinking) if thought))
 
     async def judge_answer(self) -> None:
-        """Find out whether a complete answer is valid; its slot may be somebody else's meanwhile."""
+        """Find out whether a complete answer is valid; its slot may be another turn's meanwhile."""
         if self._agent.validation is not None and self.answer is not None:
             self._fault = await judge(self._agent.validation, self.answer.text)
 

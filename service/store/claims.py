@@ -102,7 +102,7 @@ class Claims:
     def take(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
-        """Claim what nobody runs; return it, with whatever this node had claimed without learning of it."""
+        """Claim what no node runs; return it, with what this node had claimed without learning of it."""
         self._membership.claim(connection, models, limit, job_id)
         return self._arrive(self._membership.owned(connection))
 

@@ -124,7 +124,7 @@ class Cluster:
         return await rows.fetchone() is not None
 
     async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """Mark nodes as dead whose lease has ended, and leave what they ran to whoever claims it."""
+        """Mark nodes as dead whose lease has ended, and leave what they ran to be claimed."""
         async with connection.transaction():
             dead = await connection.execute(
                 "UPDATE nodes SET is_live = 0 WHERE id IN (SELECT id FROM nodes WHERE is_live = 1"

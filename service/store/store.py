@@ -144,7 +144,7 @@ class Store:
         await self._write(frozenset({job_id}), lambda connection: operations.delete(connection, job_id))
 
     async def write(self, operation: Query[T]) -> T:
-        """Run an operation of ``service.store`` that somebody waits for.
+        """Run an operation of ``service.store`` whose caller waits.
 
         Raises:
             StoreUnavailable: the database is in trouble.

@@ -226,7 +226,7 @@ class Writer:
 
 
 class _Spoiled(Exception):
-    """Somebody asked for what cannot be written, and the transaction with it."""
+    """One operation cannot be written, and its transaction fails with it."""
 
     def __init__(self, write: Write, error: Exception) -> None:
         super().__init__(str(error))

@@ -49,7 +49,7 @@ def test_the_status_says_what_waits_for_what(service: Service) -> None:
 def test_top_prints_lines_into_a_pipe(service: Service) -> None:
     """Plain lines when it is no terminal; JSON for machines."""
     plain = _top(service, "--once").stdout
-    assert "0/3 conversations (0 persisted) | in flight 2/2 | pre-departure 4 | pending 3" in plain
+    assert "0/3 conversations (0 persisted) | in flight 2/2 | ready 4 | pending 3" in plain
     assert "waits for a slot of m: 2 of 2 in use" in plain
     assert "\x1b" not in plain
     document: Document = json.loads(_top(service, "--once", "--json").stdout)
@@ -59,7 +59,7 @@ def test_top_prints_lines_into_a_pipe(service: Service) -> None:
 def test_top_gives_the_cursor_back(service: Service) -> None:
     """On a terminal it is a live table, and whatever ends it leaves the terminal as it was."""
     with _top_on_terminal(service, "xterm-256color") as (process, read):
-        wait_for(lambda: b"PRE-DEPARTURE" in read() and b"pending 3" in read(), "the table is drawn")
+        wait_for(lambda: b"READY" in read() and b"pending 3" in read(), "the table is drawn")
         process.send_signal(signal.SIGINT)
         wait_for(lambda: read() is not None and process.poll() is not None, "it ends")
         seen = read()

@@ -99,7 +99,7 @@ class ModelAdapters:
         return await self._owned(self._load, name, source)
 
     async def unload(self, name: str) -> None:
-        """Have no engine of the model serve an adapter any more; nobody may ask for it from here on.
+        """Have no engine of the model serve an adapter any more; requests for it are refused from here on.
 
         Raises:
             AdapterError: it cannot be; nothing has changed.
@@ -240,7 +240,7 @@ class ModelAdapters:
         self.loaded, self.past = dict(loaded), past
 
     async def _tidy(self) -> None:
-        """Remove copies that nobody needs; an engine that is starting has yet to read those that it was given."""
+        """Remove copies that are not needed; an engine that is starting has yet to read those that it was given."""
         starting = (worker.adapters.loaded for worker in self.workers if worker.is_starting)
         needed = {adapter.digest for adapter in self.loaded.values()} | set(+self._copies)
         needed |= {Path(path).stem for loaded in starting for path in loaded.values()}
@@ -288,7 +288,7 @@ class ModelAdapters:
         await self._changed.wait()
 
     async def _owned(self, what: Callable[[*Args], Awaitable[Result]], *args: *Args) -> Result:
-        """Do something in a task of ours: whoever asked may go away meanwhile."""
+        """Do something in a task of ours: the caller may go away meanwhile."""
         if self._tasks is None:
             raise NoEngineReady(f"model {self.name} is not running")
         ended = anyio.Event()

@@ -1,4 +1,4 @@
-"""One incarnation of a worker's engine: from its start to its empty tree; or of our attachment to somebody else's."""
+"""One incarnation of a worker's engine: from its start to its empty tree; or one attachment to a server."""
 
 import contextlib
 import logging
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Starter:
     """All that an engine is started with; the same for every incarnation of a worker.
 
-    Without a ``command`` there is nothing to start: the engine is somebody else's.
+    Without a ``command`` there is nothing to start: the engine is attached.
     """
 
     spec: WorkerSpec
@@ -137,7 +137,7 @@ class Incarnation:
             await self._engine.terminate()
 
     async def _attach(self, on_ready: Callable[[], None]) -> None:
-        """Wait for somebody else's server, however long that takes; who loses it tells, and kills."""
+        """Wait for an attached server, however long that takes; the watch tells when it is lost."""
         await self._probe(on_ready)
         await anyio.sleep_forever()
 

@@ -31,7 +31,7 @@ class StartGate:
         return f"<StartGate {[sorted(each.devices) for each in self._passes]}>"
 
     async def enter(self, devices: frozenset[str]) -> StartPass:
-        """Return when nobody else is starting on any of ``devices``."""
+        """Return when no other engine is starting on any of ``devices``."""
         await self._changed.wait_until(lambda: not any(_collide(devices, each.devices) for each in self._passes))
         fresh = StartPass(self, devices)
         self._passes.append(fresh)

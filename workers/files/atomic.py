@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put ``content`` where ``path`` is, and make it durable; whoever looks sees the old or the new, each whole.
+    """Put ``content`` where ``path`` is, and make it durable; a reader sees the old or the new, each whole.
 
     Raises:
         OSError: it cannot be written; what was there is untouched.

@@ -9,7 +9,7 @@ from workers.requests.in_flight import InFlightRequest
 def ending_of(running: InFlightRequest, action: EndRequests, *, owns_engine: bool) -> Outcome:
     """Return the outcome of a request whose engine is stopped, has died or is killed.
 
-    Nobody can have brought down an engine that is not ours.
+    No request can have brought down an engine that is not ours.
     """
     if action.reason is FailureReason.SHUTDOWN:
         return Cancelled(reason=CancelReason.SHUTDOWN)

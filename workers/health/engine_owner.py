@@ -1,4 +1,4 @@
-"""What whoever judges an engine's health can see of its worker, and do to it."""
+"""What the judges of an engine's health can see of its worker, and do to it."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -18,7 +18,7 @@ class EngineOwner(Protocol):
 
     @property
     def owns_engine(self) -> bool:
-        """Whether it is ours to kill; of somebody else's only the request that gets nothing ends."""
+        """Whether it is ours to kill; of an attached one only the request that gets nothing ends."""
 
     def break_engine(self, reason: FailureReason, because: str, suspects: Suspects) -> None:
         """Kill the present engine, and start another."""

@@ -197,7 +197,7 @@ class EngineProbes:
         return KernelView() if root is None else await anyio.to_thread.run_sync(look_at_tree, root)
 
     def kernel_view_nowait(self) -> KernelView:
-        """Look at /proc from the event loop: once for an engine that is broken, and then it costs nobody anything."""
+        """Look at /proc from the event loop: once, for an engine that is broken anyway."""
         root = self._root()
         return KernelView() if root is None else look_at_tree(root)
 

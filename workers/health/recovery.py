@@ -81,7 +81,7 @@ class Recovery:
         return False
 
     async def _confirm_alive(self, incarnation: int, running: InFlightRequest, detail: str) -> None:
-        """Return if somebody is there after a broken request; else break the engine, and charge the one who asks.
+        """Return if the engine is there after a broken request; else break it, and charge that request.
 
         A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
         proves nothing: a healthy engine may be in the middle of a batch, and one that hangs is the watch's.

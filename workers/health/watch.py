@@ -99,13 +99,13 @@ class HealthWatch:
                 self.observations.speed = self.observations.speed.seen(tokens=read.tokens, seconds=read.seconds)
 
     def pause(self) -> None:
-        """Expect nothing of the engine: it was told to stand still, and whoever told it bounds that."""
+        """Expect nothing of the engine: it was told to stand still, and that is bounded elsewhere."""
         self._is_paused = True
         for running in self._in_flight:
             running.freeze()
 
     def unpause(self) -> None:
-        """Expect progress again; the time until now counts against nobody."""
+        """Expect progress again; the time until now counts against no request."""
         if self._is_paused:
             self._is_paused = False
             self.observations.forget()

@@ -43,7 +43,7 @@ class Lane(Enum):
 
 
 async def offload(function: Callable[[*Args], T], *arguments: *Args, limit_s: float, lane: Lane = Lane.ANSWERS) -> T:
-    """Return what ``function`` returns; whoever is ahead in the queue counts towards no limit.
+    """Return what ``function`` returns; the wait in the queue counts towards no limit.
 
     Raises:
         TimeoutError: it takes longer than ``limit_s``, and was ended; or its processes died.

@@ -42,7 +42,7 @@ class LeakedSlots:
         self._cut_off[cut_off] = None
 
     def is_overdue(self, counters: EngineCounters, in_flight: Collection[float], asked_at: float, now: float) -> bool:
-        """Take a fresh look, and return whether a slot works for nobody.
+        """Take a fresh look, and return whether a slot works for no request.
 
         ``in_flight`` are the starts of all generations that waited for the engine at ``asked_at``, before it was asked:
         one that has ended since may be in the look.

@@ -51,12 +51,12 @@ class LifecycleLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequested:
-    """Somebody wants an engine."""
+    """An engine is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody wants no engine; ``at_once`` leaves out the grace."""
+    """No engine is wanted; ``at_once`` leaves out the grace."""
 
     because: str
     at_once: bool = False
@@ -80,7 +80,7 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartRequested:
-    """Somebody wants another engine in place of this one, now."""
+    """Another engine is wanted in place of this one, now."""
 
     because: str
 
@@ -104,7 +104,7 @@ class EngineBroken:
     """The engine lives and is of no more use.
 
     ``suspects`` are the requests that may have caused it, by their ids, each with what it is charged with;
-    ``is_deferred`` says that somebody finds out which of them did.
+    ``is_deferred`` says that trials find out which of them did.
     """
 
     incarnation: int
@@ -119,7 +119,7 @@ class EngineGone:
     """The engine's whole tree is gone, or it never came to be; ``jitter`` in [0, 1) spreads the restart.
 
     ``is_outside`` says that it died of a signal that neither we nor the kernel's OOM killer sent: that is no failure of
-    the engine's. ``is_deferred`` says that requests were on it, and that somebody finds out whether one of them was
+    the engine's. ``is_deferred`` says that requests were on it, and that trials find out whether one of them was
     the cause: until then it does not count towards giving up.
     """
 

@@ -1,4 +1,4 @@
-"""How limits are bounded that operators give; whoever reads a configuration checks them. Pure."""
+"""Bounds of the limits that operators give, checked where a configuration is read. Pure."""
 
 from typing import Annotated, Any, ClassVar
 

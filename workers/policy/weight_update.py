@@ -192,7 +192,7 @@ class HurryReceivers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillWorker:
-    """Have an engine started again whose weights nobody can vouch for."""
+    """Replace an engine whose weights are not known."""
 
     worker: str
     because: str
@@ -268,7 +268,7 @@ def _fail_step(now: UpdateProgress, event: StepFailed) -> UpdateDecision:
 
 
 def _is_doubtful(now: UpdateProgress, failure: Failure) -> bool:
-    """Whether a worker that failed may be in a state from which nobody can bring it back."""
+    """Whether a worker that failed may be in a state that cannot be taken back."""
     if failure is Failure.NO_PAUSE:
         return False
     if now.phase is UpdatePhase.PAUSE and now.mode is UpdateMode.WAIT and failure is Failure.TIMED_OUT:
@@ -277,7 +277,7 @@ def _is_doubtful(now: UpdateProgress, failure: Failure) -> bool:
 
 
 def _pass_barrier(now: UpdateProgress, actions: tuple[UpdateAction, ...]) -> UpdateDecision:
-    """Begin the next phase when nobody is left in this one."""
+    """Begin the next phase when no worker is left in this one."""
     phase = now.phase
     if any(now.parts[worker].stage is DOING[phase] for worker in now.survivors):
         return now, actions

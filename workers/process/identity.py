@@ -1,4 +1,4 @@
-"""Processes by their proven identity: whoever signals one means exactly that one, whatever becomes of its number."""
+"""Processes by their proven identity: a signal reaches that process alone, even where its pid is used again."""
 
 import logging
 import os

@@ -20,7 +20,7 @@ class Phase(StrEnum):
 
 
 class Answer:
-    """Written by whoever runs the request; read by everybody."""
+    """Written by the runner of the request, read by all."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,6 +1,6 @@
 """What one request in flight has brought so far, and when it last gave a sign.
 
-Stands at the end of the token path: one call for each event, no task woken, nothing joined until somebody looks.
+Stands at the end of the token path: one call for each event, no task woken, nothing joined until it is read.
 """
 
 from collections.abc import Callable

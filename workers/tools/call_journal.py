@@ -1,4 +1,4 @@
-"""The seam to whoever remembers calls of tools over crashes: told before each call and after it."""
+"""The seam to the journal of tool calls, which survives crashes: told before each call and after it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class CallJournal(Protocol):
         """Note that a call is about to be made; it may be made once this returns.
 
         Raises:
-            JournalClosed: it must not be made: this request is somebody else's by now.
+            JournalClosed: it must not be made: another node has this request by now.
         """
 
     async def end(self, key: str, *, result: str | None, failure: str | None) -> None:

@@ -230,7 +230,7 @@ def _unverified(use: ToolUse, policy: Unverified) -> str:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that runs this."""
+    """Whether the task that runs this was cancelled."""
     task = asyncio.current_task()
     return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
 

@@ -15,7 +15,7 @@ from workers.tools.schemas import schema_fault, schema_trouble
 class ToolDefinition:
     """One tool; ``document`` is its OpenAI definition, and goes to the engine so.
 
-    ``unverified`` is an addition of ours to such definitions: what is done with a call whose outcome nobody knows.
+    ``unverified`` is an addition of ours to such definitions: what is done with a call whose outcome is not known.
     """
 
     name: str

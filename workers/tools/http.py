@@ -53,6 +53,6 @@ class HttpTools:
 
 @asynccontextmanager
 async def http_tools(url: str, headers: Mapping[str, str]) -> AsyncIterator[HttpTools]:
-    """Hold a connection pool to the endpoint for a block; every call has its limit from whoever runs it."""
+    """Hold a connection pool to the endpoint for a block; every call is bounded by its caller."""
     async with httpx.AsyncClient(headers=dict(headers), timeout=None, trust_env=False) as client:  # noqa: S113
         yield HttpTools(client, url)

@@ -17,7 +17,7 @@ Callables = Mapping[str, Callable[..., object]]
 class ToolUse:
     """One call that is to be run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate.
 
-    ``key`` is the same when the same call is made again after a crash: whoever keeps it acts once.
+    ``key`` is the same when the same call is made again after a crash: a tool that keeps it acts once.
     """
 
     call_id: str

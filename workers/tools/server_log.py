@@ -1,4 +1,4 @@
-"""What a tool server says on its standard error: in our log, under its name, and its last words for whoever asks."""
+"""What a tool server says on its standard error: in our log, under its name, with its last words kept."""
 
 import logging
 import os

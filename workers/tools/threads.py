@@ -1,4 +1,4 @@
-"""Calls of tools that are ordinary functions: each in a thread of its own, that nobody has to wait for.
+"""Calls of tools that are ordinary functions: each in a thread of its own, which can be left behind.
 
 A thread cannot be stopped. A call that hangs for ever must neither keep this process from ending, which a pool's
 threads would, nor take more and more memory: so many may run, hung ones included, and others wait for their turn.

@@ -97,7 +97,7 @@ class ModelWeights:
 
         Raises:
             UpdateRunning: not now.
-            NoWorkerReady: there is nobody to tell.
+            NoWorkerReady: no engine can be told.
             InvalidUpdate: the model's engines know no such backend.
             EngineError: an engine cannot be told.
         """
@@ -269,7 +269,7 @@ class ModelWeights:
 
     @property
     def init_s(self) -> float:
-        """How long a trainer's group may take to come together, where nobody says otherwise."""
+        """How long a trainer's group may take to come together, by default."""
         return self._policy.init_s
 
     def waits_for(self, worker: SupervisedWorker) -> str:
@@ -277,7 +277,7 @@ class ModelWeights:
         return self._catch_up.waits_for(worker, is_keeping=self.is_keeping)
 
     async def _keep(self, update: WeightUpdate) -> None:
-        """Have an engine write what a trainer sent, so that whoever starts later can be brought to it."""
+        """Have an engine write what a trainer sent, so that engines that start later can be brought to it."""
         folder = self._file.kept_folder(update.version) if self._policy.keep else None
         engines = [(self.workers[share.worker], share.incarnation) for share in update.survivors]
         try:

@@ -44,7 +44,7 @@ async def reload_checkpoint(control: EngineControl, folder: str, *, is_extended:
     """Have an engine that stands still read a checkpoint; with our extension also where layers share weights.
 
     Raises:
-        EngineError: it has not, or nobody knows how much of it.
+        EngineError: it has not, or not all of it.
     """
     call = "roundhouse_reload" if is_extended else "reload_weights"
     await control.call_workers(call, {"weights_path": folder})

@@ -24,7 +24,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequest:
-    """What somebody asks for: the folder of a checkpoint, or tensors that a trainer will broadcast in their order.
+    """What a caller asks for: the folder of a checkpoint, or tensors that a trainer will broadcast in their order.
 
     ``version`` None is the next one. With ``clear_cache`` requests that are kept read their prompts again. Tensors are
     broadcast together until they are ``bucket_bytes``; with 0 each by itself. ``group`` is the number of the group that
@@ -74,7 +74,7 @@ class WorkerProgress:
 
 
 class WeightUpdate:
-    """An update, running or over; written by whoever runs it. Times are monotonic seconds of ``clock``."""
+    """An update, running or over; written by its ``UpdateRun``. Times are monotonic seconds of ``clock``."""
 
     def __init__(
         self,

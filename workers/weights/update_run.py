@@ -114,7 +114,7 @@ class UpdateRun:
             logger.info("model %s: weights %d: %s %s", self._model, update.version, update.state, update.error or "")
 
     def take_change(self, worker: SupervisedWorker) -> None:
-        """Take that a worker's state has changed: whoever waits for an engine that is gone waits no more."""
+        """Note that a worker's state has changed: a step that waits for an engine that is gone ends."""
         share, scope = self.update.shares.get(worker.spec.id), self._scopes.get(worker.spec.id)
         if share is not None and scope is not None and self._is_gone(share):
             scope.cancel()

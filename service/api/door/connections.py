@@ -37,7 +37,7 @@ HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as 
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether to log what uvicorn says: whoever sends nonsense could fill the log."""
+    """Whether to log what uvicorn says: a client that sends nonsense could fill the log."""
     return record.msg != "Invalid HTTP request received."
 
 
@@ -164,14 +164,14 @@ class Door(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _disconnect(self) -> None:
-        """Have nobody answer any more: uvicorn tells the newest request alone, and the others' writes would raise."""
+        """Have no request answer any more: uvicorn tells the newest alone, and the others' writes would raise."""
         for cycle in self._open:
             cycle.disconnected = True
             cycle.message_event.set()
         self._open = []
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: whoever asks could fill the log."""
+        """Log nothing: a client could fill the log."""
 
 
 def most_connections(workers: int, slots: int) -> int:

@@ -177,7 +177,7 @@ class SchedulingCore:
         yield from self._go_on(conversation, conversation.order.resume(spoken))
 
     def _cancel(self, job_id: JobId) -> Iterator[Action]:
-        """End a job, or more of it: as much at a time as holds up nobody, what is in flight first."""
+        """End a job, some thousand turns at a time; those in flight come first."""
         live = self._jobs.get(job_id)
         if live is None:
             return
@@ -203,7 +203,7 @@ class SchedulingCore:
     # Conversations
 
     def _go_on(self, conversation: LiveConversation, places: Iterable[Place]) -> Iterator[Action]:
-        """Make ready whoever may speak now; end a conversation in which nobody has anything left to say."""
+        """Make ready the turns that may run now; end a conversation that has none left."""
         live = conversation.live
         if conversation.order.is_over:
             conversation.ending = (ConversationState.COMPLETED, None)

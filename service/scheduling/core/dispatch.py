@@ -86,7 +86,7 @@ class Dispatcher:
                     yield from self._start(model, first, worker=worker)
 
     def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
-        """Return who starts where ``turn`` was to: in free mode whoever is first in its conversation's own queue."""
+        """Return the turn that starts in place of ``turn``: in free mode the first in its conversation's own queue."""
         first = self._conversation(turn.key).first_in_line(turn, model)
         if first is not turn:
             ready.discard(first.key)

@@ -168,7 +168,7 @@ class LiveConversation:
         return turn if turn.is_front or not line or place >= len(line) else line[place]
 
     def first_in_line(self, turn: ReadyTurn, model: str) -> ReadyTurn:
-        """Return who starts where ``turn`` was to: itself, or in free mode whoever has waited longer."""
+        """Return the turn that starts in place of ``turn``: itself, or in free mode one that has waited longer."""
         line = self._lines.get((model, turn.signature)) if self._lines is not None else None
         if turn.is_front or not line:
             return turn

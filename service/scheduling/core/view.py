@@ -53,7 +53,7 @@ class PoolsView:
         return tuple(self._jobs)
 
     def free(self, model: str) -> int:
-        """Count the slots of a model that nobody has and nobody waits for; less than none is a queue."""
+        """Count the slots of a model that are free and not waited for; below zero is a queue."""
         return self._in_flight.free(model) - self._ready.waiting(model)
 
     def is_hopeless(self, model: str) -> bool:

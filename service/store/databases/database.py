@@ -99,10 +99,10 @@ class Membership(Protocol):
         """List all unfinished conversations that this member has claimed, in the order of jobs and conversations."""
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
-        """Leave a conversation, which needs one of the models ``wants`` next, to whoever has it."""
+        """Leave a conversation, which needs one of the models ``wants`` next, to a node that has it."""
 
     def leave(self, connection: Connection) -> None:
-        """Leave everything that is claimed to whoever has the models for it."""
+        """Leave everything that is claimed to nodes that have the models for it."""
 
     def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Wake other nodes when the transaction is committed: jobs have changed, or there is something to claim."""

@@ -20,7 +20,7 @@ class ExclusiveMembership:
         return f"<ExclusiveMembership {self.node_id}>"
 
     def register(self, connection: Connection) -> None:
-        """Become the only member; whoever was it before is dead."""
+        """Become the only member; the one before is dead."""
         self.node_id = new_node_id()
         connection.execute("DELETE FROM nodes")
         connection.execute(
@@ -39,10 +39,10 @@ class ExclusiveMembership:
         return has_group(connection, self.node_id, number)
 
     def extend_lease(self, connection: Connection) -> None:
-        """Nobody takes over from the only one."""
+        """Do nothing: there is no lease to extend."""
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> int | None:
-        """Insert a job; there is nobody who could have been quicker."""
+        """Insert a job; no other member could have been quicker."""
         marks = ", ".join("?" * len(columns))
         row = connection.execute(
             f"INSERT INTO jobs ({', '.join(columns)}, number)"  # noqa: S608 - names of our own
@@ -60,7 +60,7 @@ class ExclusiveMembership:
         )
 
     def claim(self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None) -> None:
-        """Claim everything: there is nobody else to do it."""
+        """Claim everything: no other member would."""
         connection.execute(
             f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED}"  # noqa: S608
             " AND (owner IS NULL OR owner <> ?) AND job_id = coalesce(?, job_id)",
@@ -79,10 +79,10 @@ class ExclusiveMembership:
         )
 
     def leave(self, connection: Connection) -> None:
-        """There is nobody to leave it to; the next life claims it."""
+        """Do nothing: the next run claims it."""
 
     def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
-        """There is nobody to tell."""
+        """Do nothing: there is no other member."""
 
 
 def new_node_id() -> str:

@@ -81,7 +81,7 @@ class SharedMembership:
         return has_group(connection, self.node_id, number)
 
     def extend_lease(self, connection: Connection) -> None:
-        """Renew the lease after a long transaction: it held the node's row, and nobody could do so meanwhile."""
+        """Renew the lease after a long transaction, which held the node's row: it could not be renewed meanwhile."""
         if time.monotonic() - self._signed_at > self._lease_s / LONG:
             connection.execute(
                 f"UPDATE nodes SET lease_until = clock_timestamp() + {LEASE} WHERE id = ?",  # noqa: S608
@@ -109,7 +109,7 @@ class SharedMembership:
         )
 
     def claim(self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None) -> None:
-        """Claim what nobody runs, the highest priority and the oldest first; cancelled jobs need no model to end."""
+        """Claim what no node runs, the highest priority and the oldest first; cancelled jobs need no model to end."""
         connection.execute(
             "UPDATE conversations SET owner = ?, fence = fence + 1 FROM ("
             " SELECT c.job_id, c.id FROM conversations c JOIN jobs j ON j.id = c.job_id"
@@ -125,7 +125,7 @@ class SharedMembership:
         return owned(connection, self.node_id)
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
-        """Leave a conversation to whoever has one of these models."""
+        """Leave a conversation to a node that has one of these models."""
         connection.execute(
             "UPDATE conversations SET owner = NULL, wants = ? WHERE job_id = ? AND id = ? AND fence = ?",
             (list(wants), claim.job_id, claim.conversation_id, claim.fence),

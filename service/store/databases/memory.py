@@ -12,7 +12,7 @@ NOWHERE = Path(":memory:")
 
 
 class _Shared(SqliteConnection):
-    """Whoever begins a transaction has the connection until its end."""
+    """A transaction has the connection until its end."""
 
     def __init__(self) -> None:
         super().__init__(NOWHERE, ("foreign_keys=ON",), "BEGIN")
@@ -34,7 +34,7 @@ class _Shared(SqliteConnection):
         self._turn.release()
 
     def close(self) -> None:
-        """Stay: whoever connects next has the same."""
+        """Stay: the next connection is the same."""
 
     def let_go(self) -> None:
         """Lose everything."""
@@ -65,7 +65,7 @@ class MemoryDatabase:
         return ExclusiveMembership()
 
     def is_conflict(self, _error: Exception) -> bool:
-        """Nobody else writes."""
+        """Return False: no one else writes."""
         return False
 
     def trouble_of(self, error: Exception) -> str | None:

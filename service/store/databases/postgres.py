@@ -102,7 +102,7 @@ class PostgresConnection:
         self._raw.close()
 
     def cut(self) -> None:
-        """End it under whoever waits for an answer; called in another thread."""
+        """End it under its waiting user; called in another thread."""
         with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self._raw.fileno())) as same:
             same.shutdown(socket.SHUT_RDWR)
 

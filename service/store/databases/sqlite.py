@@ -113,7 +113,7 @@ class SqliteDatabase:
         return ExclusiveMembership()
 
     def is_conflict(self, _error: Exception) -> bool:
-        """Nobody else writes."""
+        """Return False: no one else writes."""
         return False
 
     def trouble_of(self, error: Exception) -> str | None:

@@ -1,4 +1,4 @@
-"""Ends waits on connections from which nothing comes any more, though nobody has closed them.
+"""Ends waits on connections that are silent, though neither end has closed them.
 
 A failover or a router that has lost a flow drops packets without a word. The server's own limits are of no use then,
 and the system's take a quarter of an hour (tcp(7), ``tcp_retries2``) or, behind a proxy that goes on to acknowledge,
@@ -19,11 +19,11 @@ class PendingReply(Protocol):
     waits_since: float | None
 
     def cut(self) -> None:
-        """End the connection under whoever waits; called in another thread."""
+        """End the connection under its waiting user; called in another thread."""
 
 
 class ConnectionWatchdog:
-    """Cuts every connection on which somebody has waited for longer than ``limit_s``; its thread ends with the last."""
+    """Cuts every connection that was waited on for longer than ``limit_s``; its thread ends with the last."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -35,7 +35,7 @@ class ConnectionWatchdog:
         return f"<ConnectionWatchdog {self._limit_s:g} s connections={len(self._connections)}>"
 
     def add(self, connection: PendingReply) -> None:
-        """Watch a connection until it is closed, or nobody has it any more."""
+        """Watch a connection until it is closed or garbage."""
         with self._lock:
             self._connections.add(connection)
             if self._thread is None:

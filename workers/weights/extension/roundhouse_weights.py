@@ -34,7 +34,7 @@ WORDS = ("key", "group", "stage", "update", "received", "total", "error")
 
 
 class Dropped(Exception):
-    """Nobody wants these weights any more."""
+    """These weights are not wanted any more."""
 
 
 class GroupReceiver:
@@ -59,7 +59,7 @@ class GroupReceiver:
         return json.dumps({word: getattr(self, word) for word in WORDS})
 
     def tell(self) -> None:
-        """Write the state to its file; whoever reads it finds it whole."""
+        """Write the state to its file; a reader finds it whole."""
         if self.file is not None:
             half = f"{self.file}.half"
             with contextlib.suppress(OSError):  # whoever reads gets nothing new, and gives up when its time is over

@@ -1,6 +1,6 @@
 """Which turn an engine's death is blamed on, from evidence alone. Pure; the table stands in the design notes.
 
-A death in company convicts nobody: it makes suspects of all that were on the engine. A suspect is tried alone, and its
+A death in company convicts no turn: it makes suspects of all that were on the engine. A suspect is tried alone, and its
 end acquits it. A death counts against a turn only where it was alone on an engine that had never served two at once.
 How many such deaths convict follows from what this engine is known to do by itself: see ``deaths``.
 """
@@ -92,7 +92,7 @@ class _Engine:
 
 
 class _Death:
-    """One death that nobody knows the cause of yet; written by ``Blame`` alone."""
+    """One death whose cause is not known yet; written by ``Blame`` alone."""
 
     def __init__(self, model: str, company: int) -> None:
         self.model = model
@@ -159,7 +159,7 @@ class Blame:
             engine.had_company = True
 
     def forget(self, keys: Iterable[TurnKey]) -> None:
-        """Note that turns will not run again here, and nobody knows what they would have done."""
+        """Note that turns will not run again here; what they would have done stays unknown."""
         if not self._deaths:  # as nearly always, and a cancel may bring a million
             return
         gone = set(keys)

@@ -27,7 +27,7 @@ class SuspectQueue:
 
     @property
     def next_trial(self) -> Trial | None:
-        """Of which kind the next trial is; None where nobody waits."""
+        """Of which kind the next trial is; None where no suspect waits."""
         return next((trial for trial, line in self._lines.items() if line), None)
 
     def push(self, turn: ReadyTurn, trial: Trial) -> None:
@@ -41,7 +41,7 @@ class SuspectQueue:
             self._lines[Trial.LAST][key] = line.pop(key)
 
     def pop(self) -> ReadyTurn:
-        """Take whoever is tried next; IndexError where nobody waits."""
+        """Take the suspect that is tried next; IndexError where none waits."""
         for line in self._lines.values():
             if line:
                 return line.pop(next(iter(line)))

@@ -18,7 +18,7 @@ STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job whose tur
 
 
 class Trials:
-    """Reserves workers for suspects; the core starts whoever is due."""
+    """Reserves workers for suspects; the core starts those that are due."""
 
     def __init__(self, ready: ReadyPool, in_flight: InFlightPool) -> None:
         self._ready = ready
@@ -29,7 +29,7 @@ class Trials:
         return f"<Trials {self._measures}>"
 
     def due(self) -> Iterator[tuple[str, ReadyTurn, str]]:
-        """Take each suspect that is to be tried now, with its model and the worker; whoever asks puts it there."""
+        """Take each suspect that is to be tried now, with its model and the worker; the caller puts it there."""
         for model, suspects in self._ready.suspects.items():
             trial, worker = suspects.next_trial, self._in_flight.reserved(model)
             if worker is not None and self._in_flight.is_trying(worker):

@@ -59,7 +59,7 @@ class CriticalPath(ReadyQueue):
                 self._rank_lane(job_id)
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return the turns that would go next; looking makes nobody older."""
+        """Return the turns that would go next; looking changes no age."""
         taken = self._taken
         try:
             return super().heads(count)

@@ -79,7 +79,7 @@ class Deferrals:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers that somebody waits for."""
+        """The workers that turns wait for."""
         return tuple(self._by_worker)
 
     def count(self, worker: str) -> int:
