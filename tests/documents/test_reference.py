@@ -1,6 +1,7 @@
 """What the reference lists is what the code has: each list is checked on its own page, both ways."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterable
 
@@ -9,22 +10,30 @@ import typer
 from pydantic import BaseModel
 
 import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
+from service.api import events, schemas
+from service.api.models.adapters import AdapterOut
+from service.api.models.weights_schemas import GroupOut, UpdateOut
 from service.api.problems import ANSWERS
 from service.cli.app import app as command_line
 from service.cli.exits import Exit
 from service.config.schema import Config, HttpToolsConfig, McpServerConfig, ModelConfig
 from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
 from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.transcript import Attempt
 from service.errors import ServiceError
 from service.node.metrics import Metrics
+from service.node.status import Head, Pools
 from service.scheduling.core.policies import POLICIES
+from service.store import operations
 from tests.documents.pages import REFERENCE, names, own_rows, rows, section
 from workers.fleet import Fleet
+from workers.health.incident import RequestView
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.policy.weights import UpdatePhase
 from workers.spec import EngineKind, WorkerSpec
 from workers.states import WorkerState
+from workers.tools.calls import ToolRecord
 
 BEFORE_THE_APP = {"internal": 500, "invalid_parameter": 400, "method_not_allowed": 405}  # of no class of ours
 CONFIGURATION = REFERENCE / "configuration.md"
@@ -177,3 +186,41 @@ def test_every_command_option_and_variable_is_on_its_page() -> None:
 def test_every_exit_code_is_on_its_page() -> None:
     """Scripts decide by them."""
     same((row[0].strip("`") for row in own_rows(REFERENCE / "commands.md", "Exit codes")), (str(int(e)) for e in Exit))
+
+
+ANSWERS_BY_HEADING: dict[tuple[str, str], type] = {
+    ("http.md", "A job"): schemas.JobOut,
+    ("http.md", "A delivery"): schemas.DeliveryOut,
+    ("http.md", "Pools"): Pools,
+    ("http.md", "Heads"): Head,
+    ("http.md", "Tool servers"): schemas.ToolServerOut,
+    ("http.md", "A worker"): schemas.WorkerOut,
+    ("http.md", "Exits"): schemas.ExitOut,
+    ("http.md", "Requests"): RequestView,
+    ("http.md", "An incident"): schemas.IncidentOut,
+    ("http.md", "An adapter"): AdapterOut,
+    ("http.md", "A group"): GroupOut,
+    ("http.md", "An update"): UpdateOut,
+    ("jobs.md", "A turn"): schemas.TurnOut,
+    ("jobs.md", "An attempt"): Attempt,
+    ("jobs.md", "A tool call"): ToolRecord,
+    ("errors.md", "Problem documents"): schemas.Problem,
+}
+
+
+@pytest.mark.parametrize(("page", "heading"), ANSWERS_BY_HEADING)
+def test_every_field_of_an_answer_is_under_its_heading(page: str, heading: str) -> None:
+    """A field that is added, renamed or gone is seen where callers look it up."""
+    table = own_rows(REFERENCE / page, heading)
+    told = {re.split(r"[.\[]", name)[0] for row in table for name in re.findall(r"`([^`]+)`", row[0])}
+    assert told == set(fields_of(ANSWERS_BY_HEADING[page, heading]))
+
+
+def test_every_event_is_on_its_page() -> None:
+    """Those that the store writes, and those that only the stream has."""
+    stored = re.findall(r'\btell\(connection, [\w.]+, "(\w+)"', inspect.getsource(operations))
+    streamed = re.findall(r"b\"event: (\w+)", inspect.getsource(events))
+    page = (REFERENCE / "events.md").read_text(encoding="utf-8")
+    assert len(set(stored)) == 4
+    same(re.findall(r"^### `(\w+)`$", page, re.MULTILINE), {*stored, *streamed})
+    same((row[0].split("`")[1] for row in own_rows(REFERENCE / "events.md", "The stream")), {*stored, *streamed})
