@@ -62,7 +62,8 @@ class StoreNews:
             case WritesFailed():
                 pass  # ``Store.wait_failed`` ends the node
             case StoreTroubled() | StoreRecovered() | ClaimsLost() | LeaseLost():
-                self._send.send_nowait(event)
+                with suppress(anyio.ClosedResourceError):  # the node has ended, and its store goes on for a moment
+                    self._send.send_nowait(event)
             case _:
                 assert_never(event)
 

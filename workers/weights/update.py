@@ -111,5 +111,5 @@ class WeightUpdate:
             self.shares[WorkerId(worker)].take_part(part, self.clock())
 
     def fail(self, because: str) -> None:
-        """Take that it was broken off."""
-        self.state, self.error = UpdateState.FAILED, self.error or because
+        """Note that it was broken off."""
+        self.state, self.error = UpdateState.FAILED, because

@@ -104,7 +104,7 @@ class UpdateRun:
 
                 post(UpdateBegun())
         except BaseException:
-            update.fail("interrupted")
+            update.fail(update.error or "interrupted")
             raise
         finally:
             for worker in self._workers.values():

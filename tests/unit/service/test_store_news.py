@@ -1,0 +1,92 @@
+"""What a node does about the news of its store: at once what cannot wait, and the rest in its order."""
+
+from typing import cast
+
+import anyio
+import pytest
+
+from service.conversations.job import JobId
+from service.errors import StoreError
+from service.node.followers import JobFollowers
+from service.node.intake import Intake
+from service.node.store_news import StoreNews
+from service.scheduling.scheduler import Scheduler
+from service.store.news import (
+    ClaimsLost,
+    JobsChanged,
+    JobsCommitted,
+    LeaseEnding,
+    LeaseLost,
+    LeaseRenewed,
+    StoreEvent,
+    StoreRecovered,
+    StoreTroubled,
+    WorkWaiting,
+    WritesFailed,
+)
+from service.store.store import Store
+
+JOBS = frozenset({JobId("j")})
+
+
+class Recorder:
+    """Notes which of a node's parts is told what; it stands for all of them."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pause(self, why: str, _words: str) -> None:
+        self.told.append(f"pause {why}")
+
+    def unpause(self, why: str) -> None:
+        self.told.append(f"unpause {why}")
+
+    def hint(self, *, is_work: bool) -> None:
+        self.told.append(f"hint {is_work}")
+
+    def committed(self, job_ids: frozenset[JobId]) -> None:
+        self.told.append(f"wake {', '.join(job_ids)}")
+
+    def interrupt_all(self) -> None:
+        self.told.append("interrupt")
+
+    def look_elsewhere(self) -> None:
+        self.told.append("look elsewhere")
+
+    async def start_over(self) -> None:
+        self.told.append("start over")
+
+    async def flush(self) -> None:
+        self.told.append("flush")
+
+
+@pytest.mark.parametrize(
+    ("event", "at_once", "later"),
+    [
+        (JobsCommitted(job_ids=JOBS), ["wake j", "hint False"], []),
+        (JobsChanged(job_ids=JOBS), ["wake j"], []),
+        (WorkWaiting(), ["hint True"], []),
+        (LeaseEnding(), ["pause lease", "interrupt"], []),
+        (LeaseRenewed(), ["unpause lease", "look elsewhere"], []),
+        (WritesFailed(error=StoreError("lost")), [], []),
+        (StoreTroubled(outage="the disk is full"), [], ["pause store"]),
+        (StoreRecovered(), [], ["unpause store", "hint True"]),
+        (ClaimsLost(), [], ["start over"]),
+        (LeaseLost(), [], ["flush"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_each_event_has_its_consequence(event: StoreEvent, at_once: list[str], later: list[str]) -> None:
+    """A lease that ends cannot wait behind a takeover; what starts turns runs in a task."""
+    recorder = Recorder()
+    news = StoreNews(
+        cast("Store", recorder), cast("Scheduler", recorder), cast("Intake", recorder), cast("JobFollowers", recorder)
+    )
+    async with anyio.create_task_group() as tasks:
+        news.take(event)
+        assert recorder.told == at_once
+        tasks.start_soon(news.run)
+        await anyio.wait_all_tasks_blocked()
+        assert recorder.told == at_once + later
+        tasks.cancel_scope.cancel()
+    news.take(event)  # the store outlives the node by a moment
