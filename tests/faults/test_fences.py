@@ -30,6 +30,8 @@ def stop_past_its_lease(stopped: Service, lives: Service) -> None:
     stopped.process.send_signal(signal.SIGSTOP)
     try:
         wait_for(lambda: lives.log().count(DEAD) > dead, "it is taken for dead")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; the other node says:\n{lives.log()[-3000:]}") from error
     finally:
         stopped.process.send_signal(signal.SIGCONT)
     wait_for(lambda: stopped.log().count(TAKEN_OVER) > told, "it learns of it")
