@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from service.api import schemas
-from service.errors import Fault, ServiceError
+from service.errors import AdapterInvalid, Fault, ServiceError, UpdateInvalid
 from service.formats.faults import path_of
 from transport.errors import EngineError
 from workers.errors import (
@@ -42,12 +42,16 @@ class ErrorAnswer:
     path: str | None = None
 
 
+def _like(kind: type[ServiceError], path: str) -> ErrorAnswer:
+    return ErrorAnswer(status=kind.status, code=kind.code, title=kind.title, path=path)
+
+
 _UNAVAILABLE: Final = ErrorAnswer(
     status=503, code="no_worker_ready", title="No engine of the model answers", retry_after_s=5
 )
 _REFUSED: Final = ErrorAnswer(status=502, code="engine_refused", title="An engine refused")
 ANSWERS: Final[Mapping[type[Exception], ErrorAnswer]] = {  # by the nearest class of an error's tree
-    InvalidAdapter: ErrorAnswer(status=422, code="invalid_adapter", title="The adapter is refused", path="path"),
+    InvalidAdapter: _like(AdapterInvalid, path="path"),
     AdapterTaken: ErrorAnswer(status=409, code="name_taken", title="The name means something else"),
     AdaptersFull: ErrorAnswer(status=409, code="adapters_full", title="There is room for no more adapters"),
     NoEngineReady: _UNAVAILABLE,
@@ -56,7 +60,7 @@ ANSWERS: Final[Mapping[type[Exception], ErrorAnswer]] = {  # by the nearest clas
     VersionNotNewer: ErrorAnswer(status=409, code="version_not_newer", title="The version is not newer"),
     GroupMissing: ErrorAnswer(status=409, code="group_missing", title="The trainer's group has to be made again"),
     NoWorkerReady: _UNAVAILABLE,
-    InvalidUpdate: ErrorAnswer(status=422, code="invalid_update", title="The update is refused", path=""),
+    InvalidUpdate: _like(UpdateInvalid, path=""),
     OffloadCrowded: ErrorAnswer(status=503, code="crowded", title="Too much waits to be looked at", retry_after_s=5),
     EngineError: _REFUSED,
 }

@@ -46,6 +46,12 @@ def _known_policy(name: str) -> str:
     return name
 
 
+def _gives_up(restart: RestartPolicy) -> RestartPolicy:
+    if restart.failures is None:
+        raise ValueError("failures: a number from 1")
+    return restart
+
+
 def _usable_key(key: str) -> str:
     if not key or not all("!" <= letter <= "~" for letter in key):
         raise ValueError("a key is made of letters, digits and signs of ASCII, without spaces: else none can send it")
@@ -193,7 +199,7 @@ class ModelConfig(StrictModel):
     max_answer: int | None = Field(default=None, ge=1)
     params: dict[str, object] = Field(default_factory=dict)
     timeouts: WorkerTimeouts = Field(default_factory=WorkerTimeouts)
-    restart: RestartPolicy = Field(default_factory=RestartPolicy)
+    restart: Annotated[RestartPolicy, AfterValidator(_gives_up)] = Field(default_factory=RestartPolicy)
     tools: ToolsConfig = Field(default_factory=ToolsConfig)
     repetition: RepetitionLimits | None = Field(default_factory=RepetitionLimits)
     bios: BiosConfig = Field(default_factory=BiosConfig)

@@ -12,7 +12,7 @@ from service.store.store import Store
 
 
 class StoreOutlet:
-    """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.Outlet``."""
+    """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.SchedulerStore``."""
 
     def __init__(
         self,

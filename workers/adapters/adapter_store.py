@@ -29,7 +29,7 @@ SPARE_BYTES: Final = 256 * 1024 * 1024  # for the store: a full disk takes no jo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """A copy on the shelf."""
+    """A copy in the store."""
 
     digest: str
     size: int

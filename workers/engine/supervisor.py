@@ -19,7 +19,6 @@ from workers.errors import StartFailed, StopTimedOut
 from workers.notifier import Notifier
 from workers.policy import lifecycle
 from workers.policy.lifecycle import Lifecycle
-from workers.policy.restart import NEVER
 from workers.process.child import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
@@ -78,7 +77,7 @@ class Supervisor:
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
             # Somebody else's server is waited for, however often it goes away.
-            restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=NEVER),
+            restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
         )
         self._now = Lifecycle()
         self._was_ready = False

@@ -1,21 +1,19 @@
 """When a broken engine is started again: exponential backoff with jitter, and an end to it. Pure."""
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 from annotated_types import Ge
 
 from workers.policy.backoff import Backoff
 from workers.policy.limits import Configured, Seconds
 
-NEVER: Final = 2**62  # failures that no worker reaches
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy(Configured):
     """Limits on restarts, in seconds.
 
-    ``failures`` within ``window_s`` are too many, and the worker gives up. A death counts unless a turn
+    ``failures`` within ``window_s`` are too many, and the worker gives up; None never are. A death counts unless a turn
     or somebody's signal explains it. ``retry_s`` later it tries
     once more (a half-open breaker): a success takes it back, a failure gives up again at once; None leaves it to an
     operator.
@@ -23,7 +21,7 @@ class RestartPolicy(Configured):
 
     initial_s: Seconds = 1.0
     max_s: Seconds = 60.0
-    failures: Annotated[int, Ge(1)] = 5
+    failures: Annotated[int, Ge(1)] | None = 5
     window_s: Seconds = 600.0
     retry_s: Seconds | None = 300.0
 
@@ -33,7 +31,7 @@ class RestartPolicy(Configured):
 
     def are_too_many(self, failed_at: tuple[float, ...]) -> bool:
         """Whether the worker gives up after these failures, which are recent and count."""
-        return len(failed_at) >= self.failures
+        return self.failures is not None and len(failed_at) >= self.failures
 
     def delay_s(self, failures: int, jitter: float) -> float:
         """Return how long to wait before the next start, after so many failures since the engine last answered.

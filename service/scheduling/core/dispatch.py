@@ -25,7 +25,7 @@ class Dispatcher:
         self._ready = ready
         self._in_flight = in_flight
         self._shifts = Shifts()
-        self._paces = SpeedEstimates()
+        self._speeds = SpeedEstimates()
         self._trials = Trials(ready, in_flight)
 
     def __repr__(self) -> str:
@@ -33,7 +33,7 @@ class Dispatcher:
 
     def learn(self, model: str, seconds: float, reading: PromptReading | None) -> None:
         """Learn what turns of a model take."""
-        self._paces.learn(model, seconds, reading)
+        self._speeds.learn(model, seconds, reading)
 
     def start_all(self) -> Iterator[Action]:
         """Start turns until no slot is free that one of them may have."""
@@ -120,7 +120,7 @@ class Dispatcher:
         free, slots = self._in_flight.offer(cached.worker)
         if free or not slots:
             return None
-        seconds = self._paces.worth_waiting(model, cached, slots, self._ready.held.count(cached.worker))
+        seconds = self._speeds.worth_waiting(model, cached, slots, self._ready.held.count(cached.worker))
         if seconds is None:
             return None
         self._ready.held.put(turn, cached.worker)

@@ -83,7 +83,7 @@ class Unspoken(Sequence[TurnKey]):
 class LiveConversation:
     """One conversation that has not ended; ``open`` are its turns that are ready or in flight."""
 
-    __slots__ = ("_ended", "_lines", "_warm", "definition", "ending", "is_started", "live", "number", "open", "order")
+    __slots__ = ("_cached", "_ended", "_lines", "definition", "ending", "is_started", "live", "number", "open", "order")
 
     def __init__(self, live: LiveJob, definition: Conversation, number: int) -> None:
         self.live = live
@@ -95,7 +95,7 @@ class LiveConversation:
         self.ending: tuple[ConversationState, str | None] | None = None
         # None until there is anything: a hundred thousand conversations may wait at once.
         self._ended: set[TurnKey] | None = None
-        self._warm: dict[int, CacheLocation] | None = None  # by agent
+        self._cached: dict[int, CacheLocation] | None = None  # by agent
         self._lines: dict[tuple[str, str], deque[ReadyTurn]] | None = None  # in free mode: of a model and a signature
 
     def __repr__(self) -> str:
@@ -147,13 +147,13 @@ class LiveConversation:
 
     def cached(self, agent: int) -> CacheLocation | None:
         """Return which worker knows an agent's prompt."""
-        return self._warm.get(agent) if self._warm is not None else None
+        return self._cached.get(agent) if self._cached is not None else None
 
     def note_cache(self, agent: int, cached: CacheLocation) -> None:
         """Note that a worker knows an agent's prompt."""
-        if self._warm is None:
-            self._warm = {}
-        self._warm[agent] = cached
+        if self._cached is None:
+            self._cached = {}
+        self._cached[agent] = cached
 
     def queue(self, turn: ReadyTurn, model: str) -> None:
         """Note that a turn waits for a slot of a model."""

@@ -124,3 +124,34 @@ def test_help_shows_the_environment(command: str, variable: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert done.exit_code == 0
     assert variable in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("timeouts: {prefil_stall_s: 3}", r"m\.timeouts\.prefil_stall_s: .*did you mean 'prefill_stall_s'"),
+        ("timeouts: {start_s: 0}", r"m\.timeouts\.start_s: "),
+        ("timeouts: {busy_stall_s: -1}", r"m\.timeouts\.busy_stall_s: "),
+        ("restart: {failures: 0}", r"m\.restart\.failures: "),
+        ("restart: {failures: null}", r"m\.restart: failures: a number from 1"),
+        ("repetition: {lines: 1}", r"m\.repetition\.lines: "),
+        ("weights: {keep_s: 0}", r"m\.weights\.keep_s: "),
+        ("weights: {backend: mpi}", r"m\.weights\.backend: .*'gloo' or 'nccl'"),
+    ],
+)
+def test_sections_that_are_the_workers_own_are_as_strict(tmp_path: Path, section: str, told: str) -> None:
+    """Their bounds and their keys stand in the dataclasses; a fault names key and mend as anywhere else."""
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text(f"models:\n  m:\n    engine: vllm\n    model: x\n    {section}\n")
+    with pytest.raises(ConfigError, match=told):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    "section", ["timeouts: {prefill_stall_s: null}", "restart: {retry_s: null}", "repetition: null", "weights: null"]
+)
+def test_what_may_be_null_is_taken(tmp_path: Path, section: str) -> None:
+    """For ever, or not at all."""
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text(f"models:\n  m:\n    engine: vllm\n    model: x\n    {section}\n")
+    assert list(load_config(path).models) == ["m"]

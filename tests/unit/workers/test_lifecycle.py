@@ -337,3 +337,9 @@ def test_the_restart_delay_stays_within_its_bounds(count: int, jitter: float) ->
     delay = policy.delay_s(count, jitter)
     full = min(5.0, 2.0 ** (count - 1))
     assert full / 2 <= delay <= full
+
+
+def test_a_worker_of_a_library_may_never_give_up() -> None:
+    """``failures=None``, as an attached server is waited for; the configuration asks for a number."""
+    assert not RestartPolicy(failures=None).are_too_many(tuple(map(float, range(1000))))
+    assert RestartPolicy(failures=1).are_too_many((0.0,))

@@ -196,7 +196,7 @@ class TestRepetition:
 
 @dataclass
 class FakeEngine:
-    """Vitals that know what they will say (``workers.health.probes.Vitals``), and what the watch did to it."""
+    """Probes that know what they will say (``workers.health.probes.Probes``), and what the watch did to it."""
 
     counters: EngineCounters | None = None
     sings: bool = False
