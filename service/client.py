@@ -153,8 +153,8 @@ class WeightsClient:
             self._group = ProcessGroupGloo(store, 0, group["world_size"], limit)
         except RuntimeError as error:  # not all have come; the service knows who
             document = self.look()
-            told = (document["group"] or {}).get("error") or error
-            raise WeightsError(f"the group has not come together: {told}", "group_missing", document) from error
+            failure = (document["group"] or {}).get("error") or error
+            raise WeightsError(f"the group has not come together: {failure}", "group_missing", document) from error
         self._wait_joined(group["number"], timeout_s)
 
     def update(
@@ -172,7 +172,7 @@ class WeightsClient:
         All of the model's tensors are wanted in one go, since engines fuse them; at most ``in_flight`` broadcasts are
         under way at once. None is returned, and nothing sent, where no byte differs from this client's last update.
         An update that has failed left every engine as it was, so it is made again, ``attempts`` times in all, with
-        whoever serves by then; a checkpoint is not, since an engine that it broke is not to be broken twice.
+        what serves by then; a checkpoint is not, since an engine that it broke is not to be broken twice.
 
         Raises:
             WeightsError: it was refused, or has failed; the text names who.
@@ -238,7 +238,7 @@ class WeightsClient:
         return document["version"] == self._made and (not behind or document["checkpoint"] is not None)
 
     def _leave(self) -> None:
-        """Drop the group; one with a broadcast under way would block whoever frees it for as long as its limit."""
+        """Drop the group; to free one with a broadcast under way would block for as long as its limit."""
         if self._is_sending:
             _ABANDONED.append(self._group)
         self._group = self._store = None
@@ -279,8 +279,8 @@ class WeightsClient:
         """Return what the service has to say of a broadcast that broke here."""
         try:
             ended = self._wait(update)
-        except WeightsError as told:
-            return str(told), told.code, told.document
+        except WeightsError as refusal:
+            return str(refusal), refusal.code, refusal.document
         return f"the broadcast has failed: {error}; the update is {ended['state']}", "broadcast_failed", ended
 
     # HTTP
@@ -299,8 +299,8 @@ class WeightsClient:
                 continue
             known = [each for each in document["updates"] if _place(each) == _place(update)]
             if not known:
-                told = f"the service knows nothing of it any more, and has weights {document['version']}"
-                raise WeightsError(told, "update_not_found", document)
+                detail = f"the service knows nothing of it any more, and has weights {document['version']}"
+                raise WeightsError(detail, "update_not_found", document)
             update = known[0]
         if update["state"] == "failed":
             raise WeightsError(f"weights {update['version']}: {update['error']}", "weights_failed", update)

@@ -106,7 +106,7 @@ class Export:
         for name, content in contents.items():
             replace_file(fresh / name, content)
         manifest = self._folder / "manifest.json"
-        if not manifest.is_symlink():  # an older version's: without it nobody takes the other list for its companion
+        if not manifest.is_symlink():  # an older version's: without it no reader takes the other list for its companion
             manifest.unlink(missing_ok=True)
         _link(lists / "current", fresh.name)
         for name in contents:

@@ -49,8 +49,8 @@ def read_job_file(source: str, text: str, config: Config) -> JobFile:
         job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:
         places = {path_of(place): place for place in lines}
-        told = [f"{source}{line_of(lines, _nearest(places, fault.path))}: {fault}" for fault in error.faults]
-        raise ConfigError("\n".join(told)) from error
+        messages = [f"{source}{line_of(lines, _nearest(places, fault.path))}: {fault}" for fault in error.faults]
+        raise ConfigError("\n".join(messages)) from error
     return JobFile(source=source, document=document, job=job)
 
 
@@ -89,7 +89,7 @@ async def _check_owner(node: Node, file: JobFile, folder: Path) -> None:
     """Return if no transcripts of another job stand in a job's folder.
 
     Raises:
-        ConfigError: they do; nobody but its owner may throw them away.
+        ConfigError: they do; only their owner may throw them away.
     """
     owner = await anyio.to_thread.run_sync(lambda: Export(folder).owner)
     text = canonical_json(file.document)

@@ -130,7 +130,7 @@ def _http_server(app: FastAPI, most: int) -> _Server:
             http=Door,
             ws="none",  # an upgrade would leave the door
             limit_concurrency=most,
-            proxy_headers=False,  # nobody between us and a client is to be believed
+            proxy_headers=False,  # no proxy between us and a client is trusted
             timeout_keep_alive=KEEP_ALIVE_S,
             log_config=None,
             access_log=False,

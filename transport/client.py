@@ -29,7 +29,7 @@ from transport.request import ChatRequest
 
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
-PROBE_LIMIT_S: Final = 5.0  # one probe; whoever probes decides how many may fail
+PROBE_LIMIT_S: Final = 5.0  # one probe; the prober decides how many may fail
 _OK: Final = 200
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 

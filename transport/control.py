@@ -57,10 +57,10 @@ class EngineControl:
         Raises:
             EngineError: one of them failed, or they cannot be asked.
         """
-        told = await self._call("POST", "/collective_rpc", body={"method": method, "kwargs": arguments})
-        results = told.get("results")
+        answer = await self._call("POST", "/collective_rpc", body={"method": method, "kwargs": arguments})
+        results = answer.get("results")
         if not isinstance(results, list):
-            raise MalformedFrame(f"/collective_rpc answered without results: {told}")
+            raise MalformedFrame(f"/collective_rpc answered without results: {answer}")
         return results
 
     async def post(self, path: str, body: Mapping[str, object], on_sent: Callable[[], None] | None = None) -> None:
@@ -103,8 +103,8 @@ class EngineControl:
 
     async def _adapters(self) -> set[int]:
         """Return the numbers of the adapters whose weights the engine's worker processes have."""
-        told = await self.call_workers("list_loras", {})
-        return {int(number) for number in re.findall(r"\d+", str(told[0]))} if told else set()
+        answers = await self.call_workers("list_loras", {})
+        return {int(number) for number in re.findall(r"\d+", str(answers[0]))} if answers else set()
 
     async def label(self, version: int) -> None:
         """Tell the engine what its weights are called, where it keeps such a word.
@@ -124,10 +124,10 @@ class EngineControl:
         Raises:
             EngineError: it does not say.
         """
-        told = (await self._call("GET", "/get_world_size")).get("world_size")
-        if not isinstance(told, int):
-            raise MalformedFrame(f"/get_world_size answered {told!r}")
-        return told
+        size = (await self._call("GET", "/get_world_size")).get("world_size")
+        if not isinstance(size, int):
+            raise MalformedFrame(f"/get_world_size answered {size!r}")
+        return size
 
     async def _call(
         self,
@@ -142,12 +142,12 @@ class EngineControl:
             if event == _SENT and on_sent is not None:
                 on_sent()
 
-        told = {} if params is None else {name: str(value).lower() for name, value in params.items()}
+        query = {} if params is None else {name: str(value).lower() for name, value in params.items()}
         answer = None
         while answer is None:
             try:
                 async with open_http(self._endpoint) as client:
-                    answer = await client.request(method, path, params=told, json=body, extensions={"trace": trace})
+                    answer = await client.request(method, path, params=query, json=body, extensions={"trace": trace})
             except (httpx.HTTPError, OSError) as error:
                 failure = connection_error(error, f"{method} {path}: ")
                 if not isinstance(failure, CannotAsk):

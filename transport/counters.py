@@ -36,11 +36,11 @@ class EngineCounters:
 
     def __str__(self) -> str:
         """Say it in words."""
-        told = ", ".join(f"{work.prompt_tokens}+{work.output_tokens}" for work in self.work)
+        engines = ", ".join(f"{work.prompt_tokens}+{work.output_tokens}" for work in self.work)
         if self.running is not None:
-            return f"{self.running} requests run, {sum(work.steps for work in self.work)} steps, tokens {told}"
+            return f"{self.running} requests run, {sum(work.steps for work in self.work)} steps, tokens {engines}"
         busy = sum(work.is_busy for work in self.work)
-        return f"{busy} slots busy, tokens read+written: {told or 'none'}"
+        return f"{busy} slots busy, tokens read+written: {engines or 'none'}"
 
 
 def _has_advanced(before: SlotWork, after: SlotWork) -> bool:

@@ -63,8 +63,8 @@ class Endpoint:
             "Connection": "close",
             **self.headers,
         }
-        told = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        return f"POST {self.base_path}{path} HTTP/1.1\r\n{told}Content-Length: ".encode("latin-1")
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return f"POST {self.base_path}{path} HTTP/1.1\r\n{head}Content-Length: ".encode("latin-1")
 
     def tls(self) -> ssl.SSLContext | None:
         """Return what a connection is secured by; loading the machine's authorities takes 20 ms."""

@@ -32,8 +32,8 @@ class ChatRequest:
 
     ``params`` is an open mapping of generation parameters (specification, "Generation parameters"): whatever the
     dialect does not own reaches the engine untouched. ``tools`` are OpenAI tool definitions. Prefixes that an engine
-    keeps are shared only within one ``cache_scope``, where an engine knows such a thing; nobody looks at the stream of
-    what is not ``is_watched``, so that it may come in larger pieces.
+    keeps are shared only within one ``cache_scope``, where an engine knows such a thing; no reader follows the
+    stream of what is not ``is_watched``, so that it may come in larger pieces.
     """
 
     model: str

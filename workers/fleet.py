@@ -91,8 +91,10 @@ class Fleet:
 
     def trouble_of(self, model: str) -> str:
         """Return why no worker of a model is ready."""
-        told = [f"{worker.spec.id} is {worker.state}: {worker.because}" for worker in self if worker.spec.name == model]
-        return "; ".join(told) or f"no worker serves {model}"
+        states = [
+            f"{worker.spec.id} is {worker.state}: {worker.because}" for worker in self if worker.spec.name == model
+        ]
+        return "; ".join(states) or f"no worker serves {model}"
 
     def check_models(self) -> None:
         """Return if every model has a worker that is or may yet be ready.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
-LAUNCHED = 0  # the version of the weights that an engine is started with, where nobody has said otherwise
+LAUNCHED = 0  # the version of the weights that an engine is started with, where no update has said otherwise
 
 
 class LoadedWeights:
@@ -43,7 +43,7 @@ class LoadedAdapters:
     """Names to paths: ``wanted`` is what the next engine is started with, ``loaded`` what the present one has.
 
     The order of ``loaded`` is that in which llama-server was given them, and numbers them; ``numbers`` are vLLM's own,
-    which begin with one. What an engine has and nobody wants any more stays there until the engine's end, if it cannot
+    which begin with one. What an engine has and no job wants any more stays there until the engine's end, if it cannot
     be unloaded.
     """
 

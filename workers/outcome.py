@@ -33,7 +33,7 @@ class FailureReason(StrEnum):
 class CancelReason(StrEnum):
     """Why a request was ended while it ran."""
 
-    CONVERSATION_ENDED = "cancelled"  # nobody wants the answer any more
+    CONVERSATION_ENDED = "cancelled"  # no caller wants the answer any more
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"  # another node may run it by now
     STORE_LOST = "store_lost"  # what it needs to know cannot be read
@@ -53,7 +53,7 @@ class EngineFailed:
 
     ``brought_down`` says that the incarnation ended under this request, which may be the cause of it, unless
     ``is_outside``: a signal ended it that neither we nor the kernel's OOM killer sent. ``is_proved`` says of a refusal
-    that the same engine has answered somebody else since: then it is about this request. ``retry_after_s`` is the
+    that the same engine has answered another request since: then it is about this request. ``retry_after_s`` is the
     engine's own word for when to come again.
     """
 

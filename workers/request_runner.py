@@ -90,9 +90,9 @@ class RequestRunner:
         return {**(self._spec.params if is_bounded else self._spec.bounded_params), **request.params}
 
     def _log_ending(self, running: InFlightRequest) -> None:
-        told, worker = running.ending, self._spec.id
-        if not isinstance(told, EngineFailed):
-            logger.debug("worker %s: request %d of %s: %s", worker, running.id, running.job_name, told)
+        ending, worker = running.ending, self._spec.id
+        if not isinstance(ending, EngineFailed):
+            logger.debug("worker %s: request %d of %s: %s", worker, running.id, running.job_name, ending)
             return
         name = running.job_name
-        logger.warning("worker %s: request %d of %s: %s: %s", worker, running.id, name, told.reason, told.detail)
+        logger.warning("worker %s: request %d of %s: %s: %s", worker, running.id, name, ending.reason, ending.detail)

@@ -48,7 +48,7 @@ class SupervisedWorker:
 
     ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
     gone. ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that
-    whoever runs requests finds out which of them an engine died of, and tells what none explains (``count_failure``).
+    the runner of requests finds out which of them an engine died of, and tells what none explains (``count_failure``).
     ``count_pools`` says how many turns wait and run in all: incidents keep it.
     """
 
@@ -370,10 +370,10 @@ class SupervisedWorker:
     def _effective_slots(self) -> int:
         """Return how many requests may be in flight: what was configured, or less where the engine holds less."""
         running, slots = self._supervisor.running, self.spec.slots
-        told = running.capacity if running is not None else None
-        if told is not None and told < slots:
-            logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, slots)
-            slots = max(1, told)
+        capacity = running.capacity if running is not None else None
+        if capacity is not None and capacity < slots:
+            logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, capacity, slots)
+            slots = max(1, capacity)
         return slots if self._limit is None else min(slots, self._limit.slots)
 
     def _root_pid(self) -> int | None:

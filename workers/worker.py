@@ -123,7 +123,7 @@ class Worker(SupervisedWorker):
             await self.end_engine("asked to stop")
         finally:
             running.cancel()
-            with anyio.CancelScope(shield=True):  # whoever stops us may be cancelled meanwhile
+            with anyio.CancelScope(shield=True):  # our caller may be cancelled meanwhile
                 await asyncio.wait([running, *self._requests], timeout=2 * LEAVE_LIMIT_S)
 
     async def submit(
@@ -194,7 +194,7 @@ class Worker(SupervisedWorker):
             return NOT_FOUND
         await submitted.ended.wait()
         if self._submitted.pop(submitted.running.id, None) is None:
-            return NOT_FOUND  # somebody else has fetched it meanwhile
+            return NOT_FOUND  # another task has fetched it meanwhile
         return result_of(submitted.running, submitted.incarnation, submitted.ended_at)
 
     async def cancel(self, request_id: int) -> bool:

@@ -70,28 +70,28 @@ async def post_batch(request: Request, post: Post, limits: Limits, key: str | No
 async def _post_group(
     lines: list[bytes], before: int, post: Post, limits: Limits, key: str | None, answers: IO[bytes]
 ) -> None:
-    told: dict[int, bytes] = {}
+    answered: dict[int, bytes] = {}
 
     async def post_line(number: int, line: bytes) -> None:
         try:
             document = await decode_soon(line, limits)
             stored, is_new = await post(document, None if key is None else f"{key}:{number}", size=len(line))
         except (ServiceError, OffloadCrowded) as error:
-            told[number] = _line(number, error)
+            answered[number] = _line(number, error)
             return
         except Exception:
             logger.exception("line %d of a batch: a defect of Roundhouse", number)
-            told[number] = _line(number, ServiceError("the service failed at this line; its log says more"))
+            answered[number] = _line(number, ServiceError("the service failed at this line; its log says more"))
             return
         status = 202 if is_new else 200
         job = {"id": stored.id, "name": stored.name, "state": stored.state}
-        told[number] = msgspec.json.encode({"line": number, "status": status, **job}) + b"\n"
+        answered[number] = msgspec.json.encode({"line": number, "status": status, **job}) + b"\n"
 
     async with anyio.create_task_group() as tasks:
         for number, line in enumerate(lines, start=before + 1):
             tasks.start_soon(post_line, number, line)
-    for number in sorted(told):
-        answers.write(told[number])
+    for number in sorted(answered):
+        answers.write(answered[number])
 
 
 def _line(number: int, error: Exception) -> bytes:

@@ -21,7 +21,7 @@ HUNG_UP: Final = "the client hung up in the middle of it"
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that is read by ourselves, bounded; whoever puts the surface together adds its schema."""
+    """Describe a body that is read by ourselves, bounded; the surface adds its schema."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

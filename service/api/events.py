@@ -31,7 +31,7 @@ async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
 
 
 async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]:
-    told: Sequence[Progress] = ()
+    reported: Sequence[Progress] = ()
     silent_s = 0.0
     while not jobs.watch.is_closed:
         change = jobs.watch.next_change(job_id)
@@ -53,8 +53,8 @@ async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]
             await change.wait()
         progress = jobs.progress(job_id)
         silent_s += PROGRESS_INTERVAL_S
-        if progress != told:
-            told, silent_s = progress, 0.0
+        if progress != reported:
+            reported, silent_s = progress, 0.0
             yield b"event: progress\ndata: %s\n\n" % msgspec.json.encode({"turns": [_turn(turn) for turn in progress]})
         elif silent_s >= KEEP_ALIVE_S:
             silent_s = 0.0

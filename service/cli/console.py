@@ -20,8 +20,8 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
     console.print(f"\n[bold]{escape(place)}[/]: {escape(str(transcript['state']) + reason)}")
     turns = transcript["turns"]
     for turn in turns if isinstance(turns, Sequence) else ():
-        told = ", ".join(str(turn[key]) for key in ("state", "reason", "worker") if turn.get(key))
-        console.print(f"\n[cyan]\\[round {turn['round']}] {escape(turn['agent'])}[/] ({escape(told)})")
+        details = ", ".join(str(turn[key]) for key in ("state", "reason", "worker") if turn.get(key))
+        console.print(f"\n[cyan]\\[round {turn['round']}] {escape(turn['agent'])}[/] ({escape(details)})")
         if turn.get("detail"):
             console.print(f"  {plain(turn['detail'])}", markup=False, highlight=False, soft_wrap=True, style="red")
         console.print(plain(turn["text"]), markup=False, highlight=False, soft_wrap=True)

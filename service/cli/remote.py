@@ -86,7 +86,7 @@ def submit(
         if not wait:
             print_document(posted, posted["id"], as_json=as_json)
             return
-        # Alone on the standard output, for whoever goes on with it.
+        # Alone on the standard output, for the script that goes on with it.
         print_document(posted, posted["id"], as_json=as_json)
         end = follow(service, posted["id"], as_json=as_json, is_aside=True)
         if as_json:

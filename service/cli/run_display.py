@@ -35,8 +35,8 @@ class _Table:
         self._live = live
 
     def show(self, views: Sequence[JobView], node: Node) -> None:
-        told = "\n".join(escape(_line(view)) for view in views)
-        self._live.update(table(status_document(node).model_dump(), told))
+        below = "\n".join(escape(_line(view)) for view in views)
+        self._live.update(table(status_document(node).model_dump(), below))
 
 
 class _Lines:

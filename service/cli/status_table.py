@@ -37,7 +37,7 @@ def plain_lines(status: Document) -> list[str]:
     """Return the whole table as lines for a pipe or a file."""
     lines = [summary(status)]
     lines += [f"  worker {_worker_line(worker)}" for worker in status["workers"]]
-    lines += [f"  {worker} runs {turn}: {told}" for worker, turn, told in _speaking(status)]
+    lines += [f"  {worker} runs {turn}: {progress}" for worker, turn, progress in _speaking(status)]
     for pool, heads in status["heads"].items():
         lines += [f"  {pool}: {_turn(head)} waits for {head['waits_for']}" for head in heads]
     return [*lines, *(f"  {note}" for note in _notes(status))]

@@ -41,8 +41,8 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
     except ValidationError as error:
         places = [entry["loc"] for entry in error.errors(include_url=False)]
         faults = faults_of(error, Config)
-        told = [f"{source}{line_of(lines, place)}: {fault}" for place, fault in zip(places, faults, strict=True)]
-        raise ConfigError("\n".join(told)) from error
+        messages = [f"{source}{line_of(lines, place)}: {fault}" for place, fault in zip(places, faults, strict=True)]
+        raise ConfigError("\n".join(messages)) from error
 
 
 def _server(given: object, overrides: Mapping[str, object]) -> object:

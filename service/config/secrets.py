@@ -7,7 +7,7 @@ from typing import Final
 
 MASK: Final = "********"
 WHOLLY_SECRET: Final = frozenset({"api_keys", "headers", "secrets"})
-# Of an environment nobody knows what is secret, but for these, whose values help to see what is wrong.
+# What is secret in an environment is unknown, but for these, whose values help to see what is wrong.
 HARMLESS: Final = re.compile(
     r"(?:CUDA|HIP|ROCR|NVIDIA|OMP|MKL|OPENBLAS|GGML|LLAMA_ARG|VLLM|NCCL|GLOO|LC|XDG)_(?!.*(?:KEY|TOKEN|PASS|PWD|SECRET|AUTH|CREDENTIAL|COOKIE))\w*"
     r"|PATH|HOME|LANG|TZ|USER|SHELL|TERM|TMPDIR|PWD|LD_LIBRARY_PATH|PYTHON\w*|MODE|DEBUG|LOG_LEVEL|THREADS"

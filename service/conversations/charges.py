@@ -8,7 +8,7 @@ class Charges:
     """What a turn has been part of since an engine last answered it.
 
     ``is_suspect`` says that it was on an engine that died. ``deaths`` are engines that died with it alone; ``outside``
-    those that a signal of somebody else ended with it on them; ``refusals`` are of engines that answered others.
+    those that a signal from outside ended with it on them; ``refusals`` are of engines that answered others.
     ``refused_at`` is when it was first refused, in seconds since the epoch.
     """
 

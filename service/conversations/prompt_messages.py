@@ -49,12 +49,12 @@ def render_rejections(rejected: Sequence[Rejected]) -> tuple[Message, ...]:
     )
 
 
-def render_told(messages: tuple[Message, ...], told: str | None) -> tuple[Message, ...]:
+def render_told(messages: tuple[Message, ...], addition: str | None) -> tuple[Message, ...]:
     """Return a prompt with something said at its end, where it extends what was read of it before."""
-    if told is None:
+    if addition is None:
         return messages
     last = messages[-1]
-    return (*messages[:-1], Message(role=last.role, content=f"{last.content}\n\n{told}"))
+    return (*messages[:-1], Message(role=last.role, content=f"{last.content}\n\n{addition}"))
 
 
 def _quote(utterance: Utterance) -> str:

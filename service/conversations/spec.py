@@ -50,8 +50,8 @@ class ValidationSpec(StrictModel):
         given = [name for name in ("choices", "pattern", "json_schema") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError("a validation has one of choices, pattern and json_schema")
-        told = {folded(choice) for choice in self.choices or ()}
-        if self.choices is not None and (len(told) < max(1, len(self.choices)) or "" in told):
+        distinct = {folded(choice) for choice in self.choices or ()}
+        if self.choices is not None and (len(distinct) < max(1, len(self.choices)) or "" in distinct):
             raise ValueError("choices: must be given, hold words, and differ by more than letter case and spaces")
         trouble = pattern_trouble(self.pattern) if self.pattern is not None else None
         if trouble is None and self.json_schema is not None:
@@ -219,9 +219,9 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
 
 
 def _refuse(faults: Iterator[Fault]) -> None:
-    told = list(islice(faults, MAX_FAULTS))
-    if told:
-        raise InvalidJob(told)
+    shown = list(islice(faults, MAX_FAULTS))
+    if shown:
+        raise InvalidJob(shown)
 
 
 def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:

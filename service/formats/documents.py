@@ -173,7 +173,7 @@ def read_text(path: Path) -> str:
         ConfigError: it cannot be read.
     """
     try:
-        # A pipe that nobody writes to would be waited for.
+        # A pipe without a writer would be waited for.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return _read_soon(file, path).decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:

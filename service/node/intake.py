@@ -86,7 +86,7 @@ class Intake:
                 if self._scheduler.paused_by is None:
                     await self.take()
             except StoreUnavailable as error:  # what could not be read comes with a later claim
-                is_done = False  # and nobody may ever hint at that where a node is alone
+                is_done = False  # and a lone node may never be told of that again
                 logger.debug("nothing is claimed: %s", error)
             claimed = ()
             with anyio.move_on_after(POLL_S if self._is_shared or not is_done else None) as patience:
@@ -158,7 +158,7 @@ class Intake:
             return {}
         view = self._scheduler.view
         rooms = {
-            # What nobody will ever serve is claimed as well: it is ended here, with the reason.
+            # What no node will ever serve is claimed as well: it is ended here, with the reason.
             model: HOPELESS if view.is_hopeless(model) else view.free(model) + (LOOKAHEAD - 1) * view.slots(model)
             for model in self._models
             if view.slots(model) or view.is_hopeless(model)
@@ -172,7 +172,7 @@ class Intake:
         for job_id in await self._store.read(queries.to_cancel()):
             if job_id in live:
                 self._scheduler.cancel(job_id)
-            await self._take([], None, job_id)  # what nobody runs needs no model to end
+            await self._take([], None, job_id)  # ending what no node runs needs no model
 
     # Admitting
 
@@ -194,7 +194,7 @@ class Intake:
         """Put conversations on the scheduler, each where it was left.
 
         ``epoch`` is that of the moment when the claim was handed in: of an earlier one nothing is ours any more, and
-        what the store knows of it is taken back by whoever has begun the new one.
+        the node's next epoch takes back what the store knows of it.
 
         Raises:
             StoreUnavailable: they cannot be read; those that are not on the scheduler come with a later claim.
@@ -242,7 +242,7 @@ class Intake:
             self._cancelled.add(job_id)
         self._scheduler.cancel(job_id)
         if self._is_shared:
-            self.hint(is_work=True)  # what nobody runs yet has to be ended by somebody
+            self.hint(is_work=True)  # some node has to end what no node runs yet
 
     def _go_on(self, resumed: ResumedJob) -> None:
         job = resumed.job
@@ -253,7 +253,7 @@ class Intake:
             logger.info("job %s goes on with %d of %d turns done", job.id, len(resumed.ended), job.total_turns)
         is_cancelled = resumed.is_cancelled or job.id in self._cancelled
         self._scheduler.admit(job, resumed.ended, resumed.unfinished, is_cancelled=is_cancelled)
-        if not self._is_shared:  # whoever is alone has all of it now
+        if not self._is_shared:  # a lone node has all of it now
             return
         self._parsed[job.id] = resumed.whole
         self._parsed.move_to_end(job.id)

@@ -14,7 +14,7 @@ from service.store.databases.database import Connection
 from service.store.store import Store
 
 INTERVAL_S: Final = 60.0
-JOBS_A_WRITE: Final = 100  # so that nobody else's writes wait for long,
+JOBS_A_WRITE: Final = 100  # so that other writes do not wait for long,
 TURNS_A_WRITE: Final = 10_000  # with as many turns, or one job of more
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ def _release_events(connection: Connection, job_id: str, last: int) -> None:
 
 
 def _has_rest(connection: Connection, before: str | None) -> bool:
-    told = connection.execute("SELECT 1 FROM deliveries WHERE state <> 'waiting' AND created_at < ? LIMIT 1", (before,))
+    sent = connection.execute("SELECT 1 FROM deliveries WHERE state <> 'waiting' AND created_at < ? LIMIT 1", (before,))
     dead = connection.execute("SELECT 1 FROM nodes WHERE is_live = 0 AND started_at < ? LIMIT 1", (before,))
-    return told.fetchone() is not None or dead.fetchone() is not None
+    return sent.fetchone() is not None or dead.fetchone() is not None
 
 
 def _release_rest(connection: Connection, before: str | None) -> None:

@@ -96,7 +96,7 @@ def pools_of(scheduler: Scheduler, fleet: Fleet) -> Pools:
         pending=pools[TurnState.PENDING],
         ready=pools[TurnState.READY],
         in_flight=pools[TurnState.IN_FLIGHT],
-        # What a draining worker still runs has its slots, and they are nobody else's any more.
+        # What a draining worker still runs keeps its slots, and no other turn gets them.
         capacity=sum(worker.slots if worker.state is WorkerState.READY else worker.slots_in_use for worker in fleet),
     )
 
@@ -109,8 +109,8 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
     held_for = scheduler.view.held_for(key)
     if held_for is not None:
         return f"a slot of {held_for}, which has its prompt in its cache: elsewhere it would take longer"
-    told = waits_for_slot(scheduler.model_of(key), fleet, scheduler.view.group_by)
-    return f"{told}; it may have brought an engine down, and is tried alone" if is_suspect else told
+    reason = waits_for_slot(scheduler.model_of(key), fleet, scheduler.view.group_by)
+    return f"{reason}; it may have brought an engine down, and is tried alone" if is_suspect else reason
 
 
 def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:
@@ -119,10 +119,10 @@ def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) ->
     serving = [worker for worker in of_model if worker.state is WorkerState.READY]
     if serving:
         taken, total = sum(worker.slots_in_use for worker in serving), sum(worker.slots for worker in serving)
-        told = f"a slot of {model}: {taken} of {total} in use"
+        reason = f"a slot of {model}: {taken} of {total} in use"
         if group_by is not None and taken < total:
-            told += f", and whose worker runs turns of other {GROUPED[group_by]} until it is empty (group_by)"
-        return told
+            reason += f", and whose worker runs turns of other {GROUPED[group_by]} until it is empty (group_by)"
+        return reason
     if not of_model:
         return f"the model {model}, which is configured no more"
     return f"a worker of {model}: {fleet.trouble_of(model)}"

@@ -61,5 +61,5 @@ class StoreOutlet:
         if model in self._neighbours.models():
             self._missed_at.pop(model, None)
             return True
-        # One that starts this moment is known a little later; only after a lease is nobody there.
+        # One that starts this moment is known a little later; only after a whole lease is no such node there.
         return time.monotonic() - self._missed_at.setdefault(model, time.monotonic()) < self._lease_s

@@ -32,7 +32,7 @@ AT_ONCE: Final = 32  # messages that are sent at the same time
 AT_ONCE_A_HOST: Final = 4
 PAUSES: Final = Backoff(first_s=2.0, last_s=3600.0)
 DETAIL_CHARS: Final = 200
-# Translated by whoever is on the way: RFC 6052, RFC 8215 and RFC 2765.
+# Translated by a gateway on the way: RFC 6052, RFC 8215 and RFC 2765.
 TRANSLATED: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
 COMPATIBLE: Final = ipaddress.IPv6Network("::/96")  # IPv4 in IPv6's first form, which is no more
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Webhooks:
                 await anyio.sleep(POLL_S)
 
     async def _send_due(self, tasks: TaskGroup) -> None:
-        hold_s = 2 * self._config.timeout_s + POLL_S  # whoever dies while it sends leaves it to others
+        hold_s = 2 * self._config.timeout_s + POLL_S  # a node that dies while it sends leaves it to others
         while self._sending.total() < AT_ONCE and await self._store.read(deliveries.is_any_due(datetime.now(UTC))):
             room = AT_ONCE - self._sending.total()
             due = await self._store.write(partial(deliveries.take, now=datetime.now(UTC), hold_s=hold_s, limit=room))
@@ -89,9 +89,9 @@ class Webhooks:
         is_final = False
         try:
             with anyio.fail_after(self._config.timeout_s):
-                status, told = await self._post(delivery)
+                status, outcome = await self._post(delivery)
             if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-                error = f"answered {status}: {told}"
+                error = f"answered {status}: {outcome}"
                 is_final = status == HTTPStatus.GONE
         except TimeoutError:
             error = f"no answer within webhooks.timeout_s = {self._config.timeout_s:g} s"

@@ -95,7 +95,7 @@ class JobPrompts:
             if self.job.mode is Mode.FREE and self.job.prompt_at is PromptAt.START and left.rejected and made_at:
                 heard = bisect_right(ends.get(left.key.conversation_id, []), made_at)
                 self.discussion(left.key.conversation_id).make_prompt(left.key.agent_id, left.key.round, heard)
-        if self.job.prompt_at is PromptAt.QUEUE:  # whoever has not spoken was queued at the very start
+        if self.job.prompt_at is PromptAt.QUEUE:  # an agent that has not spoken was queued at the very start
             for conversation_id in ends:
                 for agent in self.job.agents:
                     self.discussion(conversation_id).make_prompt_once(agent.id, 0, 0)
@@ -108,12 +108,12 @@ class JobPrompts:
         self,
         key: TurnKey,
         rejected: Sequence[Rejected],
-        told: str | None = None,
+        addition: str | None = None,
         journal: CallJournal | None = None,
         *,
         is_watched: bool = True,
     ) -> Request:
-        """Return what a worker is asked for a turn that starts now; ``told`` is said to its agent at the end."""
+        """Return what a worker is asked for a turn that starts now; ``addition`` is said to its agent at the end."""
         agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
         if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
@@ -123,7 +123,7 @@ class JobPrompts:
             job_name=f"{self.job.name}/{key.conversation_id}/{key.agent_id}/{key.round}",
             system=agent.system,
             conversation=render_told(
-                render_conversation(conversation, agent, key.round, heard) + render_rejections(rejected), told
+                render_conversation(conversation, agent, key.round, heard) + render_rejections(rejected), addition
             ),
             params=agent.params,
             tools=agent.tools,

@@ -18,8 +18,8 @@ from anyio.abc import TaskGroup, TaskStatus
 from service.conversations.job import GroupBy, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
-from service.errors import StoreUnavailable
 from service.scheduling.admission import Admission, Piece
+from service.scheduling.attempt import RunningAttempt
 from service.scheduling.conversation_endings import ConversationEndings
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
@@ -29,25 +29,21 @@ from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
 from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.prompts import JobPrompts
-from service.scheduling.tool_calls import TurnCalls, describe_calls
-from service.scheduling.turn import Progress, TurnRun
+from service.scheduling.turn import Progress
 from service.scheduling.turn_endings import End, TurnEndings
+from service.scheduling.turn_runner import Ended, TurnRunner
 from service.scheduling.turns import Turns
 from service.scheduling.worker_findings import WorkerFindings
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
 from workers.notifier import Notifier
-from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
-from workers.requests.answer import Answer
-from workers.requests.request import Request
-from workers.requests.slots import Lease
+from workers.outcome import Completed
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 Args = TypeVarTuple("Args")
-FACTS_A_WRITE: Final = 500  # a cancel may bring a million: nobody else's commit is to wait for all of them
-STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
+FACTS_A_WRITE: Final = 500  # a cancel may bring a million: other commits must not wait for all of them
 logger = logging.getLogger(__name__)
 
 
@@ -71,13 +67,13 @@ class Scheduler:
         self._tasks: TaskGroup | None = None
         self._jobs: dict[JobId, JobPrompts] = {}
         self._turns = Turns()
-        self._landed: list[tuple[TurnRun, Outcome]] = []
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
         self.counters = RunCounters()
         self._blame = Blame()
         self._endings = ConversationEndings(self._jobs, self._turns, self._blame)
         self._findings = WorkerFindings(fleet, self._turns)
+        self._runner = TurnRunner(self._jobs, outlet, self._take_ends)
         self._turn_endings = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = Notifier()
@@ -169,9 +165,9 @@ class Scheduler:
 
     # Pausing and ending
 
-    def pause(self, why: Pause, told: str) -> None:
+    def pause(self, why: Pause, detail: str) -> None:
         """Start nothing more for a reason, in addition to whatever reasons there are; turns in flight go on."""
-        self._pauses[why] = told
+        self._pauses[why] = detail
         self._post(events.Paused())
 
     def unpause(self, why: Pause) -> None:
@@ -213,9 +209,9 @@ class Scheduler:
 
     # Acting
 
-    def _post(self, *events_: events.Event, told: Sequence[Record] = ()) -> None:
+    def _post(self, *events_: events.Event, made: Sequence[Record] = ()) -> None:
         """Handle what happened at one moment; the only writer of the core and of the pools. Nothing here waits."""
-        facts = list(told)
+        facts = list(made)
         for action in self._core.handle(*events_):
             facts += self._act(action)
         for begin in range(0, len(facts), FACTS_A_WRITE):
@@ -294,8 +290,9 @@ class Scheduler:
             raise RuntimeError(f"{action} cannot be carried out")
         self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
-        self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id])
-        self._start_soon(self._run_turn, action.key, worker, lease)
+        attempt = RunningAttempt(worker.spec.id, worker.incarnation)
+        run = self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id], attempt)
+        self._start_soon(self._runner.run_turn, run, worker, lease)
         return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
 
     def look_elsewhere(self) -> None:
@@ -327,70 +324,22 @@ class Scheduler:
             if not self._fleet.is_lost(model):
                 self._post(events.ModelRegained(model=model))
 
-    # Turns
-
-    async def _run_turn(self, key: TurnKey, worker: SupervisedWorker, lease: Lease) -> None:
-        run = self._turns.run(key)
-        answer, scope = run.begin_attempt(worker.spec.id, worker.incarnation)
-        outcome: Outcome
-        try:
-            with lease, scope:
-                outcome = await self._ask(run, worker, answer)
-            if scope.cancelled_caught:
-                reason = CancelReason.LEASE_LOST if run.is_interrupted else CancelReason.CONVERSATION_ENDED
-                outcome = Cancelled(reason=reason)
-            if isinstance(outcome, Completed):
-                await run.judge_answer()
-        except StoreUnavailable as error:
-            logger.warning("turn %s: %s", key, error)
-            await anyio.sleep(STORE_PAUSE_S)
-            outcome = Cancelled(reason=CancelReason.STORE_LOST)
-        except Exception as error:
-            logger.exception("turn %s: a defect of Roundhouse", key)
-            outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
-        self._landed.append((run, outcome))
-        if len(self._landed) == 1:  # whatever else ends at this moment is applied with it, before the next start
-            await anyio.lowlevel.cancel_shielded_checkpoint()
-            self._take_ends()
-
-    async def _ask(self, run: TurnRun, worker: SupervisedWorker, answer: Answer) -> Outcome:
-        version = worker.weights.version if worker.weights else None
-        fault = self._jobs[run.key.job_id].check_weights(run.key, version)
-        if fault is not None:
-            return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
-        request = await self._request(run)
-        run.running = worker.prepare(request, answer)
-        return await worker.perform(request, answer, run.running)
-
-    async def _request(self, run: TurnRun) -> Request:
-        """Return what is asked of a worker; with tools, after a look at the calls of earlier attempts."""
-        key, prompts = run.key, self._jobs[run.key.job_id]
-        is_watched = self._outlet.is_followed(key.job_id)
-        if not prompts.has_tools(key.agent_id):
-            return prompts.request(key, run.rejected, is_watched=is_watched)
-        earlier = await self._outlet.calls_of(key)
-        journal = TurnCalls(key, earlier, self._outlet.append)
-        return prompts.request(key, run.rejected, describe_calls(earlier), journal, is_watched=is_watched)
-
-    def _take_ends(self) -> None:
-        landed, self._landed = self._landed, []
+    def _take_ends(self, ended: Sequence[Ended]) -> None:
+        """Apply all attempts that ended at one moment, before the next turn starts."""
         ends: list[End] = []
-        for run, outcome in sorted(landed, key=lambda each: self._place(each[0].key)):
+        for run, outcome in sorted(ended, key=lambda each: self._place(each[0].key)):
             self._turns.note_off_slot(run.key)
             ends.append(self._turn_endings.take_end(run, outcome))
             if isinstance(outcome, Completed):
                 self._findings.note_answer(run)
         if self._is_forgetting:
-            for run, outcome in landed:
+            for run, outcome in ended:
                 logger.warning("turn %s: a late result is refused, another node runs it: %s", run.key, outcome)
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
-            self._post(*(end.event for end in ends), *found, told=[end.record for end in ends])
-        self._tell_idle()
+            self._post(*(end.event for end in ends), *found, made=[end.record for end in ends])
+        if not self._turns.any_in_flight:
+            self._idle.notify()
 
     def _place(self, key: TurnKey) -> tuple[JobId, str, int]:
         return key.job_id, key.conversation_id, self._jobs[key.job_id].places[key.agent_id]
-
-    def _tell_idle(self) -> None:
-        if not self._turns.any_in_flight:
-            self._idle.notify()

@@ -10,12 +10,13 @@ from typing import Final, assert_never
 from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId
 from service.conversations.states import TurnState
+from service.scheduling.attempt import CANCELLED
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame, Finding, Trial
 from service.scheduling.core.blame.retry import refuse
 from service.scheduling.counts import RunCounters
 from service.scheduling.prompts import JobPrompts
-from service.scheduling.turn import CANCELLED, TurnRun
+from service.scheduling.turn import TurnRun
 from service.scheduling.turns import Turns
 from service.store import records
 from service.store.records import Record
@@ -128,7 +129,9 @@ class TurnEndings:
     def _complete(self, run: TurnRun) -> End:
         key = run.key
         agent = self._agent(run)
-        faults = (self._jobs[key.job_id].pin_weights(key, version) for version in run.weight_versions)
+        answer = run.attempt.answer
+        versions = (answer.first_version, answer.last_version)
+        faults = (self._jobs[key.job_id].pin_weights(key, version) for version in versions)
         changed = next((fault for fault in faults if fault is not None), None)
         if changed is not None:
             run.refuse_answer(FailureReason.WEIGHTS_CHANGED, changed)
@@ -136,22 +139,22 @@ class TurnEndings:
         fault = run.take_answer()
         if fault is not None:
             return self._reject(run, agent, fault)
-        self._jobs[key.job_id].discussion(key.conversation_id).add(key.agent_id, key.round, run.said.words)
-        completed = events.TurnCompleted(key=key, seconds=run.seconds, reading=run.reading)
+        self._jobs[key.job_id].discussion(key.conversation_id).add(key.agent_id, key.round, run.words)
+        completed = events.TurnCompleted(key=key, seconds=run.attempt.seconds, reading=run.attempt.reading)
         return self._finish(run, completed, TurnState.COMPLETED)
 
     def _reject(self, run: TurnRun, agent: Agent, fault: str) -> End:
         """Ask again for an answer that is not valid, unless that was done often enough."""
         reason = FailureReason.VALIDATION_EXHAUSTED
-        if agent.validation is not None and run.rejections <= agent.validation.retries:
+        if agent.validation is not None and len(run.rejected) <= agent.validation.retries:
             return replace(self._requeue(run, reason, fault), event=events.TurnRejected(key=run.key))
-        return self._fail(run, reason, f"the last of {run.rejections} answers: {fault}")
+        return self._fail(run, reason, f"the last of {len(run.rejected)} answers: {fault}")
 
     def _requeue(self, run: TurnRun, reason: str, detail: str, trial: Trial | None = None) -> End:
         """Run a turn again, here or in the next life of the service, with what it has behind it."""
         if reason != FailureReason.VALIDATION_EXHAUSTED:
             logger.warning("turn %s: %s: %s; it runs again", run.key, reason, detail)
-        told = records.TurnRequeued(
+        requeued = records.TurnRequeued(
             key=run.key,
             so_far=run.so_far,
             worker=run.attempts[-1].worker,
@@ -160,7 +163,7 @@ class TurnEndings:
             at=datetime.now(UTC),
         )
         trial = trial or (Trial.NEXT if run.charges.is_suspect else None)
-        return End(event=events.TurnInterrupted(key=run.key, trial=trial), record=told)
+        return End(event=events.TurnInterrupted(key=run.key, trial=trial), record=requeued)
 
     def _finish(
         self,

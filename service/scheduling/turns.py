@@ -8,6 +8,7 @@ from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
+from service.scheduling.attempt import RunningAttempt
 from service.scheduling.turn import Progress, TurnRun
 
 
@@ -54,16 +55,12 @@ class Turns:
         """Return how far each turn of a job that is on a slot is."""
         return [self._runs[key].progress() for key in sorted(self._in_flight) if key.job_id == job_id]
 
-    def run(self, key: TurnKey) -> TurnRun:
-        """Return a turn that was on a slot; KeyError where it was on none."""
-        return self._runs[key]
-
     # Moving
 
     def interrupt_all(self) -> None:
         """End every attempt that is running."""
         for key in self._in_flight:
-            self._runs[key].interrupt()
+            self._runs[key].attempt.interrupt()
 
     def leave(self, job_id: JobId, conversation_id: str) -> set[TurnKey]:
         """Forget the turns of a conversation that goes on elsewhere, and return them; none of them is in flight."""
@@ -90,17 +87,20 @@ class Turns:
         self._ready_at[key] = now
         return True
 
-    def begin(self, key: TurnKey, agent: Agent) -> None:
+    def begin(self, key: TurnKey, agent: Agent, attempt: RunningAttempt) -> TurnRun:
         """Note that a turn is on a slot."""
-        if key not in self._runs:
+        if key in self._runs:
+            self._runs[key].attempt = attempt
+        else:
             queued_at, so_far = self._ready_at.pop(key), self._resumed.pop(key, None)
-            self._runs[key] = TurnRun(key, agent, queued_at, so_far)
+            self._runs[key] = TurnRun(key, agent, queued_at, attempt, so_far)
         self._in_flight.add(key)
+        return self._runs[key]
 
     def cut_off(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
         if key in self._runs:
-            self._runs[key].cut_off()
+            self._runs[key].attempt.scope.cancel()
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
         """Note that another turn explains what these were suspected of."""

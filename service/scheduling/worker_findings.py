@@ -49,19 +49,19 @@ class WorkerFindings:
             return
         if isinstance(finding, DeathExplained):
             place = f"{finding.key.job_id}/{finding.key.conversation_id}"
-            told = f"brought down by the turn of {finding.key.agent_id} in round {finding.key.round} of {place}"
-            worker.recorder.note_finding(finding.incarnation, told)
+            finding_text = f"brought down by the turn of {finding.key.agent_id} in round {finding.key.round} of {place}"
+            worker.recorder.note_finding(finding.incarnation, finding_text)
             worker.forgive_failures()
             return
         worker.count_failure()
         if finding.company == 1:
-            told = "died by itself: the turn that was alone on it has ended since"
+            finding_text = "died by itself: the turn that was alone on it has ended since"
         else:
             slots = self._limits.lower(finding.worker, finding.company)
-            told = f"died under load: the {finding.company} turns that were on it have ended since, each alone"
-            worker.limit_slots(SlotLimit(slots=slots, because=f"engine {finding.incarnation} {told}"))
-            told += f"; {slots} slots for a while"
-        worker.recorder.note_finding(finding.incarnation, told)
+            finding_text = f"died under load: the {finding.company} turns that were on it have ended since, each alone"
+            worker.limit_slots(SlotLimit(slots=slots, because=f"engine {finding.incarnation} {finding_text}"))
+            finding_text += f"; {slots} slots for a while"
+        worker.recorder.note_finding(finding.incarnation, finding_text)
 
     def note_answer(self, run: TurnRun) -> None:
         """Take an answer: a worker that was lowered may bear more again. The slot of the turn was given back."""

@@ -55,8 +55,8 @@ class Cluster:
 
     def counts(self, job_id: JobId) -> tuple[int, int]:
         """Return how many turns of a job are ready and in flight elsewhere, as of a moment ago."""
-        told = [counts[job_id] for counts in self._others.counts if job_id in counts]
-        return sum(each[0] for each in told), sum(each[1] for each in told)
+        counted = [counts[job_id] for counts in self._others.counts if job_id in counts]
+        return sum(each[0] for each in counted), sum(each[1] for each in counted)
 
     async def run(self, tell: Tell, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep the lease until cancelled; it has begun when the others are known, or cannot be for now."""
@@ -98,8 +98,8 @@ class Cluster:
                 " WHERE id = (SELECT id FROM nodes WHERE id = %s AND is_live = 1 FOR UPDATE SKIP LOCKED)",
                 (self._lease_s, counts, list(report.models), report.node_id),
             )
-            # Whoever takes over passes by a row that is locked as well: a long write of our own holds the lease, and
-            # renews it as it ends.
+            # A node that takes over passes by a row that is locked as well: a long write of our own holds the lease,
+            # and renews it as it ends.
             if renewed.rowcount or await self._is_live(connection, report.node_id):
                 self._renewed_at = asked_at
                 tell(LeaseRenewed())
@@ -144,7 +144,7 @@ class Cluster:
             try:
                 async with self._connected() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    tell(WorkWaiting())  # whatever was told while nobody listened
+                    tell(WorkWaiting())  # what was notified while the connection was down
                     async for notice in connection.notifies():
                         self._hear(notice.payload, tell)
             except (psycopg.Error, OSError) as error:
@@ -152,11 +152,11 @@ class Cluster:
             await anyio.sleep(LONGEST_PAUSE_S)
 
     def _hear(self, payload: str, tell: Tell) -> None:
-        told = json.loads(payload)
-        if told["node"] == self._report().node_id:
+        notice = json.loads(payload)
+        if notice["node"] == self._report().node_id:
             return
-        tell(JobsChanged(job_ids=frozenset(map(JobId, told["jobs"]))))
-        if told["work"]:
+        tell(JobsChanged(job_ids=frozenset(map(JobId, notice["jobs"]))))
+        if notice["work"]:
             tell(WorkWaiting())
 
     @asynccontextmanager

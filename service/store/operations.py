@@ -104,7 +104,7 @@ def request_cancel(connection: Connection, membership: Membership, job_id: JobId
     stored = queries.job(job_id)(connection)
     if stored.state not in ENDED_JOBS:
         connection.execute("UPDATE jobs SET is_cancel_requested = 1 WHERE id = ?", (job_id,))
-        membership.notify(connection, [job_id], is_work=True)  # what nobody runs yet has to be ended by somebody
+        membership.notify(connection, [job_id], is_work=True)  # some node has to end what no node runs yet
     return stored
 
 

@@ -83,7 +83,7 @@ class Store:
         )
 
     async def claim(self, models: Sequence[str], limit: int | None, job_id: JobId | None = None) -> list[Claim]:
-        """Claim conversations that need one of ``models`` next and that nobody runs, at most ``limit``.
+        """Claim conversations that need one of ``models`` next and that no node runs, at most ``limit``.
 
         With ``job_id`` only those of that job.
 
@@ -263,14 +263,14 @@ class Store:
     def _read(self, query: Query[T]) -> T:
         try:
             for connection in iter(self._spare_reader, None):
-                with suppress(_Stale):  # it broke while nobody looked; the next is another, or new
+                with suppress(_Stale):  # it broke while it lay idle; the next is another, or new
                     return self._read_with(connection, query, is_new=False)
             return self._read_with(self._database.connect_reader(), query, is_new=True)
         except Exception as error:
-            told = self._database.trouble_of(error)
-            if told is None:
+            trouble = self._database.trouble_of(error)
+            if trouble is None:
                 raise
-            raise StoreUnavailable(told) from error
+            raise StoreUnavailable(trouble) from error
 
     def _spare_reader(self) -> Connection | None:
         try:

@@ -1,11 +1,11 @@
 """The one thread that writes: whatever waits when it turns up is committed together.
 
 A commit with synchronous=FULL costs one fsync whether it holds one write or a hundred, so grouping is what makes it
-affordable; nobody waits for a group to fill. Each group has a number that is committed with it: where a connection
+affordable; no write waits for a group to fill. Each group has a number that is committed with it: where a connection
 breaks during a commit, the number tells whether the group is there, and nothing is written twice.
 
 A database that is in trouble (a full disk, a server that restarts) is tried again until it is well. What has happened
-is kept meanwhile, in its order; whoever asks for something is refused, and can come again.
+is kept meanwhile, in its order; a request is refused, and can come again.
 """
 
 import logging
@@ -140,13 +140,13 @@ class Writer:
                     conflicts += 1
                     self._closing.wait(random.uniform(0, PAUSES.first_s))  # noqa: S311 - the other is to get on first
                     continue
-                told = self._database.trouble_of(error)
+                trouble = self._database.trouble_of(error)
                 self._disconnect()
-                if told is None or (self._closing.is_set() and tries >= CLOSING_TRIES):
+                if trouble is None or (self._closing.is_set() and tries >= CLOSING_TRIES):
                     self._fail(error)
                     break
-                self._note_trouble(told)
-                group = _refuse(group, StoreUnavailable(told), kept=False)
+                self._note_trouble(trouble)
+                group = _refuse(group, StoreUnavailable(trouble), kept=False)
                 tries += 1
                 self._closing.wait(PAUSES.after(tries))
             else:
@@ -202,14 +202,14 @@ class Writer:
                 raise
             raise _Spoiled(write, error) from error
 
-    def _note_trouble(self, told: str | None) -> None:
-        if told is None and self.trouble is not None:
+    def _note_trouble(self, trouble: str | None) -> None:
+        if trouble is None and self.trouble is not None:
             logger.info("store: it is well again")
-        elif told is not None and self.trouble is None:
-            logger.error("store: %s; no new jobs are taken, and what has happened is kept until it is well", told)
-        if told != self.trouble:
-            self.trouble = told
-            self._tell(StoreRecovered() if told is None else StoreTroubled(outage=told))
+        elif trouble is not None and self.trouble is None:
+            logger.error("store: %s; no new jobs are taken, and what has happened is kept until it is well", trouble)
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._tell(StoreRecovered() if trouble is None else StoreTroubled(outage=trouble))
 
     def _fail(self, error: Exception) -> None:
         # What follows a lost write may build on it: a job that is completed without one of its turns.

@@ -69,7 +69,7 @@ def decode_counters(slots: bytes) -> EngineCounters:
         MalformedFrame: not the JSON of this dialect.
     """
     try:
-        told = _decode_slots(slots)
+        decoded = _decode_slots(slots)
     except UNDECODABLE as error:
         raise MalformedFrame(f"GET /slots: {error}: {slots[:200]!r}") from error
     return EngineCounters(
@@ -80,7 +80,7 @@ def decode_counters(slots: bytes) -> EngineCounters:
                 output_tokens=slot.decoded,
                 is_busy=slot.is_processing,
             )
-            for slot in told
+            for slot in decoded
         ),
     )
 

@@ -1,7 +1,7 @@
 """What all engines share of the OpenAI chat API: a request to its body, a frame to its events, an answer to its error.
 
 Engines add fields of their own to frames (llama.cpp ``timings`` and ``prompt_progress``, vLLM ``reasoning``). A field
-that is there means the same whoever sends it, so one decoder reads them all. Sources: OpenAI's API reference;
+that is there means the same from every server, so one decoder reads them all. Sources: OpenAI's API reference;
 llama.cpp, ``tools/server``, builds of 2026; vLLM 0.32 and 0.33, ``entrypoints/openai``.
 """
 
@@ -139,8 +139,8 @@ def decode(frame: bytes) -> list[Event]:
     if chunk.choices:
         _add_choice(chunk.choices[0], events)
     if chunk.prompt_progress is not None:
-        told = chunk.prompt_progress
-        events.append(PromptProgress(told.total, told.cache, told.processed, told.time_ms))
+        progress = chunk.prompt_progress
+        events.append(PromptProgress(progress.total, progress.cache, progress.processed, progress.time_ms))
     if chunk.usage is not None:
         details = chunk.usage.prompt_tokens_details
         cached = (details.cached_tokens if details else None) or 0
@@ -156,22 +156,22 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     retry_after = headers.get("retry-after", "")
     retry_after_s = float(retry_after) if retry_after.isdecimal() else None
     try:
-        told = _decode_error_body(body).error
+        error = _decode_error_body(body).error
     except UNDECODABLE:
-        told = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
-    return _rejection(told, status, retry_after_s)
+        error = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
+    return _rejection(error, status, retry_after_s)
 
 
 def _message(message: Message) -> dict[str, object]:
-    told: dict[str, object] = {"role": message.role, "content": message.content}
+    fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.calls:
-        told["tool_calls"] = [
+        fields["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.calls
         ]
     if message.call_id is not None:
-        told["tool_call_id"] = message.call_id
-    return told
+        fields["tool_call_id"] = message.call_id
+    return fields
 
 
 def _add_choice(choice: _Choice, events: list[Event]) -> None:
@@ -192,8 +192,8 @@ def _add_choice(choice: _Choice, events: list[Event]) -> None:
         events.append(Finished(choice.finish_reason))
 
 
-def _rejection(told: _Error | str, status: int, retry_after_s: float | None) -> EngineRejected:
-    error = _Error(message=told) if isinstance(told, str) else told
+def _rejection(failure: _Error | str, status: int, retry_after_s: float | None) -> EngineRejected:
+    error = _Error(message=failure) if isinstance(failure, str) else failure
     if isinstance(error.code, int):
         status = error.code
     if (

@@ -57,10 +57,10 @@ def decode_counters(metrics: bytes) -> EngineCounters:
     Raises:
         MalformedFrame: these are no metrics of vLLM's.
     """
-    told: dict[str, dict[str, int]] = {}
+    values_by_engine: dict[str, dict[str, int]] = {}
     for sample in _samples(metrics, STEPS, PROMPT, OUTPUT, RUNNING):
-        told.setdefault(sample.labels.get("engine", "0"), {})[sample.name] = int(sample.value)
-    if not told:
+        values_by_engine.setdefault(sample.labels.get("engine", "0"), {})[sample.name] = int(sample.value)
+    if not values_by_engine:
         raise MalformedFrame("GET /metrics tells nothing of what vLLM does")
     # What it runs is told as busy slots nowhere: the gauge is written with a step, and stands still with the engine.
     return EngineCounters(
@@ -72,9 +72,9 @@ def decode_counters(metrics: bytes) -> EngineCounters:
                 steps=values.get(STEPS, 0),
                 is_busy=False,
             )
-            for number, values in enumerate(told.values())
+            for number, values in enumerate(values_by_engine.values())
         ),
-        running=sum(values.get(RUNNING, 0) for values in told.values()),
+        running=sum(values.get(RUNNING, 0) for values in values_by_engine.values()),
     )
 
 
@@ -89,8 +89,8 @@ def decode_capacity(metrics: bytes, models: bytes) -> int | None:
     except UNDECODABLE as error:
         raise MalformedFrame(f"GET {MODELS_PATH}: {error}") from error
     engines = [sample.labels for sample in _samples(metrics, CACHE)]
-    told = [_number(labels.get("kv_cache_max_concurrency")) for labels in engines]
-    known = [int(value) for value in told if value]
+    concurrency = [_number(labels.get("kv_cache_max_concurrency")) for labels in engines]
+    known = [int(value) for value in concurrency if value]
     if known and len(known) == len(engines):
         return max(1, sum(known))
     # Before 0.24: blocks are told as the sum over all engines, and repeated with each.

@@ -1,6 +1,6 @@
 """The adapters of one model that are loaded while the service runs: one change at a time, and what becomes of workers.
 
-Invariant: a worker in rotation has every adapter that ``names`` lists. So whoever puts requests on workers need not ask
+Invariant: a worker in rotation has every adapter that ``names`` lists. So the scheduler need not ask
 which of them has what; an engine that comes up without one is held until it has it.
 """
 
@@ -133,7 +133,7 @@ class ModelAdapters:
                 raise AdapterUnknown(f"model {self.name}: {name} {whose}")
             rest = {other: each for other, each in self.loaded.items() if other != name}
             await self._keep(rest, {**self.past, name: adapter.digest})
-            self._copies.setdefault(adapter.digest, 0)  # what is counted here, and needed by nobody, is removed
+            self._copies.setdefault(adapter.digest, 0)  # what is counted here, and not needed any more, is removed
             self._want()
             for worker in self._serving():
                 await unload(worker, name)

@@ -96,8 +96,8 @@ async def _start_anew(worker: SupervisedWorker, next_change: NextChange) -> bool
 
 def _words(worker: SupervisedWorker, names: str) -> str:
     failure = worker.failure()
-    told = "".join(f"\n  | {line}" for line in failure.log_tail[-TAIL_LINES:])
-    return f"{worker.spec.id} does not start with adapter {names}: {failure.because}{told}"
+    tail = "".join(f"\n  | {line}" for line in failure.log_tail[-TAIL_LINES:])
+    return f"{worker.spec.id} does not start with adapter {names}: {failure.because}{tail}"
 
 
 def _break(worker: SupervisedWorker, incarnation: int, what: str, error: Exception) -> None:

@@ -202,7 +202,7 @@ async def _wait_address(at: Endpoint) -> None:
         return
     host, port = at.host, at.port
     with anyio.move_on_after(PORT_LIMIT_S):
-        while _port_fault(host, port) is not None:  # noqa: ASYNC110 - the kernel tells nobody
+        while _port_fault(host, port) is not None:  # noqa: ASYNC110 - the kernel gives no signal
             await anyio.sleep(PORT_POLL_S)
     fault = _port_fault(host, port)
     if fault is not None:
@@ -210,7 +210,7 @@ async def _wait_address(at: Endpoint) -> None:
 
 
 def _clear_socket(path: Path) -> None:
-    """Remove what a dead engine has left; one that somebody still answers on is not ours to take."""
+    """Remove what a dead engine has left; one on which a process still answers is not ours to take."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.parent.stat().st_uid != os.geteuid():

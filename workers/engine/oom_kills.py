@@ -1,4 +1,4 @@
-"""How many processes the kernel's OOM killer has ended where our engines run: a SIGKILL of its own tells nobody."""
+"""How many processes the kernel's OOM killer has ended where our engines run: its SIGKILL does not say whose it is."""
 
 from pathlib import Path
 from typing import Final

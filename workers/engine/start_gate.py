@@ -20,7 +20,7 @@ class StartPass:
 class StartGate:
     """Shared by all workers of a machine. The device ``*`` is any of them.
 
-    How long somebody waits here is bounded by the ``start_s`` of those who are starting.
+    How long an engine waits here is bounded by the ``start_s`` of those who are starting.
     """
 
     def __init__(self) -> None:

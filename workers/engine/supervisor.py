@@ -41,7 +41,7 @@ class Supervisor:
     """Starts, stops and replaces the engine of one worker.
 
     ``on_end`` is told to end all requests, before the engine is touched; ``on_gone`` that an incarnation has ended
-    which nobody had asked to end; ``on_move`` every change of state. ``has_suspects`` tells whether requests are on the
+    which was not asked to end; ``on_move`` every change of state. ``has_suspects`` tells whether requests are on the
     engine that may be the cause of its death, and will be tried. All are called in the event loop and must not
     wait. ``run`` must be running before anything is posted.
     """
@@ -76,7 +76,7 @@ class Supervisor:
         self._limits = lifecycle.LifecycleLimits(
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
-            # Somebody else's server is waited for, however often it goes away.
+            # A server that is not ours is waited for, however often it goes away.
             restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
         )
         self._now = Lifecycle()
@@ -101,7 +101,7 @@ class Supervisor:
     ) -> None:
         """Own every task and process of the worker until cancelled, and what runs ``beside``.
 
-        ``gate`` is shared with whatever else starts on the machine. Whoever starts again begins anew.
+        ``gate`` is shared with whatever else starts on the machine. A second ``run`` begins anew.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -157,7 +157,7 @@ class Supervisor:
         incarnation = self._now.incarnation
         while self._now.state not in {WorkerState.STOPPED, WorkerState.FAILED}:
             if self._now.incarnation != incarnation:
-                return  # somebody has started another meanwhile
+                return  # another start has begun meanwhile
             await self._changed.wait()
         if self._now.has_process:
             raise StopTimedOut(f"worker {self._spec.id}: {self._now.because}")

@@ -46,8 +46,8 @@ def read_shapes(file: Path) -> Shapes:
             (size,) = struct.unpack("<Q", opened.read(8))
             if size > MAX_HEADER_BYTES:
                 raise InvalidTensors(f"{file.name} is not a safetensors file")
-            told = msgspec.json.decode(opened.read(size), type=dict[str, msgspec.Raw])
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in told.items() if name != METADATA}
+            header = msgspec.json.decode(opened.read(size), type=dict[str, msgspec.Raw])
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items() if name != METADATA}
         end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
         if file.stat().st_size != 8 + size + end:
             raise InvalidTensors(f"{file.name} is cut off: {file.stat().st_size} bytes of {8 + size + end}")

@@ -14,7 +14,7 @@ from workers.requests.request import RequestId
 
 POLL_S: Final = 2.0  # between two looks at an engine that is silent
 LEAST_INTERVAL_S: Final = 0.9  # between two looks at /proc, whose clock ticks a hundred times a second
-GAP_S: Final = 3 * POLL_S  # without a look: what has risen since is no news, since nobody knows when it did
+GAP_S: Final = 3 * POLL_S  # without a look: what has risen since is no news, since when it rose is unknown
 _NEVER: Final = float("-inf")
 
 
@@ -147,13 +147,13 @@ class Observations:
 
     def learn_batches(self, running: InFlightRequest) -> None:
         """Learn how fast the engine reads from each batch that it tells of, whatever becomes of the request."""
-        told = running.answer.generation.prompt_progress
+        progress = running.answer.generation.prompt_progress
         seen, seen_ms = self._batches.get(running.id, (0, 0.0))
-        if told is None or told.processed <= max(seen, told.cached):
+        if progress is None or progress.processed <= max(seen, progress.cached):
             return
-        since = max(seen, told.cached)
-        self.speed = self.speed.seen(tokens=told.processed - since, seconds=(told.elapsed_ms - seen_ms) / 1000)
-        self._batches[running.id] = told.processed, told.elapsed_ms
+        since = max(seen, progress.cached)
+        self.speed = self.speed.seen(tokens=progress.processed - since, seconds=(progress.elapsed_ms - seen_ms) / 1000)
+        self._batches[running.id] = progress.processed, progress.elapsed_ms
 
     def note_end(self, running: InFlightRequest) -> None:
         """Take the end of a request."""
@@ -161,7 +161,7 @@ class Observations:
         self._answered_at = max(self._answered_at, _progress_at(running))
 
     def snapshot(self, *, may_batch: bool = False) -> EngineSnapshot:
-        """Return what is known of the engine now; ``may_batch`` says that it may be reading for whoever has left.
+        """Return what is known of the engine now; ``may_batch``: it may be reading for a request that has left.
 
         Beside that, it may be reading a batch where a prompt was sent and no token of its answer has come.
         """
@@ -185,8 +185,10 @@ class Observations:
     def of_request(self, running: InFlightRequest) -> RequestObservations:
         """Return what speaks for one request."""
         generation = running.answer.generation
-        told = generation.prompt_progress
-        left = told.total - told.processed if told else running.answer.prompt_chars * self.speed.tokens_a_char
+        progress = generation.prompt_progress
+        left = (
+            progress.total - progress.processed if progress else running.answer.prompt_chars * self.speed.tokens_a_char
+        )
         return RequestObservations(
             has_token=generation.first_token_at is not None,
             progress_at=generation.last_progress_at,
@@ -198,7 +200,7 @@ class Observations:
         """Return all that a verdict on ``running`` rests on."""
         now = self._clock()
         generation = running.answer.generation
-        told = generation.prompt_progress
+        progress = generation.prompt_progress
 
         def ago(at: float | None) -> float | None:
             return None if at is None else round(max(0.0, now - at), 3)
@@ -207,8 +209,8 @@ class Observations:
             silent_s=ago(generation.last_progress_at) or 0.0,
             limit_s=None if running.judgement.limit_s is None else round(running.judgement.limit_s, 3),
             last_byte_s=None if generation.begun_at is None else ago(generation.last_byte_at),
-            prompt_tokens_done=told.processed if told else None,
-            prompt_tokens=told.total if told else None,
+            prompt_tokens_done=progress.processed if progress else None,
+            prompt_tokens=progress.total if progress else None,
             output_tokens=running.answer.output_tokens,
             counters=None if self.counters is None else str(self.counters),
             counters_rose_s=ago(self._rose_at),

@@ -67,7 +67,7 @@ class Incident:
     kernel: KernelView
     in_flight: tuple[RequestView, ...]
     finding: str | None = None  # what trying the turns that were on it has shown
-    pools: Mapping[str, int] | None = None  # how many turns waited and ran in all, where somebody counts them
+    pools: Mapping[str, int] | None = None  # how many turns waited and ran in all, where the owner counts them
 
 
 _encode = msgspec.json.Encoder().encode

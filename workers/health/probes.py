@@ -82,7 +82,7 @@ class ProbeResult(StrEnum):
     """What came of one readiness probe."""
 
     ANSWERED = "answered"
-    REFUSED = "refused"  # nobody is there, or what answers is no engine that is ready
+    REFUSED = "refused"  # nothing listens, or what answers is not a ready engine
     SILENT = "silent"  # no answer in time, which a healthy engine may do in the middle of a batch
 
 
@@ -90,7 +90,7 @@ class CanaryResult(StrEnum):
     """What came of one canary."""
 
     HEARD = "heard"  # it sang: the engine makes tokens
-    BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves nobody
+    BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves no request
     REFUSED = "refused"  # an error, or a connection that broke
     SILENT = "silent"  # nothing in time, which says little of an engine that is busy
 
@@ -252,7 +252,7 @@ def _look_at(process: psutil.Process) -> ProcessView | None:
 
 def _wchan(pid: int) -> str | None:
     try:
-        told = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
+        channel = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return None if told in ("", "0") else told
+    return None if channel in ("", "0") else channel

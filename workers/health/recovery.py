@@ -97,8 +97,8 @@ class Recovery:
     async def _confirm_dead(self, incarnation: int, detail: str) -> None:
         """Break an engine whose front answers errors and says itself that it is not ready: what is behind it has died.
 
-        vLLM's API server goes on for five seconds without its engine, and then ends with status 0. Whoever was on the
-        engine may have brought it down.
+        vLLM's API server goes on for five seconds without its engine, and then ends with status 0. The request that
+        was on the engine may have brought it down.
         """
         await anyio.sleep(DEATH_NOTICE_S)
         if await self._probes.probe() is not ProbeResult.REFUSED:

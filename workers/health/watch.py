@@ -58,7 +58,7 @@ class HealthWatch:
         self._limits = timeouts.stall
         self._cancel_s = timeouts.cancel_s
         self._release = LeakedSlots(timeouts.cancel_s or 0.0)
-        self._overdue_since: float | None = None  # a slot is busy for nobody
+        self._overdue_since: float | None = None  # a slot is busy for no request
         self._watched = watched
         self._clock = clock
         self.observations = Observations(in_flight, probes, clock, may_queue=not watched.owns_engine)
@@ -170,10 +170,10 @@ class HealthWatch:
             if loop is not None:
                 running.end(loop_failure(loop))
                 continue
-            running.judgement = told = self.judge(running, snapshot)
-            needs_look = needs_look or told.silent_s >= quiet_s(told.limit_s)
-            if told.verdict is Verdict.STALLED and now >= self._judges_from:
-                self._take_stall(running, told, tasks)
+            running.judgement = judgement = self.judge(running, snapshot)
+            needs_look = needs_look or judgement.silent_s >= quiet_s(judgement.limit_s)
+            if judgement.verdict is Verdict.STALLED and now >= self._judges_from:
+                self._take_stall(running, judgement, tasks)
         if needs_look and now >= self._look_due_at and not self._is_looking:
             self._look_due_at = now + min(POLL_S, self._tightest_s / TICKS_A_LIMIT)
             tasks.start_soon(self._guarded, self._poll)
@@ -191,9 +191,9 @@ class HealthWatch:
         except Exception:
             logger.exception("the watch could not look at its engine")
 
-    def _take_stall(self, running: InFlightRequest, told: Judgement, tasks: TaskGroup) -> None:
-        if told.scope is Scope.REQUEST or not self._watched.owns_engine:
-            self._end_alone(running, told)
+    def _take_stall(self, running: InFlightRequest, judgement: Judgement, tasks: TaskGroup) -> None:
+        if judgement.scope is Scope.REQUEST or not self._watched.owns_engine:
+            self._end_alone(running, judgement)
         elif not self._is_confirming:
             self._is_confirming = True
             tasks.start_soon(self._guarded, self._confirm)
@@ -207,30 +207,30 @@ class HealthWatch:
             with anyio.move_on_after(LAST_LOOK_S):
                 await self._poll()
             suspects = [
-                (running, told, running.answer.generation.last_progress_at)
-                for running, told in self._judged()
-                if told.scope is Scope.ENGINE
+                (running, judgement, running.answer.generation.last_progress_at)
+                for running, judgement in self._judged()
+                if judgement.scope is Scope.ENGINE
             ]
             is_heard = bool(suspects) and await self._ask_canary() in {CanaryResult.HEARD, CanaryResult.BROKEN_OFF}
             await self.observations.poll_kernel()  # has it computed while it did not answer?
         finally:
             self._is_confirming = False
         stalled = {
-            running: told
-            for running, told, progress_at in suspects
+            running: judgement
+            for running, judgement, progress_at in suspects
             if running.ending is None and running.answer.generation.last_progress_at == progress_at
         }
         if not stalled:
             return
         if is_heard:
-            for running, told in stalled.items():
-                self._end_alone(running, told)
+            for running, judgement in stalled.items():
+                self._end_alone(running, judgement)
             return
-        if self._is_paused or any(told.scope is not Scope.ENGINE for told in map(self.judge, stalled)):
-            return  # it has moved for somebody meanwhile: slow, and no longer without a sign
-        running, told = next(iter(stalled.items()))
+        if self._is_paused or any(judgement.scope is not Scope.ENGINE for judgement in map(self.judge, stalled)):
+            return  # it has moved for some request meanwhile: slow, and no longer without a sign
+        running, judgement = next(iter(stalled.items()))
         reason = _reason(running)
-        because = f"{reason}: no progress for {told.silent_s:.1f} s, no counter rose, and it answered no canary"
+        because = f"{reason}: no progress for {judgement.silent_s:.1f} s, no counter rose, and it answered no canary"
         self._watched.break_engine(reason, because, {running: _reason(running) for running in stalled})
 
     async def _ask_canary(self) -> CanaryResult:
@@ -249,10 +249,10 @@ class HealthWatch:
         snapshot = self._snapshot()
         return [(running, self.judge(running, snapshot)) for running in self._in_flight if running.ending is None]
 
-    def _end_alone(self, running: InFlightRequest, told: Judgement) -> None:
+    def _end_alone(self, running: InFlightRequest, judgement: Judgement) -> None:
         """End one request whose engine works for others."""
-        works = ", while the engine works for others" if told.scope is Scope.REQUEST else ""
-        detail = f"no progress for {told.silent_s:.1f} s{works}"
+        works = ", while the engine works for others" if judgement.scope is Scope.REQUEST else ""
+        detail = f"no progress for {judgement.silent_s:.1f} s{works}"
         logger.warning("request %d of %s: %s: %s", running.id, running.job_name, _reason(running), detail)
         running.end(EngineFailed(reason=_reason(running), detail=detail, brought_down=False))
 

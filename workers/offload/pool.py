@@ -2,7 +2,7 @@
 
 The function and its arguments are pickled, so both are plain, and the function is a module's. The processes run a
 program of ours (``offloaded``) that imports that module alone: what a pool of the library's imports is the program of
-whoever uses us, which may start an engine. They are in a session of their own, since a Ctrl-C is ours to take.
+the program that uses us, which may start an engine. They are in a session of their own, since a Ctrl-C is ours to take.
 """
 
 import pickle
@@ -191,7 +191,7 @@ class _Helper:
 
 
 def _unpacked(answer: bytes) -> object:
-    is_error, told = pickle.loads(answer)  # noqa: S301 - of a process of ours
+    is_error, result = pickle.loads(answer)  # noqa: S301 - of a process of ours
     if is_error:
-        raise told
-    return told
+        raise result
+    return result

@@ -69,7 +69,7 @@ def _call(function: Any, arguments: tuple[Any, ...], limit_s: float) -> bytes:  
 def _bounded(function: Any, arguments: tuple[Any, ...], limit_s: float) -> object:  # noqa: ANN401 - as above
     """Spend no more than the limit: beyond it is an error, and far beyond it our end."""
     signal.signal(signal.SIGPROF, _outrun)
-    signal.setitimer(signal.ITIMER_PROF, limit_s)  # of this process's own time: a pause of the machine is nobody's
+    signal.setitimer(signal.ITIMER_PROF, limit_s)  # of this process's own time: a pause of the machine is not its
     signal.alarm(math.ceil(limit_s + GRACE_S))
     try:
         return function(*arguments)

@@ -1,10 +1,10 @@
 """Whether an engine frees the slots of requests that are gone. Pure.
 
 The engine's slots and our requests are two lists without a common name: a slot tells its task, and which request that
-is nobody says. So they are counted. A task that has been seen for the whole limit belongs to a request that is as old:
-one that is still in flight, or one that was cut off within the limit and may take that long to go. Where there are
-more such tasks than such requests, some slot is held for nobody. Only tasks that do not get on are counted: one that
-does may be another client's, and a counter that rises vetoes every kill.
+is, no endpoint says. So they are counted. A task that has been seen for the whole limit belongs to a request that is as
+old: one that is still in flight, or one that was cut off within the limit and may take that long to go. Where there are
+more such tasks than such requests, some slot is held for no request. Only tasks that do not get on are counted: one
+that does may be another client's, and a counter that rises vetoes every kill.
 """
 
 from collections.abc import Collection

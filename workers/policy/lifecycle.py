@@ -27,7 +27,7 @@ class Lifecycle:
     has_process: bool = False  # the tree of this incarnation may still have members
     is_wanted: bool = False  # when the engine is gone, another is to follow
     is_killed: bool = False  # SIGKILL was sent to this incarnation
-    is_broken: bool = False  # it was found of no more use, and its end is an incident whoever stops it meanwhile
+    is_broken: bool = False  # it is of no more use, and its end is an incident, whatever ends it
     is_asked: bool = False  # an operator wants this incarnation replaced: its end is no failure
     holds: frozenset[Hold] = frozenset()  # for which nothing new is admitted, by later incarnations neither
     is_half_open: bool = False  # one try after giving up: a failure gives up again at once
@@ -259,8 +259,8 @@ def _ready(now: Lifecycle) -> Lifecycle:
     ready = replace(now, is_half_open=False)
     if not now.holds:
         return _move(ready, WorkerState.READY, "the engine answers")
-    told = "; ".join(HELD[hold] for hold in sorted(now.holds))
-    return _move(ready, WorkerState.DRAINING, f"the engine answers; {told}")
+    reasons = "; ".join(HELD[hold] for hold in sorted(now.holds))
+    return _move(ready, WorkerState.DRAINING, f"the engine answers; {reasons}")
 
 
 def _drain(now: Lifecycle, event: DrainRequested) -> Decision:

@@ -3,11 +3,11 @@
 What counts as progress, in order of strength:
 
 * the model's own: tokens, and prompt progress that has got further;
-* the engine's counters (/slots): any that rises vetoes a kill, whoever's request it is;
+* the engine's counters (/slots): any that rises vetoes a kill, for whichever request;
 * a compiler that works below the engine vetoes too: the first request of its shape waits until its kernels are made;
 * CPU ticks of an engine that computes on the CPU veto while a batch may be running, up to a limit of their own: it
   tells nothing meanwhile, not even to a canary, and a batch may take minutes; but one that hangs may spin as well;
-* answers to others veto, up to the same limit, where the server is somebody else's and a request has got nothing yet:
+* answers to others veto, up to the same limit, where the server is not ours and a request has got nothing yet:
   it may hold back what is beyond its slots, of which it tells nothing;
 * bytes that hold nothing of the model's (SSE comments) and a growing log are told and decide nothing: a hung engine can
   ping and complain, and a healthy one can sleep.
@@ -60,7 +60,7 @@ class StallLimits:
     """How long the model may make no progress, in seconds, before and after the first token; None is for ever.
 
     ``busy_s`` is for how much longer CPU ticks alone may speak for an engine, or others' answers for a request that
-    somebody else's server may hold back.
+    a server that is not ours may hold back.
     """
 
     prefill_s: float | None = 120.0
@@ -85,7 +85,7 @@ class EngineObservations:
     ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
     got anything, so that a request which gets nothing may be one of them; ``prefilling_at`` when another's prompt was
     last seen to get on; ``batch_busy_at`` when its processes were last seen to compute while a batch may be running;
-    ``answering_at`` when somebody else's server, which may hold requests back, was last seen to answer another.
+    ``answering_at`` when a server that is not ours, and may hold requests back, was last seen to answer another.
     """
 
     is_serving: bool

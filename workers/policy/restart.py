@@ -14,7 +14,7 @@ class RestartPolicy(Configured):
     """Limits on restarts, in seconds.
 
     ``failures`` within ``window_s`` are too many, and the worker gives up; None never are. A death counts unless a turn
-    or somebody's signal explains it. ``retry_s`` later it tries
+    or a signal from outside explains it. ``retry_s`` later it tries
     once more (a half-open breaker): a success takes it back, a failure gives up again at once; None leaves it to an
     operator.
     """

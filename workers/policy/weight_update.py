@@ -1,8 +1,8 @@
 """The decisions of an update of weights: how it stands and an event in, how it stands and actions out. Pure.
 
 All workers of a model go through the phases together: a phase begins when every worker that is left has ended the one
-before. Until the weights are received nothing has changed, if the way of transfer stages them: then whoever lives goes
-on with the old ones. A worker that fails when its weights may be half changed is killed.
+before. Until the weights are received nothing has changed, if the way of transfer stages them: then every live engine
+goes on with the old ones. A worker that fails when its weights may be half changed is killed.
 """
 
 from collections.abc import Mapping
@@ -224,7 +224,7 @@ def decide(now: UpdateProgress, event: UpdateEvent) -> UpdateDecision:
         case StepFailed():
             return _fail_step(now, event)
         case VersionCommitted():
-            # They have the old weights, or nobody knows which.
+            # They have the old weights, or it is unknown which.
             kills = tuple(KillWorker(worker=each, because=now.parts[each].error or "") for each in now.failed)
             after, actions = _begin_phase(replace(now, is_committing=False), UpdatePhase.RESUME)
             return after, (*kills, *actions)

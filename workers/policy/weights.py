@@ -54,5 +54,5 @@ class WeightsPolicy(Configured):
         """Return how long one phase may take."""
         if phase is UpdatePhase.PAUSE and mode is UpdateMode.WAIT:
             return self.wait_s + self.pause_s
-        told: float = getattr(self, f"{phase}_s")
-        return told
+        limit_s: float = getattr(self, f"{phase}_s")
+        return limit_s

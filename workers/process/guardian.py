@@ -211,7 +211,7 @@ class Guardian:
         """Return when the program has exited or we are told to end."""
         poller = select.poll()
         poller.register(self._wakeup_fd, select.POLLIN)
-        self._reap()  # a death before the handler was there has woken nobody
+        self._reap()  # a death before the handler was there has not woken us
         while self._engine_lives:
             poller.poll()
             if signal.SIGTERM in os.read(self._wakeup_fd, READ_BYTES):

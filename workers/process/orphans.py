@@ -18,7 +18,7 @@ from workers.process.identity import ProcessId, kill_exactly, mark_of, session_o
 from workers.process.registry import run_id
 
 LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
-PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and nobody else would see what it leaves
+PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and nothing else would see what it leaves
 _POLL_S: Final = 0.005
 logger = logging.getLogger(__name__)
 

@@ -85,7 +85,7 @@ class Answer:
     @property
     def reasoning(self) -> str:
         """All reasoning so far."""
-        return "\n\n".join(told for told in (each.reasoning for each in self._generations) if told)
+        return "\n\n".join(thought for thought in (each.reasoning for each in self._generations) if thought)
 
     @property
     def finish_reason(self) -> str | None:
@@ -95,13 +95,13 @@ class Answer:
     @property
     def usage(self) -> Usage | None:
         """What all generations have cost, as far as the engine has told."""
-        told = [each.usage for each in self._generations if each.usage is not None]
-        if not told:
+        known = [each.usage for each in self._generations if each.usage is not None]
+        if not known:
             return None
         return Usage(
-            sum(usage.prompt_tokens for usage in told),
-            sum(usage.completion_tokens for usage in told),
-            sum(usage.cached_tokens for usage in told),
+            sum(usage.prompt_tokens for usage in known),
+            sum(usage.completion_tokens for usage in known),
+            sum(usage.cached_tokens for usage in known),
         )
 
     @property

@@ -127,8 +127,8 @@ class Generation:
                 else:
                     self.tool_call_fragments.append(event)
             case PromptProgress():
-                told, self.prompt_progress = self.prompt_progress, event
-                if told is None or event.processed > told.processed:  # the same again is no progress
+                before, self.prompt_progress = self.prompt_progress, event
+                if before is None or event.processed > before.processed:  # the same again is no progress
                     self.last_progress_at = self.last_byte_at
             case Finished():
                 self.finish_reason = event.reason

@@ -42,7 +42,7 @@ class Slots:
     async def wait_empty(self) -> None:
         """Return when none is leased; something must keep new leases away.
 
-        A lease counts before its request is in flight: whoever has one is about to ask.
+        A lease counts before its request is in flight: its holder is about to ask.
         """
         await self._emptied.wait_until(lambda: not self._in_use)
 

@@ -152,9 +152,9 @@ class ToolLoop:
         if isinstance(results, RequestFailed):
             return results
         answer.iterations_used += 1
-        told = iter(results)  # in the order of the calls; ids are the engine's, and may repeat
+        in_order = iter(results)  # in the order of the calls; ids are the engine's, and may repeat
         answered = [
-            (_wellformed(call), RECORDED if call.name in self._exit_names else next(told)) for call in reading.calls
+            (_wellformed(call), RECORDED if call.name in self._exit_names else next(in_order)) for call in reading.calls
         ]
         self._conversation += tool_messages(reading, answer.generation.text, answered)
         return None

@@ -86,8 +86,8 @@ def join_fragments(fragments: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
             partial = current[piece.index] = _Partial()
             calls.append(partial)
         partial.add(piece)
-    told = [partial for number, partial in enumerate(calls) if not (number and partial.repeats(calls[number - 1]))]
-    return tuple(partial.call(number) for number, partial in enumerate(told))
+    distinct = [partial for number, partial in enumerate(calls) if not (number and partial.repeats(calls[number - 1]))]
+    return tuple(partial.call(number) for number, partial in enumerate(distinct))
 
 
 class _Partial:

@@ -147,12 +147,12 @@ class MessageTools:
             records += [kept[place] for place in sorted(kept)]
         if troubles:
             return RequestFailed(reason=troubles[0].reason, detail=str(troubles[0]))
-        told = [result for result in results if result is not None]
-        if len(told) < len(uses):
+        known = [result for result in results if result is not None]
+        if len(known) < len(uses):
             return RequestFailed(
                 reason=FailureReason.TOOL_EXCEPTION, detail="a tool has cancelled the task that ran it"
             )
-        return told
+        return known
 
     async def _check(self, call: ToolCall) -> ToolUse:
         tool = self._tools.get(call.name)
@@ -204,7 +204,7 @@ class MessageTools:
             except anyio.get_cancelled_exc_class() as error:
                 if _is_cancelled():
                     raise
-                raise self._failed(use, error) from error  # the tool's own doing, and nobody's wish
+                raise self._failed(use, error) from error  # the tool's own doing, and not asked for
             except BaseException as error:
                 raise self._failed(use, error) from error  # whatever a library of the operator's ends processes with
         if limit.cancelled_caught:
@@ -220,13 +220,13 @@ class MessageTools:
 
 
 def _unverified(use: ToolUse, policy: Unverified) -> str:
-    told = (
+    warning = (
         f"{use.name} was called with these arguments before, in an attempt that was interrupted; "
         "whether it took effect is not known"
     )
     if policy is Unverified.FAIL:
-        raise ToolTrouble(FailureReason.TOOL_EXCEPTION, f"unverified: {told}")
-    return json.dumps({"unverified": told})
+        raise ToolTrouble(FailureReason.TOOL_EXCEPTION, f"unverified: {warning}")
+    return json.dumps({"unverified": warning})
 
 
 def _is_cancelled() -> bool:

@@ -46,8 +46,8 @@ class HttpTools:
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise UnknownTool(use.name)
         if not response.is_success:
-            told = bytes(content[:DETAIL_CHARS]).decode("utf-8", "replace")
-            raise ToolRunFailed(f"{self._url} answered {response.status_code}: {told}")
+            excerpt = bytes(content[:DETAIL_CHARS]).decode("utf-8", "replace")
+            raise ToolRunFailed(f"{self._url} answered {response.status_code}: {excerpt}")
         return httpx.Response(response.status_code, content=bytes(content)).json()
 
 

@@ -60,7 +60,7 @@ class McpState:
 class McpTools:
     """The tools of one server; ``run_connection`` must be running, and connects again whenever the connection ends.
 
-    A call that is under way when the connection ends fails, since nobody knows what it has done; one that comes while
+    A call that is under way when the connection ends fails, since what it has done is unknown; one that comes while
     the server is being connected to waits.
     """
 
@@ -130,7 +130,7 @@ class McpTools:
             if self._connections > before:
                 failures = 0
             else:
-                self._settled.set()  # whoever waits is told the trouble
+                self._settled.set()  # a waiting caller is told the trouble
             failures += 1
             pause_s = RECONNECTS.after(failures)
             logger.error("MCP server %s: %s; trying again in %g s", self._server.name, self._trouble, pause_s)
@@ -139,7 +139,7 @@ class McpTools:
                 self._settled = anyio.Event()
 
     async def _connected(self) -> "Client":
-        """Return the client once the present try to connect has succeeded; whoever calls bounds that.
+        """Return the client once the present try to connect has succeeded; the caller bounds that.
 
         A server that has died with nothing to do is found out before it is asked, so that no call is lost with it.
         """
@@ -148,7 +148,7 @@ class McpTools:
             await settled.wait()
             client = self._client
             if client is not None:
-                async with self._asking:  # one asks whether it is still there, and whoever comes meanwhile waits for it
+                async with self._asking:  # one asks whether it is still there; others wait for it
                     is_idle = not self._calls and anyio.current_time() - self._heard_at > PING_AFTER_S
                     if client is self._client and is_idle:
                         if await _is_alive(client):
@@ -172,7 +172,7 @@ class McpTools:
                 async with AsyncExitStack() as stack:
                     client = await stack.enter_async_context(await self._connect(stack))
                     listed = await _all_tools(client)
-                    limit.deadline = math.inf  # it bounds the connecting; whoever calls bounds a call
+                    limit.deadline = math.inf  # it bounds the connecting; the caller bounds a call
                     self._client, self._names, self._broken = client, listed, anyio.Event()
                     self._heard_at = anyio.current_time()
                     self._connections += 1

@@ -42,7 +42,7 @@ class ToolThreads:
                 value, error = in_context(function), None
             except BaseException as raised:  # noqa: BLE001 - it is raised where the call is waited for
                 value, error = None, raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller is left
                 loop.call_soon_threadsafe(deliver, value, error)
 
         def deliver(value: object, error: BaseException | None) -> None:

@@ -15,7 +15,7 @@ class CurrentWeights(Struct, frozen=True, kw_only=True):
     """A model's version; ``launched`` is that of the weights that an engine is started with, from ``model``.
 
     ``checkpoint`` is the folder that an engine started anew is brought to the version from. None where it has it
-    already, or where nobody has kept what a trainer sent.
+    already, or where what a trainer sent was not kept.
     """
 
     version: int = LAUNCHED

@@ -104,13 +104,13 @@ async def watch_joining(group: Group, files: ReceiverFiles) -> None:
     with anyio.move_on_after(group.request.timeout_s):
         while group.state is GroupState.JOINING:
             stands = {name: _how_joined(group, files, name, member.size) for name, member in group.members.items()}
-            missing = {name: told for name, told in stands.items() if told != "ready"}
+            missing = {name: standing for name, standing in stands.items() if standing != "ready"}
             if not missing:
                 group.state = GroupState.READY
                 return
-            for name, told in missing.items():
-                if told != "joining":
-                    group.fail(f"{name} has not joined: {told}")
+            for name, standing in missing.items():
+                if standing != "joining":
+                    group.fail(f"{name} has not joined: {standing}")
             await anyio.sleep(JOIN_POLL_S)
     group.fail(f"not joined within {group.request.timeout_s:g} s: {', '.join(missing)}, or the trainer")
 
@@ -121,5 +121,5 @@ def _how_joined(group: Group, files: ReceiverFiles, worker: WorkerId, size: int)
         states = files.read(worker, size)
     except EngineError as error:
         return str(error)
-    told = [state.error or state.group if state.key == group.key else "joining" for state in states]
-    return next((each for each in told if each != "ready"), "ready")
+    standings = [state.error or state.group if state.key == group.key else "joining" for state in states]
+    return next((each for each in standings if each != "ready"), "ready")

@@ -131,7 +131,7 @@ class ModelWeights:
         transfer = await self._check(request)
         update, run = self._begin(request, transfer)
         self._start_soon(self._perform, run, self.group if transfer.needs_all else None)
-        await run.told.wait()
+        await run.begun.wait()
         return update
 
     async def wait_over(self, number: int, limit_s: float) -> bool:
@@ -171,10 +171,10 @@ class ModelWeights:
         if group is not None and number not in (None, group.number):
             raise GroupMissing(f"model {self.name}: another trainer has made group {group.number} since; make it again")
         if group is None or group.state is not GroupState.READY:
-            told = (
+            detail = (
                 "there is no group" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
             )
-            raise GroupMissing(f"model {self.name}: no group with a trainer ({told}); make it with weights/init")
+            raise GroupMissing(f"model {self.name}: no group with a trainer ({detail}); make it with weights/init")
         for worker in self._serving():
             if not group.has(worker.spec.id, worker.incarnation):
                 group.fail(f"{worker.spec.id} is not in it")
@@ -182,7 +182,7 @@ class ModelWeights:
         return group
 
     def _begin(self, request: UpdateRequest, transfer: Transfer) -> tuple[WeightUpdate, UpdateRun]:
-        self._check_turn(request)  # again: somebody may have been quicker while a checkpoint was looked at
+        self._check_turn(request)  # again: another caller may have been quicker while a checkpoint was looked at
         self._numbers += 1
         workers = {worker.spec.id: worker for worker in self._serving()}
         update = WeightUpdate(

@@ -1,6 +1,6 @@
 """What the extension inside an engine (``extension/roundhouse_weights.py``) says of itself: asked, or read from a file.
 
-To be read costs an engine nothing, so whoever waits reads; only what an engine is to do is a call.
+To be read costs an engine nothing, so a waiting engine may read; only what an engine is to do is a call.
 """
 
 from collections.abc import Mapping
@@ -63,8 +63,8 @@ async def ask(control: EngineControl, what: str, arguments: Mapping[str, object]
     Raises:
         EngineError: one of them failed.
     """
-    told = await control.call_workers(f"roundhouse_{what}", arguments or {})
+    answers = await control.call_workers(f"roundhouse_{what}", arguments or {})
     try:
-        return [msgspec.json.decode(str(result), type=ReceiverState) for result in told]
+        return [msgspec.json.decode(str(result), type=ReceiverState) for result in answers]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise MalformedFrame(f"the weights' extension answered {told!r}") from error
+        raise MalformedFrame(f"the weights' extension answered {answers!r}") from error

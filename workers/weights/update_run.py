@@ -52,7 +52,7 @@ Work = Callable[[], Awaitable[UpdateEvent | None]]
 
 
 class UpdateRun:
-    """One update on its way; ``told`` is set when every engine has been told to receive, or when it is over."""
+    """One update on its way; ``begun`` is set when every engine was asked to receive it, or when it is over."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class UpdateRun:
         observe: Observe,
     ) -> None:
         self.update = update
-        self.told = anyio.Event()
+        self.begun = anyio.Event()
         self._model = model
         self._workers = workers
         self._transfer = transfer
@@ -110,7 +110,7 @@ class UpdateRun:
             for worker in self._workers.values():
                 worker.unpause_watch()
                 worker.resume_nowait(f"weights {update.version}: {update.state}", Hold.UPDATE)
-            self.told.set()
+            self.begun.set()
             logger.info("model %s: weights %d: %s %s", self._model, update.version, update.state, update.error or "")
 
     def take_change(self, worker: SupervisedWorker) -> None:
@@ -246,7 +246,7 @@ class UpdateRun:
         """Note that an engine was told to receive, or will not be any more."""
         self._untold.discard(share.worker)
         if not self._untold:
-            self.told.set()
+            self.begun.set()
 
     def _note_running(self, share: WorkerProgress) -> None:
         if share.paused_at is not None:

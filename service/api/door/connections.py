@@ -47,14 +47,14 @@ logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
 class Door(HttpToolsProtocol):
     """A connection with limits; ``limit_concurrency`` of its configuration is how many there may be, and no more.
 
-    Time is counted in ticks, of which a stall of the event loop is one, so that it is nobody's fault.
+    Time is counted in ticks, of which a stall of the event loop is one, so that no client is blamed for it.
     """
 
     HEAD_BYTES: ClassVar = 64 * 1024
     HEAD_S: ClassVar[float] = 10.0  # from the connection, or a later request's first byte, to the end of its headers
     BODY_S: ClassVar[float] = 30.0  # of silence in a body
     BODY_RATE: ClassVar = 16 * 1024  # so many bytes of a body buy another second
-    CLOSING_S: ClassVar[float] = 5.0  # for a last answer that nobody reads
+    CLOSING_S: ClassVar[float] = 5.0  # for a last answer that the client does not read
     PIPELINED: ClassVar = 16  # requests that wait for the answer to one before them: 14,000 fit into one read
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Who may ask at all: no page of another origin, nobody by a name that was rebound, and with keys only who has one.
+"""Who may ask at all: no page of another origin, no caller by a rebound name, and with keys only who has one.
 
 A browser sends a POST of another page's making unasked, and lets that page read nothing; with a name that its owner
 rebinds to our address it lets it read everything. Neither knows a key, and without keys neither gets past here.
@@ -73,8 +73,8 @@ class Gate:
         if not self._keys and not self._is_ours(host):
             return f"Host {host[:100]!r} is not a name of this machine's own; server.hosts lists further ones"
         for origin in origins:
-            told = origin.lower()
-            if told in self._origins or (not self._keys and told.partition("://")[2] == host.lower()):
+            named_origin = origin.lower()
+            if named_origin in self._origins or (not self._keys and named_origin.partition("://")[2] == host.lower()):
                 continue
             return f"Origin {origin[:100]!r} is another page's; server.origins lists those that may ask"
         return None

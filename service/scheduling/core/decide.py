@@ -283,11 +283,11 @@ class SchedulingCore:
         yield from self._leave(conversation, left)
 
     def _leave(
-        self, conversation: LiveConversation, told: ConversationEnded | ConversationReleased
+        self, conversation: LiveConversation, ending: ConversationEnded | ConversationReleased
     ) -> Iterator[Action]:
         live = conversation.live
         live.end_conversation(conversation)
-        yield told
+        yield ending
         if live.conversations:
             self._tell_load(live)
             return

@@ -114,7 +114,7 @@ class Dispatcher:
         """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
         conversation = self._conversation(turn.key)
         cached = conversation.cached(turn.agent_order)
-        # In free mode nobody overtakes: who speaks when is what the others hear.
+        # In free mode no agent overtakes another: who speaks when is what the others hear.
         if cached is None or turn.is_front or turn.was_held or conversation.live.job.mode is Mode.FREE:
             return None
         free, slots = self._in_flight.offer(cached.worker)
@@ -133,7 +133,7 @@ class Dispatcher:
         conversation = self._conversation(key)
         cached = conversation.cached(turn.agent_order)
         worker = worker or self._in_flight.best(model, cached.worker if cached else None)
-        assert worker is not None  # noqa: S101 - whoever dispatches has looked
+        assert worker is not None  # noqa: S101 - the dispatcher has looked
         self._in_flight.add(key, worker, is_suspect=is_suspect)
         if not is_suspect:
             self._trials.note_start(model)

@@ -22,7 +22,7 @@ class JobAdmitted:
     job: Job
     ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
     suspects: frozenset[TurnKey] = frozenset()
-    is_cancelled: bool = False  # somebody asked for its end in that earlier life
+    is_cancelled: bool = False  # a caller asked for its end in that earlier life
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,14 +71,14 @@ class PoolsView:
     def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
         """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
         seen: Counter[tuple[JobId, str, str, str]] = Counter()
-        told: list[tuple[TurnKey, bool]] = []
+        heads: list[tuple[TurnKey, bool]] = []
         for turn, suspect in self._ready.heads(count):
             conversation = self._jobs[turn.key.job_id].conversations[turn.key.conversation_id]
             model = conversation.model(turn.key)
             line = (*turn.key[:2], model, turn.signature)
-            told.append((conversation.in_line(turn, model, seen[line]).key, suspect))
+            heads.append((conversation.in_line(turn, model, seen[line]).key, suspect))
             seen[line] += not turn.is_front
-        return told
+        return heads
 
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
         """Return the first turns that wait for others to speak, for whom, and in which round."""

@@ -93,7 +93,7 @@ class Membership(Protocol):
         """Insert the conversations of a job: its id, their id, position, metadata, state, owner and fence."""
 
     def claim(self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None) -> None:
-        """Claim conversations (of one job) that nobody runs and that need one of ``models`` next, at most ``limit``."""
+        """Claim at most ``limit`` conversations (of one job) that no node runs and that need one of ``models`` next."""
 
     def owned(self, connection: Connection) -> list[Claim]:
         """List all unfinished conversations that this member has claimed, in the order of jobs and conversations."""

@@ -1,6 +1,6 @@
 """A node among others on one database: what it claims is its own until it ends, is released, or its lease is over.
 
-A lease is in the database's time, and it is the node's: whoever takes over marks the node as dead first, and each group
+A lease is in the database's time, and it is the node's: a node that takes over marks it as dead first, and each group
 of writes begins with the node's own row. So a group is committed before its node is dead, or it is refused whole.
 """
 
@@ -141,8 +141,8 @@ class SharedMembership:
         """Notify the other nodes when the transaction is committed."""
         jobs = list(job_ids)
         while True:
-            told, jobs = jobs[:JOBS_A_NOTICE], jobs[JOBS_A_NOTICE:]
-            notice = json.dumps({"node": self.node_id, "jobs": told, "work": is_work})
+            some, jobs = jobs[:JOBS_A_NOTICE], jobs[JOBS_A_NOTICE:]
+            notice = json.dumps({"node": self.node_id, "jobs": some, "work": is_work})
             connection.execute("SELECT pg_notify(?, ?)", (CHANNEL, notice))
             if not jobs:
                 return

@@ -23,7 +23,7 @@ CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_S: Final = 30
 SILENCE_S: Final = STATEMENT_TIMEOUT_S + 5  # the server should have given up by then
 ROWS: Final = 1000  # in one go
-MIGRATION_LOCK: Final = 7237422109  # any number that nobody else takes; nodes start together
+MIGRATION_LOCK: Final = 7237422109  # any number that no other program takes; nodes start together
 OPTIONS: Final[dict[str, str | int]] = {
     "connect_timeout": CONNECT_TIMEOUT_S,
     "keepalives_idle": 5,

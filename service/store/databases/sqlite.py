@@ -119,8 +119,8 @@ class SqliteDatabase:
     def trouble_of(self, error: Exception) -> str | None:
         """Say what ails the disk."""
         code = getattr(error, "sqlite_errorcode", None)
-        told = PASSING.get(code & 0xFF) if isinstance(code, int) else None
-        return None if told is None else f"{self._path.parent}: {told} ({error})"
+        trouble = PASSING.get(code & 0xFF) if isinstance(code, int) else None
+        return None if trouble is None else f"{self._path.parent}: {trouble} ({error})"
 
     def prepare(self) -> None:
         """Check the file and bring it up to date; a copy of it is kept before its form is changed.
@@ -146,9 +146,9 @@ class SqliteDatabase:
         if self._path.stat().st_size > CHECKED_BYTES:
             logger.info("%s: too large to be checked at the start; PRAGMA quick_check does it", self._path)
             return
-        told = _first(connection, "PRAGMA quick_check(1)")
-        if told != "ok":
-            raise StoreError(f"{self._path} is damaged: {told}; restore a copy, or move it away and start afresh")
+        verdict = _first(connection, "PRAGMA quick_check(1)")
+        if verdict != "ok":
+            raise StoreError(f"{self._path} is damaged: {verdict}; restore a copy, or move it away and start afresh")
 
     def _back_up(self, step: str) -> None:
         copy = self._path.with_name(f"{self._path.name}.before-{step}")
@@ -162,7 +162,7 @@ class SqliteDatabase:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder for us alone: every prompt is in it. One that is somebody else's, as a volume, stays as it is."""
+    """Make a folder for us alone: every prompt is in it. One of another user, as a volume, stays as it is."""
     try:
         folder.mkdir(parents=True, mode=0o700)
     except FileExistsError:

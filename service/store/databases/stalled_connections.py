@@ -56,6 +56,6 @@ class ConnectionWatchdog:
                     return
                 now = time.monotonic()
                 silent = [each for each in self._connections if now - (each.waits_since or now) > self._limit_s]
-                for connection in silent:  # within the lock: nobody closes it meanwhile
+                for connection in silent:  # within the lock: no thread closes it meanwhile
                     connection.cut()
                     self._connections.discard(connection)

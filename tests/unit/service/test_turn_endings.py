@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.counts import RunCounters
 from service.scheduling.turn import TurnRun
@@ -24,8 +25,7 @@ from workers.outcome import Cancelled, CancelReason
 )
 async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason, reason: str) -> None:
     """An update with mode: abort is no stop of the service: whoever watches is told what the transcript says."""
-    run = TurnRun(key("a", 0, 0), agent("a"), datetime.now(UTC), None)
-    run.begin_attempt("w", 1)
+    run = TurnRun(key("a", 0, 0), agent("a"), datetime.now(UTC), RunningAttempt("w", 1))
     endings = TurnEndings({}, Turns(), Blame(), RunCounters(), lambda _worker: None)
     record = endings.take_end(run, Cancelled(reason=cause)).record
     assert isinstance(record, TurnRequeued)

@@ -30,12 +30,12 @@ def embedded_has_gpu() -> bool:
     """
     asked = "import xllamacpp as x; print(sum(each['type'].name.endswith('GPU') for each in x.get_device_info()))"
     try:
-        told = subprocess.run(
+        counted = subprocess.run(
             [sys.executable, "-P", "-c", asked], capture_output=True, text=True, timeout=ASK_LIMIT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return True
-    return told.stdout.strip() != "0"
+    return counted.stdout.strip() != "0"
 
 
 def computes_on_cpu(spec: WorkerSpec, environment: Mapping[str, str], *, is_gpu_there: bool) -> bool:
@@ -58,6 +58,6 @@ def placed(spec: WorkerSpec, environment: Mapping[str, str]) -> WorkerSpec:
         on_cpu = computes_on_cpu(spec, environment, is_gpu_there=is_gpu_there)
     timeouts = spec.timeouts
     if timeouts.busy_stall_s is None:
-        # Of a server that is somebody else's it says for how long others' answers speak for a request.
+        # Of a server that is not ours it says for how long others' answers speak for a request.
         timeouts = replace(timeouts, busy_stall_s=BUSY_STALL_S if on_cpu or not spec.owns_engine else 0.0)
     return replace(spec, on_cpu=on_cpu, timeouts=timeouts)

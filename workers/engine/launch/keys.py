@@ -26,11 +26,11 @@ def operators_key(spec: WorkerSpec) -> str | None:
         InvalidSpec: it cannot be read.
     """
     given = named(spec.args)
-    told = given.get("api-key")
-    if isinstance(told, list | tuple):
-        told = told[0] if told else None
-    if told is not None:
-        return str(told).partition(",")[0]
+    key = given.get("api-key")
+    if isinstance(key, list | tuple):
+        key = key[0] if key else None
+    if key is not None:
+        return str(key).partition(",")[0]
     file = given.get("api-key-file")
     if file is not None:
         try:

@@ -73,8 +73,8 @@ def adapter_params(loaded: Iterable[str], adapter: str | None) -> dict[str, obje
 
     ``loaded`` are those that the engine was started with, in the order in which it was given them.
     """
-    told = [{"id": place, "scale": float(name == adapter)} for place, name in enumerate(loaded)]
-    return {"lora": told} if told else {}
+    scales = [{"id": place, "scale": float(name == adapter)} for place, name in enumerate(loaded)]
+    return {"lora": scales} if scales else {}
 
 
 def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:

@@ -87,8 +87,8 @@ def is_extended(spec: WorkerSpec) -> bool:
 
 def most_rank(spec: WorkerSpec) -> int:
     """Return the largest rank of an adapter that the engine takes."""
-    told = named(spec.args).get("max-lora-rank")
-    return int(str(told)) if str(told).isdigit() else DEFAULT_RANK
+    rank = named(spec.args).get("max-lora-rank")
+    return int(str(rank)) if str(rank).isdigit() else DEFAULT_RANK
 
 
 def _rooms(rooms: int) -> dict[str, Flag]:
@@ -104,9 +104,9 @@ def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[st
     if "device-ids" in given:
         return _named(str(given["device-ids"]))
     for name in DEVICES:
-        told = spec.env.get(name, environment.get(name, ""))
-        if told:
-            return _named(told)
+        value = spec.env.get(name, environment.get(name, ""))
+        if value:
+            return _named(value)
     return ANY_DEVICE
 
 

@@ -68,21 +68,21 @@ def bios_prompt(facts: BiosFacts, policy: BiosPolicy | None = None) -> str:
 
 
 def _tools(facts: BiosFacts) -> str:
-    told: list[str] = []
+    instructions: list[str] = []
     if facts.tools:
-        told.append(
+        instructions.append(
             "You can call tools. Each result is given to you before you go on; several calls in one answer cost as "
             "much as one. Call one only for what you do not know, then answer in words.\n" + _list(facts.tools)
         )
     if facts.exit_tools:
-        told.append(
+        instructions.append(
             "You can send signals, which are called like tools. A signal is recorded, nothing comes back, and nothing "
             "else changes by it: say all you have to say as well. Send one near the end of your answer.\n"
             + _list(facts.exit_tools)
         )
-    if told and facts.fallback is not None:
-        told.append(MARKUP_CALLS if facts.fallback is Fallback.MARKUP else JSON_CALLS)
-    return "\n\n".join(told)
+    if instructions and facts.fallback is not None:
+        instructions.append(MARKUP_CALLS if facts.fallback is Fallback.MARKUP else JSON_CALLS)
+    return "\n\n".join(instructions)
 
 
 def _list(tools: Sequence[ToolDefinition]) -> str:

@@ -52,7 +52,7 @@ class GroupReceiver:
         self._process_group: ProcessGroupGloo | None = None
         self._weights: list[tuple[str, torch.Tensor]] = []
         self._round = 0  # threads of an earlier one change nothing any more
-        self._abandoned: list[Any] = []  # a group with an operation under way blocks whoever frees it
+        self._abandoned: list[Any] = []  # a group with an operation under way blocks the thread that frees it
 
     def state(self) -> str:
         """Return everything that is asked for, as JSON."""
@@ -62,7 +62,7 @@ class GroupReceiver:
         """Write the state to its file; a reader finds it whole."""
         if self.file is not None:
             half = f"{self.file}.half"
-            with contextlib.suppress(OSError):  # whoever reads gets nothing new, and gives up when its time is over
+            with contextlib.suppress(OSError):  # a reader gets nothing new, and gives up when its time is over
                 with open(half, "w") as file:  # noqa: PTH123
                     file.write(self.state())
                 os.replace(half, self.file)  # noqa: PTH105
@@ -102,7 +102,7 @@ class GroupReceiver:
 
         def take() -> None:
             waiting: list[tuple[torch.Tensor, list[Any], Any]] = []
-            for size, places in plan([_size_of(told) for told in tensors], bucket_bytes):
+            for size, places in plan([_size_of(tensor) for tensor in tensors], bucket_bytes):
                 # As bytes: gloo knows fewer types than models have.
                 bucket = torch.empty(size, dtype=torch.uint8)
                 waiting.append((bucket, [(tensors[each], at) for each, at in places], group.broadcast(bucket, 0)))
@@ -122,9 +122,9 @@ class GroupReceiver:
                 raise Dropped
             time.sleep(POLL_S)
         work.wait()
-        for told, at in places:
-            flat = bucket[at : at + _size_of(told)].view(_type_of(told))
-            weights.append((told["name"], flat.view(told["shape"])))
+        for tensor, at in places:
+            flat = bucket[at : at + _size_of(tensor)].view(_type_of(tensor))
+            weights.append((tensor["name"], flat.view(tensor["shape"])))
         self.received = len(weights)
         self.tell()
 
@@ -201,12 +201,12 @@ class GroupReceiver:
         threading.Thread(target=run, daemon=True, name="roundhouse-weights").start()
 
 
-def _type_of(told: dict[str, Any]) -> Any:  # noqa: ANN401 - torch's types have no common name
-    return getattr(torch, told["dtype"].removeprefix("torch."))
+def _type_of(tensor: dict[str, Any]) -> Any:  # noqa: ANN401 - torch's types have no common name
+    return getattr(torch, tensor["dtype"].removeprefix("torch."))
 
 
-def _size_of(told: dict[str, Any]) -> int:
-    return int(math.prod(told["shape"]) * _type_of(told).itemsize)
+def _size_of(tensor: dict[str, Any]) -> int:
+    return int(math.prod(tensor["shape"]) * _type_of(tensor).itemsize)
 
 
 def plan(sizes: list[int], bucket_bytes: int) -> list[tuple[int, list[tuple[int, int]]]]:

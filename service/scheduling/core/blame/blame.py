@@ -98,7 +98,7 @@ class _Death:
         self.model = model
         self.company = company
         self.suspects: set[TurnKey] = set()
-        self.is_untried = False  # a suspect is no more, and nobody knows what it would have done
+        self.is_untried = False  # a suspect is gone, and what it would have done stays unknown
 
 
 class Blame:

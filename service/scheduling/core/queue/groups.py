@@ -1,8 +1,8 @@
 """One kind of turn at a time on a worker (specification, "Grouping"): for engines that batch only what is alike. Pure.
 
 A worker takes turns of one signature (adapter and sampling parameters) until it has none left, or others have waited
-for ``STREAK`` times its slots; then it runs empty, and takes up the signature of whoever has waited longest of those
-others. So a signature waits for at most so many starts of each other one.
+for ``STREAK`` times its slots; then it runs empty, and takes up the signature of the turn that has waited longest of
+those others. So a signature waits for at most so many starts of each other one.
 """
 
 import heapq
@@ -68,12 +68,12 @@ class GroupedQueue(ReadyQueue):
 
     def heads(self, count: int) -> list[ReadyTurn]:
         """Return the turns that would go next: those ahead of all, then signature by signature, the oldest first."""
-        told = [turn for turn in self._front if self._is_waiting(turn)][:count]
+        first = [turn for turn in self._front if self._is_waiting(turn)][:count]
         for signature in sorted(self._groups, key=self._age):
-            if len(told) >= count:
+            if len(first) >= count:
                 break
-            told += self._groups[signature].heads(count - len(told))
-        return told
+            first += self._groups[signature].heads(count - len(first))
+        return first
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:
         """Tell every group."""

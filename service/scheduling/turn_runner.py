@@ -1,0 +1,86 @@
+"""Runs attempts: asks a worker for a turn's answer on the slot that was taken for it, and says how that ended."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from service.conversations.job import JobId
+from service.errors import StoreUnavailable
+from service.scheduling.outlet import SchedulerStore
+from service.scheduling.prompts import JobPrompts
+from service.scheduling.tool_calls import TurnCalls, describe_calls
+from service.scheduling.turn import TurnRun
+from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
+from workers.requests.request import Request
+from workers.requests.slots import Lease
+from workers.supervised import SupervisedWorker
+
+STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
+Ended = tuple[TurnRun, Outcome]
+logger = logging.getLogger(__name__)
+
+
+class TurnRunner:
+    """Owned by the scheduler, which takes the ends: all those of one moment in one call of ``on_ends``."""
+
+    def __init__(
+        self, jobs: Mapping[JobId, JobPrompts], outlet: SchedulerStore, on_ends: Callable[[Sequence[Ended]], None]
+    ) -> None:
+        self._jobs = jobs
+        self._outlet = outlet
+        self._on_ends = on_ends
+        self._ended: list[Ended] = []
+
+    def __repr__(self) -> str:
+        return f"<TurnRunner ended={len(self._ended)}>"
+
+    async def run_turn(self, run: TurnRun, worker: SupervisedWorker, lease: Lease) -> None:
+        """Run the attempt that has begun, and give its slot back."""
+        outcome = await self._outcome(run, worker, lease)
+        self._ended.append((run, outcome))
+        if len(self._ended) == 1:  # whatever else ends at this moment is applied with it, before the next start
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+            ended, self._ended = self._ended, []
+            self._on_ends(ended)
+
+    async def _outcome(self, run: TurnRun, worker: SupervisedWorker, lease: Lease) -> Outcome:
+        attempt = run.attempt
+        outcome: Outcome
+        try:
+            with lease, attempt.scope:
+                outcome = await self._ask(run, worker)
+            if attempt.scope.cancelled_caught:
+                reason = CancelReason.LEASE_LOST if attempt.is_interrupted else CancelReason.CONVERSATION_ENDED
+                outcome = Cancelled(reason=reason)
+            if isinstance(outcome, Completed):
+                await run.judge_answer()
+        except StoreUnavailable as error:
+            logger.warning("turn %s: %s", run.key, error)
+            await anyio.sleep(STORE_PAUSE_S)
+            return Cancelled(reason=CancelReason.STORE_LOST)
+        except Exception as error:
+            logger.exception("turn %s: a defect of Roundhouse", run.key)
+            return RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
+        return outcome
+
+    async def _ask(self, run: TurnRun, worker: SupervisedWorker) -> Outcome:
+        version = worker.weights.version if worker.weights else None
+        fault = self._jobs[run.key.job_id].check_weights(run.key, version)
+        if fault is not None:
+            return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
+        request = await self._request(run)
+        run.attempt.request = worker.prepare(request, run.attempt.answer)
+        return await worker.perform(request, run.attempt.answer, run.attempt.request)
+
+    async def _request(self, run: TurnRun) -> Request:
+        """Return what is asked of a worker; with tools, after a look at the calls of earlier attempts."""
+        key, prompts = run.key, self._jobs[run.key.job_id]
+        is_watched = self._outlet.is_followed(key.job_id)
+        if not prompts.has_tools(key.agent_id):
+            return prompts.request(key, run.rejected, is_watched=is_watched)
+        earlier = await self._outlet.calls_of(key)
+        journal = TurnCalls(key, earlier, self._outlet.append)
+        return prompts.request(key, run.rejected, describe_calls(earlier), journal, is_watched=is_watched)
