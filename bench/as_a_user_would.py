@@ -41,7 +41,7 @@ class AsAUserWould:
         done[agent.id].set()
 
     async def _turn(self, job: Job, talk: Conversation, agent: Agent, number: int) -> None:
-        cue = f"You are {agent.id}. It is your turn, in round {number + 1} of {talk.rounds}."
+        cue = f"You are {agent.id}. (Round {number + 1} of {talk.rounds})"
         async with self._free:
             stream = await self._client.chat.completions.create(
                 model="m", stream=True, messages=[{"role": "user", "content": f"TOPIC-{job.id}-{talk.id}\n{cue}"}]

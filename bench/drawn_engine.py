@@ -1,6 +1,6 @@
 """An engine whose every turn takes as long as was drawn for it: lognormal, by conversation, agent and round.
 
-Knows turns by what Roundhouse writes into prompts: ``TOPIC-<job>-<conversation>`` and the cue with agent and round.
+Knows turns by what Roundhouse writes into prompts: ``TOPIC-<job>-<conversation>``, who one is, and the round.
 Speaks llama-server's dialect with as many slots as it is told; a request beyond them waits, as in the real one.
 
 python -m bench.drawn_engine --port P --parallel N --log FILE --seed N --scale SECONDS
@@ -18,7 +18,8 @@ from random import Random
 SIGMA = 0.8
 SCALES = {"a0": 0.5, "a1": 1.0, "a2": 2.0}
 _TOPIC = re.compile(r"TOPIC-([\w.]+)-([\w.]+)")
-_CUE = re.compile(r"You are (\w+)\. It is your turn, in round (\d+) of")
+_AGENT = re.compile(r"You are (\w+)\.")
+_ROUND = re.compile(r"\(Round (\d+) of")
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
@@ -56,9 +57,10 @@ class Engine:
     async def _chat(self, request: dict[str, list[dict[str, str]]], writer: asyncio.StreamWriter) -> None:
         came_at = time.monotonic()
         text = "\n".join(message["content"] for message in request["messages"])
-        topic, cue = _TOPIC.search(text), _CUE.findall(text)[-1]
+        topic, agent = _TOPIC.search(text), _AGENT.search(text)
         assert topic is not None
-        turn = (topic[1], topic[2], cue[0], int(cue[1]) - 1)
+        assert agent is not None
+        turn = (topic[1], topic[2], agent[1], int(_ROUND.findall(text)[-1]) - 1)
         async with self._free:
             took = duration(self._options.seed, self._options.scale, *turn)
             writer.write(_HEAD + _event({"delta": {"content": f"{'-'.join(map(str, turn))} "}}))

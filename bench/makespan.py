@@ -180,7 +180,8 @@ def _document(job: Job) -> dict[str, object]:
     talks = [
         {"id": talk.id, "prompt": f"TOPIC-{job.id}-{talk.id}", "rounds": talk.rounds} for talk in job.conversations
     ]
-    return {"name": job.id, "mode": job.mode.value, "agents": agents, "conversations": talks}
+    words = {"cue": "(Round $round of $rounds)"}  # by which the engine knows the turn
+    return {"name": job.id, "mode": job.mode.value, "agents": agents, "conversations": talks, "prompts": words}
 
 
 def _until(url: str) -> None:

@@ -23,8 +23,8 @@ import httpx
 import yaml
 
 from service.conversations.job import JobId
+from service.conversations.job_parser import JobRules, parse_job
 from service.conversations.limits import Limits
-from service.conversations.spec import JobRules, parse_job
 from service.store.claims import Claims
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 from service.store.records import NewJob

@@ -78,6 +78,24 @@ class ConversationNotFound(ServiceError, status=404, code="conversation_not_foun
         super().__init__(f"job {job_id} has no conversation {conversation_id}")
 
 
+class TurnNotFound(ServiceError, status=404, code="turn_not_found", title="No such turn"):
+    """No such agent or round in the conversation."""
+
+    def __init__(self, job_id: str, conversation_id: str, agent: str, round_number: int) -> None:
+        super().__init__(
+            f"conversation {conversation_id} of job {job_id} has no turn of {agent} in round {round_number}"
+        )
+
+
+class ToolServerDown(
+    ServiceError, status=503, code="tool_server_down", title="A tool server has not told its tools", retry_after_s=5
+):
+    """An MCP server whose tools a job asks for was never reached."""
+
+    def __init__(self, server: str, trouble: str) -> None:
+        super().__init__(f"the MCP server {server} is not connected, and its tools are not known: {trouble}")
+
+
 class WorkerNotFound(ServiceError, status=404, code="worker_not_found", title="No such worker"):
     """No worker of that id."""
 

@@ -1,6 +1,6 @@
 """Jobs from files in one process, without HTTP; run again on the same output it goes on where it was."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ import anyio.to_thread
 from service.config.rules import rules_of
 from service.config.schema import Config
 from service.conversations.job import Job, JobId
-from service.conversations.spec import parse_job
+from service.conversations.job_parser import parse_job
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import ConfigError, InvalidJob
@@ -59,7 +59,7 @@ async def run_jobs(
     specs: Sequence[WorkerSpec],
     files: Sequence[JobFile],
     output: Path,
-    show: Callable[[Sequence[JobView], Node], None],
+    show: Callable[[Sequence[JobView], Node], Awaitable[None]],
 ) -> list[JobView]:
     """Run the jobs to their ends and return them; their transcripts are under ``output``.
 
@@ -79,6 +79,7 @@ async def run_jobs(
         for file, folder in zip(files, folders, strict=True):
             await _check_owner(node, file, folder)
         await node.fleet.wait_ready(first_try_only=True)
+        await node.catalog.wait_settled()
         posted = {await _post(node, file): Export(folder) for file, folder in zip(files, folders, strict=True)}
         views = await _until_ended(node, posted, show)
         await node.shut_down(0.0, anyio.Event())
@@ -114,13 +115,13 @@ async def _post(node: Node, file: JobFile) -> JobId:
 
 
 async def _until_ended(
-    node: Node, exports: Mapping[JobId, Export], show: Callable[[Sequence[JobView], Node], None]
+    node: Node, exports: Mapping[JobId, Export], show: Callable[[Sequence[JobView], Node], Awaitable[None]]
 ) -> list[JobView]:
     while True:
         views = [await node.jobs.get(job_id) for job_id in exports]
         for view in views:
             await _write_ended(node.jobs, view, exports[view.stored.id])
-        show(views, node)
+        await show(views, node)
         if all(view.stored.state in ENDED_JOBS for view in views):
             return views
         node.fleet.check_models()

@@ -27,13 +27,28 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What an answer has to be, for an engine that can hold its model to it: one of three kinds.
+
+    An answer is one of ``choices``, or all of it matches ``pattern``, or it is JSON that fits ``json_schema``. With
+    ``may_think`` a thought in ``<think>`` may stand before it.
+    """
+
+    choices: tuple[str, ...] = ()
+    pattern: str | None = None
+    json_schema: Mapping[str, object] | None = None
+    may_think: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A chat to be continued by the model.
 
     ``params`` is an open mapping of generation parameters (specification, "Generation parameters"): whatever the
     dialect does not own reaches the engine untouched. ``tools`` are OpenAI tool definitions. Prefixes that an engine
     keeps are shared only within one ``cache_scope``, where an engine knows such a thing; no reader follows the
-    stream of what is not ``is_watched``, so that it may come in larger pieces.
+    stream of what is not ``is_watched``, so that it may come in larger pieces. ``constraint`` is for the engine to
+    keep, as far as its dialect can say it.
     """
 
     model: str
@@ -42,3 +57,4 @@ class ChatRequest:
     tools: tuple[Mapping[str, object], ...] = ()
     cache_scope: str | None = None
     is_watched: bool = True
+    constraint: Constraint | None = None

@@ -3,6 +3,7 @@
     WorkerError
     ├── SpawnFailed       the engine's program cannot be started at all
     ├── StartFailed       the engine was started and did not get ready
+    ├── ModelUnavailable  a model that Roundhouse fetches itself cannot be had
     ├── NoSlot            every slot is in use, or the worker is not ready
     ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
     ├── StopTimedOut      the engine's tree did not die
@@ -54,6 +55,10 @@ class StartFailed(WorkerError):
         self.worker_id = worker_id
         self.because = because
         self.log_tail = log_tail
+
+
+class ModelUnavailable(WorkerError):
+    """A model that Roundhouse fetches itself cannot be had."""
 
 
 class NoSlot(WorkerError):

@@ -20,6 +20,7 @@ class FailureReason(StrEnum):
     TOOL_RESULT = "tool_result"
     TOOL_UNKNOWN = "tool_unknown"
     TOOL_BUDGET = "tool_budget"
+    INVALID_ANSWER = "invalid_answer"  # of an attempt; its turn asks again
     VALIDATION_EXHAUSTED = "validation_exhausted"
     DEADLINE = "deadline"
     POISONED = "poisoned"

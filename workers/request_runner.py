@@ -13,10 +13,12 @@ from workers.health.watch import HealthWatch
 from workers.loaded import LoadedWeights
 from workers.outcome import Completed, EngineFailed, Outcome
 from workers.requests.answer import Answer
+from workers.requests.constraints import EngineConstraints
 from workers.requests.in_flight import InFlightRequest
+from workers.requests.prompts.bios import CONTEXT, seed_words
 from workers.requests.request import Request
 from workers.requests.tool_loop import RequestSettings, converse
-from workers.spec import ANSWER_BOUNDS, WorkerSpec
+from workers.spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +43,12 @@ class RequestRunner:
         self._recovery = recovery
         self._in_flight = recovery.in_flight
         self._weights = weights
+        self.constraints = EngineConstraints(client.dialect)
         self._manner = RequestSettings(
             adapted=adapted,
-            bios=spec.bios,
+            bios=seed_words(spec.bios),
+            context=CONTEXT if spec.bios.context is None else spec.bios.context,
+            constrain=client.dialect.constrain,
             tool_limits=spec.tool_limits,
             runner=spec.tool_runner,
             repetition=spec.repetition,
@@ -64,7 +69,7 @@ class RequestRunner:
     async def perform(self, request: Request, answer: Answer, running: InFlightRequest) -> Outcome:
         """Run one request to its ending; ``answer`` holds what came."""
         worker, incarnation = self._spec.id, self._supervisor.now.incarnation
-        asked = replace(request, params=self._params_of(request))
+        asked = replace(request, params={**self._spec.defaults_beside(request.params), **request.params})
         logger.debug("worker %s: request %d of %s begins", worker, running.id, running.job_name)
         with self._in_flight.admit(running):
             try:
@@ -84,10 +89,6 @@ class RequestRunner:
         assert running.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
         self._log_ending(running)
         return running.ending
-
-    def _params_of(self, request: Request) -> dict[str, object]:
-        is_bounded = not ANSWER_BOUNDS.isdisjoint(request.params)
-        return {**(self._spec.params if is_bounded else self._spec.bounded_params), **request.params}
 
     def _log_ending(self, running: InFlightRequest) -> None:
         ending, worker = running.ending, self._spec.id

@@ -151,6 +151,10 @@ class WorkerSpec:
             return self.params
         return {**self.params, "max_tokens": self.max_answer or max(1, self.context * 3 // 4)}
 
+    def defaults_beside(self, params: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the defaults of generation parameters for a request with ``params``, which may bound the answer."""
+        return self.bounded_params if ANSWER_BOUNDS.isdisjoint(params) else self.params
+
     @property
     def adapter_room(self) -> int:
         """How many adapters the engine is started to hold."""

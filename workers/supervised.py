@@ -34,6 +34,7 @@ from workers.policy import lifecycle
 from workers.process.registry import ProcessRegistry
 from workers.request_runner import RequestRunner
 from workers.requests.answer import Answer
+from workers.requests.constraints import EngineConstraints
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import Request
 from workers.requests.slots import Lease, Slots
@@ -267,6 +268,11 @@ class SupervisedWorker:
     def prepare(self, request: Request, answer: Answer) -> InFlightRequest:
         """Return a request of this worker with its id, not yet in flight."""
         return self._runner.prepare(request, answer)
+
+    @property
+    def constraints(self) -> EngineConstraints:
+        """What the engine takes of constraints on answers."""
+        return self._runner.constraints
 
     async def perform(self, request: Request, answer: Answer, running: InFlightRequest | None = None) -> Outcome:
         """Run one request; the caller holds a lease of this worker meanwhile.

@@ -16,6 +16,7 @@ from service.api.door.gate import Gate
 from service.api.jobs import jobs_router
 from service.api.metrics import metrics_router
 from service.api.models.adapters import ADAPTER_BODIES, adapters_router
+from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
@@ -37,10 +38,11 @@ def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
         openapi_url=None,  # it is described by a route of ours
     )
     problems.install(app)
-    app.include_router(jobs_router(node.jobs, limits))
+    app.include_router(jobs_router(node.jobs, node.prompts, limits))
     app.include_router(workers_router(node.fleet))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))
+    app.include_router(tools_router(node.catalog))
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(health_router(node.fleet, node.store, node.tools))

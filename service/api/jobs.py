@@ -15,13 +15,15 @@ from service.api.batch import is_batch, post_batch
 from service.api.body import decode_soon, read_body
 from service.api.events import follow
 from service.api.problems import refused
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKey
 from service.conversations.limits import Limits
 from service.conversations.states import ENDED_TURNS, ConversationState, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import InvalidParameter
 from service.node.jobs import Jobs, JobView
+from service.node.prompt_history import AskedPrompt, PromptHistory
 from service.store.records import StoredJob
+from transport.dialects.openai import message_document
 
 MAX_KEY_LENGTH: Final = 255
 MAX_DIGITS: Final = 18  # within 64 bits
@@ -34,12 +36,12 @@ BODY: Final = {
 }
 
 
-def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
+def jobs_router(jobs: Jobs, prompts: PromptHistory, limits: Limits) -> APIRouter:
     """Return the routes of jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     _add_posting(router, jobs, limits)
     _add_looking(router, jobs)
-    _add_reading(router, jobs)
+    _add_reading(router, jobs, prompts)
     _add_ending(router, jobs)
     return router
 
@@ -109,7 +111,7 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
         return await follow(jobs, JobId(job_id), int(last_event_id or 0))
 
 
-def _add_reading(router: APIRouter, jobs: Jobs) -> None:
+def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
     @router.get(
         "/{job_id}/result",
         response_model=schemas.ResultOut,
@@ -131,6 +133,16 @@ def _add_reading(router: APIRouter, jobs: Jobs) -> None:
     )
     async def get_conversation(job_id: str, conversation_id: str) -> Response:
         return StreamingResponse(_pieces(await jobs.transcript_json(JobId(job_id), conversation_id)), media_type=JSON)
+
+    @router.get(
+        "/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
+        response_model=schemas.PromptsOut,
+        summary="Read what was really asked for a turn",
+        responses=refused(401, 404),
+    )
+    async def get_prompt(job_id: str, conversation_id: str, agent: str, round_number: int) -> Response:
+        asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number))
+        return _json({"attempts": [prompt_document(prompt) for prompt in asked]})
 
     @router.get(
         "/{job_id}/deliveries",
@@ -163,6 +175,16 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
     async def delete_job(job_id: str) -> Response:
         await jobs.delete(JobId(job_id))
         return Response(status_code=204)
+
+
+def prompt_document(prompt: AskedPrompt) -> dict[str, object]:
+    """Return an attempt's prompt as callers see it: the messages as the engine was sent them."""
+    messages = prompt.messages
+    return {
+        "messages": None if messages is None else [message_document(message) for message in messages],
+        "params": prompt.params,
+        "tools": list(prompt.tools),
+    }
 
 
 def job_document(view: JobView) -> dict[str, object]:

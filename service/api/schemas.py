@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Attempt, TokenUsage
+from service.conversations.transcript import TokenUsage
 from service.node.status import ConversationsSoFar, Head, Pools, PrefixTokens
 from workers.health.incident import RequestView
 from workers.health.probes import KernelView
@@ -105,10 +105,26 @@ class DeliveryList(Body):
     deliveries: list[DeliveryOut]
 
 
+class AttemptOut(Body):
+    """One try of a turn; ``constrained_by`` is the engine's parameter that held the model to its validation."""
+
+    outcome: TurnState
+    reason: str | None
+    detail: str | None
+    text: str
+    worker: str
+    incarnation: int
+    started_at: datetime
+    finished_at: datetime
+    tool_calls: list[dict[str, object]]
+    constrained_by: str | None
+
+
 class TurnOut(Body):
     """One agent speaking once in one round."""
 
     agent: str
+    role: str
     round: int
     state: TurnState
     reason: str | None
@@ -118,7 +134,7 @@ class TurnOut(Body):
     tool_calls: list[dict[str, object]]
     signals: list[dict[str, object]]
     finish_reason: str | None
-    attempts: list[Attempt]
+    attempts: list[AttemptOut]
     usage: TokenUsage
     worker: str | None
     incarnation: int | None
@@ -138,6 +154,23 @@ class TranscriptOut(Body):
     reason: str | None
     metadata: dict[str, object]
     turns: list[TurnOut]
+
+
+class PromptOut(Body):
+    """What one attempt was asked: messages as the engine was sent them last, parameters, and definitions of tools.
+
+    Null where an older version of Roundhouse asked, and kept nothing of it.
+    """
+
+    messages: list[dict[str, object]] | None
+    params: dict[str, object] | None
+    tools: list[dict[str, object]]
+
+
+class PromptsOut(Body):
+    """What was really asked for a turn: an entry for each of its attempts, in their order."""
+
+    attempts: list[PromptOut]
 
 
 class ResultOut(Body):

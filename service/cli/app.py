@@ -11,8 +11,9 @@ from service.cli import local, remote
 from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.cli.remote import Refused, Unreachable
-from service.errors import ConfigError, ServiceError, StateUnusable
-from workers.errors import InvalidSpec, StartFailed, WorkerError
+from service.cli.tool_listing import tools
+from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
+from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
 errors = Console(stderr=True, emoji=False)
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 local.add_commands(app)
 remote.add_commands(app)
+app.command()(tools)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -88,9 +90,9 @@ def _exit_code(error: BaseException) -> int | None:
     match error:
         case BaseExceptionGroup():
             return next((code for each in error.exceptions if (code := _exit_code(each)) is not None), None)
-        case ConfigError() | StateUnusable() | InvalidSpec():
+        case ConfigError() | StateUnusable() | InvalidSpec() | InvalidJob():
             return Exit.USAGE
-        case StartFailed():
+        case StartFailed() | ModelUnavailable():
             return Exit.ENGINE
         case Refused() | Unreachable():
             return Exit.SERVICE

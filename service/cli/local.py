@@ -43,11 +43,14 @@ def run_command(
     output: Annotated[
         Path, typer.Option(envvar="ROUNDHOUSE_OUTPUT", help="Where transcripts go; run again, it goes on there.")
     ] = Path("output"),
+    show_prompts: Annotated[
+        bool, typer.Option("--show-prompts", help="Print what is really asked, as each attempt ends.")
+    ] = False,
 ) -> None:
     """Run job files in one process, without HTTP, with progress."""
     from service.cli import engine_commands  # noqa: PLC0415 - see above
 
-    engine_commands.run(jobs, config, output)
+    engine_commands.run(jobs, config, output, show_prompts=show_prompts)
 
 
 def demo_command(

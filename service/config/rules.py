@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from service.config.schema import Config
-from service.conversations.spec import JobRules
+from service.conversations.job_parser import JobRules
 
 
 def adapters_of(config: Config) -> dict[str, str]:

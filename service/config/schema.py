@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.conversations.job import GroupBy
 from service.conversations.limits import Limits
+from service.conversations.spec import Phrase
 from service.formats.faults import StrictModel
 from service.formats.hosts import canonical_host, canonical_origin
 from service.formats.signatures import signing_key
@@ -18,7 +19,9 @@ from workers.policy.limits import Seconds
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.policy.weights import WeightsPolicy
+from workers.requests.prompts.bios import Clock
 from workers.spec import LOOPBACK, WorkerTimeouts
+from workers.tools.calls import WrongArguments
 
 
 def _usable_path(path: Path) -> Path:
@@ -164,17 +167,23 @@ class ToolsConfig(StrictModel):
     iterations: int = Field(default=8, ge=0)
     timeout_s: Seconds = 60.0
     fallback: bool = True
+    arguments: WrongArguments = WrongArguments.FAIL
     python: dict[str, Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]] = Field(default_factory=dict)
     mcp: dict[str, McpServerConfig] = Field(default_factory=dict)
     http: HttpToolsConfig | None = None
 
 
 class BiosConfig(StrictModel):
-    """What every agent of a model is told first."""
+    """What every agent of a model is told first, and the other words around a job's own; null is Roundhouse's own."""
 
     enabled: bool = True
     template: str | None = None
+    clock: Clock = Clock.START
     clock_step_s: float = Field(default=600.0, ge=0)
+    context: Phrase = None
+    cue: Phrase = None
+    quote: Phrase = None
+    invalid: Phrase = None
 
 
 ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]

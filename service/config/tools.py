@@ -42,6 +42,7 @@ class Equipment:
 
     specs: list[WorkerSpec]
     servers: Mapping[str, Sequence[McpTools]]
+    python: Mapping[str, PythonTools]
 
     def states(self) -> list[tuple[str, McpState]]:
         """List the servers with their models, as they stand now."""
@@ -57,19 +58,22 @@ async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterat
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         runners: dict[str, ToolRunner] = {}
         servers: dict[str, list[McpTools]] = {}
+        python: dict[str, PythonTools] = {}
         for name, model in config.models.items():
             mcp = servers[name] = _mcp(model.tools)
             http = model.tools.http
             known: list[ToolRunner] = [spec.tool_runner for spec in specs if spec.name == name and spec.tool_runner][:1]
+            if known and isinstance(known[0], PythonTools):
+                python[name] = known[0]
             if http is not None:
                 known.append(await stack.enter_async_context(http_tools(str(http.url), http.headers)))
             known += mcp
             if known:
-                runners[name] = ToolRunners(known)
+                runners[name] = ToolRunners(known, {server.state.name: server for server in mcp})
         for connection in chain.from_iterable(servers.values()):
             tasks.start_soon(connection.run_connection)
         equipped = [replace(spec, tool_runner=runners.get(spec.name)) for spec in specs]
-        yield Equipment(specs=equipped, servers=servers)
+        yield Equipment(specs=equipped, servers=servers, python=python)
         tasks.cancel_scope.cancel()
 
 

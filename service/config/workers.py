@@ -11,6 +11,7 @@ from typing import Final
 from service.config.schema import Config, ModelConfig
 from service.config.tools import check_programs, python_tools
 from service.errors import ConfigError
+from workers.engine.embedded.small_model import small_model_path
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
@@ -21,6 +22,8 @@ from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec
 from workers.tools.calls import ToolLimits
 from workers.tools.runner import ToolRunner
 
+TINY: Final = "roundhouse:tiny"  # made on the spot; its text is noise
+SMALL: Final = "roundhouse:small"  # a real model, fetched from the package index
 TINY_MODEL: Final = "tiny.gguf"
 MAX_ID: Final = 48  # of a worker in the name of its socket
 _REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
@@ -53,8 +56,14 @@ def _specs_of(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
 
 
 def models_without_file(config: Config) -> list[str]:
-    """Return the models that name no file, so that Roundhouse makes one for them."""
-    return [name for name, model in config.models.items() if _is_tiny(model)]
+    """Return the models that name none, so that the one that Roundhouse makes stands in for them."""
+    return [name for name, model in config.models.items() if _stands_in(model)]
+
+
+def own_models(config: Config) -> frozenset[str]:
+    """Return which of Roundhouse's own models a configuration needs: ``TINY``, ``SMALL``."""
+    own = {TINY if _stands_in(model) else model.model for model in config.models.values()}
+    return frozenset(own & {TINY, SMALL})  # type: ignore[arg-type]
 
 
 def tiny_model_path(state_dir: Path) -> Path:
@@ -62,14 +71,27 @@ def tiny_model_path(state_dir: Path) -> Path:
     return state_dir.resolve() / "models" / TINY_MODEL
 
 
-def _is_tiny(model: ModelConfig) -> bool:
+def _stands_in(model: ModelConfig) -> bool:
     return EngineKind(model.engine) is EngineKind.EMBEDDED and model.model is None and not model.command
 
 
+def _own_file(name: str, model: ModelConfig, engine: EngineKind, state_dir: Path) -> str | None:
+    if _stands_in(model) or model.model == TINY:
+        path = tiny_model_path(state_dir)
+    elif model.model == SMALL:
+        path = small_model_path()
+    else:
+        return None
+    if engine not in {EngineKind.EMBEDDED, EngineKind.LLAMA_SERVER}:
+        raise ConfigError(f"models.{name}.model: {model.model} is a GGUF file, which {model.engine} does not load")
+    return str(path)
+
+
 def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> str | None:
-    if _is_tiny(model):
-        return str(tiny_model_path(state_dir))
     engine = EngineKind(model.engine)
+    own = _own_file(name, model, engine, state_dir)
+    if own is not None:
+        return own
     if engine is EngineKind.ATTACHED:
         return model.model
     if model.model is None:
@@ -117,8 +139,22 @@ def _spec(
         params=model.params,
         timeouts=model.timeouts,
         restart=model.restart,
-        bios=BiosPolicy(is_on=bios.enabled, template=bios.template, clock_step_s=bios.clock_step_s),
-        tool_limits=ToolLimits(iterations=tools.iterations, timeout_s=tools.timeout_s, fallback=tools.fallback),
+        bios=BiosPolicy(
+            is_on=bios.enabled,
+            template=bios.template,
+            clock=bios.clock,
+            clock_step_s=bios.clock_step_s,
+            context=bios.context,
+            cue=bios.cue,
+            quote=bios.quote,
+            invalid=bios.invalid,
+        ),
+        tool_limits=ToolLimits(
+            iterations=tools.iterations,
+            timeout_s=tools.timeout_s,
+            fallback=tools.fallback,
+            arguments=tools.arguments,
+        ),
         tool_runner=python,
         repetition=model.repetition or RepetitionLimits(lines=None),
         weights=model.weights or WeightsPolicy(),

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from service.conversations.job import Agent, Job, Mode
-from service.conversations.visibility import Utterance, is_visible_later, visible_before
+from service.conversations.job import Agent, Job, Mode, View
+from service.conversations.visibility import Utterance, is_visible_later, shared_before, visible_before
 
 
 class Discussion:
@@ -32,9 +32,26 @@ class Discussion:
 
     def heard_by(self, agent: Agent, round_number: int) -> tuple[Utterance, ...]:
         """Return what an agent may read in its turn, so that a later turn's words extend an earlier one's."""
+        is_shared = self._job.view is View.SHARED
         if self._job.mode is Mode.FREE:
-            return tuple(self._heard_freely(agent, round_number))
+            return tuple(
+                self._heard_as_one(agent, round_number) if is_shared else self._heard_freely(agent, round_number)
+            )
+        if is_shared:
+            return shared_before(self._job, agent, round_number, self._spoken)
         return visible_before(self._job, agent, round_number, self._spoken)
+
+    def heard_turns(self, agent_id: str, round_number: int) -> int | None:
+        """Return how many turns were visible when the prompt of a turn was made (free mode), None where it was not."""
+        return self._heard.get((agent_id, round_number)) if self._job.mode is Mode.FREE else None
+
+    def _heard_as_one(self, listener: Agent, round_number: int) -> Iterator[Utterance]:
+        """Yield the discussion in the order in which it became visible."""
+        spoken = list(self._spoken.items())
+        speakers = {agent.id: agent for agent in self._job.agents}
+        for (agent_id, of_round), words in spoken[: self._heard.get((listener.id, round_number), len(spoken))]:
+            if is_visible_later(speakers[agent_id], listener.id):
+                yield Utterance(agent=agent_id, round=of_round, text=words)
 
     def _heard_freely(self, listener: Agent, round_number: int) -> Iterator[Utterance]:
         """Yield the discussion as the listener met it: what came while it spoke comes after its own words."""

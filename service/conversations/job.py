@@ -4,12 +4,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 from service.conversations.validation import Validation
+from service.conversations.wording import Phrases
+from workers.requests.request import CONSTRAINTS
 from workers.tools.definition import ToolDefinition
 
 JobId = NewType("JobId", str)
+TEXT: Final = {"type": "text"}  # the response_format that asks for nothing
 
 
 class Mode(StrEnum):
@@ -24,6 +27,13 @@ class PromptAt(StrEnum):
 
     START = "start"  # when its turn starts (specification, "Free mode")
     QUEUE = "queue"  # when it is queued for it (specification, "Free mode")
+
+
+class View(StrEnum):
+    """How the discussion is shown to an agent (specification, "Views")."""
+
+    OWN = "own"  # its own words as the assistant's, those of others as the user's
+    SHARED = "shared"  # as one text, the same for all who may see the same
 
 
 class GroupBy(StrEnum):
@@ -62,6 +72,13 @@ class Agent:
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its author's own parameters hold its answers to a form."""
+        given = {name for name in CONSTRAINTS & self.params.keys() if self.params[name]}
+        plain = isinstance(self.params.get("response_format"), Mapping) and self.params["response_format"] == TEXT
+        return bool(given - {"response_format"} if plain else given)
+
     def signature(self, by: GroupBy) -> str:
         """Return what its turns must have in common with others to run beside them."""
         params = json.dumps(self.params, sort_keys=True, default=str) if by is GroupBy.PARAMETERS else ""
@@ -94,7 +111,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Agents and the conversations that they hold."""
+    """Agents and the conversations that they hold; ``system`` stands before every agent's own."""
 
     id: JobId
     name: str
@@ -105,6 +122,9 @@ class Job:
     priority: int = 0
     metadata: Mapping[str, object] = field(default_factory=dict)
     webhook: Webhook | None = None
+    system: str = ""
+    view: View = View.OWN
+    prompts: Phrases = field(default_factory=Phrases)
 
     @property
     def models(self) -> tuple[str, ...]:

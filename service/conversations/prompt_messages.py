@@ -1,65 +1,141 @@
 """From a conversation to the messages of one agent's request. Pure.
 
-An agent's own words are the assistant's, all others' are the user's, each with its speaker's name. Consecutive words of
-others are one message, since many chat templates insist on strict alternation.
+In a view of one's own an agent's words are the assistant's, all others' are the user's, each with its speaker's name;
+consecutive words of others are one message, since many chat templates insist on strict alternation. In a shared view
+the discussion is one text, the same for all who may see the same, and what is the agent's own stands at its end.
 """
 
 from collections.abc import Iterable, Sequence
+from string import Template
 
-from service.conversations.job import Agent, Conversation
+from service.conversations.job import Agent, Conversation, Job, View
+from service.conversations.validation import Validation
 from service.conversations.visibility import Utterance
+from service.conversations.wording import DEFAULT_ROLE, LONE_CONTEXT, SHARED_CONTEXT, Wording, put
 from transport.request import Message
+from workers.tools.schemas import cut
 
 Rejected = tuple[str, str]  # an answer that was not valid, and why
 
 
-def render_conversation(
-    conversation: Conversation, agent: Agent, round_number: int, heard: Iterable[Utterance]
-) -> tuple[Message, ...]:
-    """Return what ``agent`` is shown before it speaks in ``round_number``; the last message is always the user's.
+class PromptWriter:
+    """Writes the prompts of one job's agents with the words of one model."""
 
-    ``heard`` is what it may read, in its order; a turn in which nothing was said leaves no trace.
-    """
-    messages: list[Message] = []
-    shown: list[str] = [conversation.prompt]
-    for utterance in heard:
-        if not utterance.text.strip():
-            continue
-        if utterance.agent == agent.id:
-            shown.append(_cue(agent, utterance.round, conversation.rounds))
-            messages.append(Message(role="user", content="\n\n".join(shown)))
-            messages.append(Message(role="assistant", content=utterance.text))
-            shown = []
+    def __init__(self, job: Job, wording: Wording) -> None:
+        self._job = job
+        self._agents = {agent.id: agent for agent in job.agents}
+        self._wording = put(job.prompts, wording)
+        self._is_shared = job.view is View.SHARED
+        self._is_alone = len(job.agents) == 1
+
+    def __repr__(self) -> str:
+        return f"<PromptWriter {self._job.view} of {self._job.name}>"
+
+    def context(self, agent: Agent) -> str:
+        """Return what an agent is told of itself and the others, in its BIOS."""
+        wording = self._wording
+        if self._is_shared:
+            template = "" if self._is_alone and wording.shared_context == SHARED_CONTEXT else wording.shared_context
+        elif self._is_alone:
+            has_role = agent.role != DEFAULT_ROLE
+            template = wording.lone_context if has_role or wording.lone_context != LONE_CONTEXT else ""
         else:
-            shown.append(_quote(utterance))
-    shown.append(_cue(agent, round_number, conversation.rounds))
-    messages.append(Message(role="user", content="\n\n".join(shown)))
-    return tuple(messages)
+            template = wording.context
+        return _fill(template, agent, agents=", ".join(each.id for each in self._job.agents))
 
+    def system(self, agent: Agent, *, is_told: bool) -> str:
+        """Return what follows the BIOS; ``is_told``: also what the answer has to be."""
+        own = () if self._is_shared else (agent.system, self._demand(agent) if is_told else "")
+        return _joined(self._job.system, *own)
 
-def render_rejections(rejected: Sequence[Rejected]) -> tuple[Message, ...]:
-    """Return what follows in the prompt of a turn whose answers were not valid, each with the reason."""
-    return tuple(
-        message
-        for answer, fault in rejected
-        for message in (
-            Message(role="assistant", content=answer),
-            Message(role="user", content=f"Your answer is not valid: {fault}. Answer again, with nothing else."),
+    def messages(
+        self,
+        conversation: Conversation,
+        agent: Agent,
+        round_number: int,
+        heard: Iterable[Utterance],
+        rejected: Sequence[Rejected],
+        *,
+        is_told: bool,
+        addition: str | None = None,
+    ) -> tuple[Message, ...]:
+        """Return what ``agent`` is shown before it speaks in ``round_number``; the last message is always the user's.
+
+        ``heard`` is what it may read, in its order; a turn in which nothing was said leaves no trace. ``addition`` is
+        said at the end, where it extends what was read before.
+        """
+        audible = [utterance for utterance in heard if utterance.text.strip()]
+        if self._is_shared:
+            demand = self._demand(agent) if is_told else ""
+            said = [self._quote(utterance) for utterance in audible]
+            cue = _fill(self._wording.shared_cue, agent, round=round_number + 1, rounds=conversation.rounds)
+            text = _joined(conversation.prompt, *said, agent.system, demand, cue)
+            messages: tuple[Message, ...] = (Message(role="user", content=text),)
+        else:
+            messages = self._alternating(conversation, agent, round_number, audible)
+        messages += self._rejections(rejected)
+        if addition is None:
+            return messages
+        last = messages[-1]
+        return (*messages[:-1], Message(role=last.role, content=_joined(last.content, addition)))
+
+    def _alternating(
+        self, conversation: Conversation, agent: Agent, round_number: int, heard: Iterable[Utterance]
+    ) -> tuple[Message, ...]:
+        messages: list[Message] = []
+        shown: list[str] = [conversation.prompt]
+        for utterance in heard:
+            if utterance.agent == agent.id:
+                messages.append(self._before(conversation, agent, utterance.round, shown))
+                messages.append(Message(role="assistant", content=utterance.text))
+                shown = []
+            else:
+                shown.append(self._quote(utterance))
+        return (*messages, self._before(conversation, agent, round_number, shown))
+
+    def _before(self, conversation: Conversation, agent: Agent, round_number: int, shown: Sequence[str]) -> Message:
+        """Return what stands before an agent's words in a round: what it heard since, and the number of the round."""
+        number = {"round": round_number + 1, "rounds": conversation.rounds}
+        cue = _fill(self._wording.cue, agent, **number)
+        if not any(shown) and not cue:  # many chat templates take no empty message
+            cue = _fill(self._wording.silence, agent, **number)
+        return Message(role="user", content=_joined(*shown, cue))
+
+    def _quote(self, utterance: Utterance) -> str:
+        return _fill(
+            self._wording.quote, self._agents[utterance.agent], round=utterance.round + 1, words=utterance.text
         )
-    )
+
+    def _rejections(self, rejected: Sequence[Rejected]) -> tuple[Message, ...]:
+        """Return what follows in the prompt of a turn whose answers were not valid, with the reason."""
+        shown = rejected if self._wording.repeats_all else rejected[-1:]
+        return tuple(
+            message
+            for answer, fault in shown
+            for message in (
+                Message(role="assistant", content=answer),
+                Message(role="user", content=Template(self._wording.invalid).safe_substitute(reason=fault)),
+            )
+        )
+
+    def _demand(self, agent: Agent) -> str:
+        validation = agent.validation
+        return "" if validation is None else demand_of(validation, self._wording)
 
 
-def render_told(messages: tuple[Message, ...], addition: str | None) -> tuple[Message, ...]:
-    """Return a prompt with something said at its end, where it extends what was read of it before."""
-    if addition is None:
-        return messages
-    last = messages[-1]
-    return (*messages[:-1], Message(role=last.role, content=f"{last.content}\n\n{addition}"))
+def demand_of(validation: Validation, wording: Wording) -> str:
+    """Return in words what an answer has to be."""
+    if validation.choices:
+        return Template(wording.choices_demand).safe_substitute(choices=", ".join(validation.choices))
+    if validation.pattern is not None:
+        return Template(wording.pattern_demand).safe_substitute(pattern=cut(validation.pattern))
+    return Template(wording.schema_demand).safe_substitute(schema=validation.schema_text)
 
 
-def _quote(utterance: Utterance) -> str:
-    return f"{utterance.agent} said:\n{utterance.text}"
+def _fill(template: str, agent: Agent, **names: object) -> str:
+    who = agent.id if agent.role == DEFAULT_ROLE else f"{agent.id} ({agent.role})"
+    return Template(template).safe_substitute(agent=agent.id, role=agent.role, who=who, **names)
 
 
-def _cue(agent: Agent, round_number: int, rounds: int) -> str:
-    return f"You are {agent.id}. It is your turn, in round {round_number + 1} of {rounds}."
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

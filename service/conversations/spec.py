@@ -1,40 +1,32 @@
-"""A job as callers write it, and the whole list of what is wrong with it.
+"""A job as callers write it.
 
-Source: specification, "Job documents" and "Refused jobs".
+Source: specification, "Job documents".
 """
 
-import json
-import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
-from itertools import chain, islice
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-import msgspec
-from pydantic import Field, HttpUrl, ValidationError, model_validator
+from pydantic import AfterValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
-from service.conversations.job import Agent, Conversation, Job, JobId, Mode, PromptAt, Webhook
-from service.conversations.limits import Limits, metadata_faults, size_faults, too_many
-from service.conversations.validation import Validation, folded
-from service.errors import Fault, InvalidJob
-from service.formats.faults import StrictModel, faults_of, unknown
-from service.formats.hosts import canonical_host
-from workers.errors import InvalidTool
-from workers.requests.request import parse_tools
-from workers.tools.definition import ToolDefinition
-from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, pattern_trouble, schema_trouble, trusting
+from service.conversations.job import Mode, PromptAt, View
+from service.conversations.validation import folded
+from service.conversations.wording import DEFAULT_ROLE, phrase_fault
+from service.formats.faults import StrictModel
+from workers.tools.schemas import pattern_trouble, schema_trouble
 
-ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
-FIXED_PARAMS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
-    "n": (1, ONE_ANSWER),
-    "n_cmpl": (1, ONE_ANSWER),  # llama.cpp's own name for it
-    "id_slot": (-1, "which slot of an engine takes a turn is the engine's to say"),
-}
 NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
-CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
+REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools that a model has; signals are spelt out"
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+
+def usable_phrase(text: str | None, info: ValidationInfo) -> str | None:
+    """Check a piece of words by its field's name."""
+    fault = phrase_fault(str(info.field_name), text) if text is not None else None
+    if fault is not None:
+        raise ValueError(fault)
+    return text
+
+
+Phrase = Annotated[str | None, AfterValidator(usable_phrase)]
 
 
 class ValidationSpec(StrictModel):
@@ -44,6 +36,7 @@ class ValidationSpec(StrictModel):
     pattern: str | None = None
     json_schema: dict[str, object] | None = None
     retries: int = Field(default=3, ge=0, le=100, strict=True)
+    constrain: Literal["auto", "off"] = "auto"
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
@@ -61,11 +54,27 @@ class ValidationSpec(StrictModel):
         return self
 
 
+class McpReference(StrictModel):
+    """Tools of an MCP server of the agent's model: all, or ``only`` some."""
+
+    mcp: str
+    only: list[str] | None = None
+
+
+class PythonReference(StrictModel):
+    """A Python callable of the agent's model."""
+
+    python: str
+
+
+_REFERENCE: Final = TypeAdapter[McpReference | PythonReference](McpReference | PythonReference)
+
+
 class AgentSpec(StrictModel):
     """One speaker of a job."""
 
     id: Identifier
-    role: str = "participant"
+    role: str = DEFAULT_ROLE
     model: str
     system: str = ""
     params: dict[str, object] = Field(default_factory=dict)
@@ -87,6 +96,15 @@ class ConversationSpec(StrictModel):
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
+class PromptsSpec(StrictModel):
+    """Words of the author's own in place of Roundhouse's; each is a ``string.Template``."""
+
+    context: Phrase = None
+    cue: Phrase = None
+    quote: Phrase = None
+    invalid: Phrase = None
+
+
 class WebhookSpec(StrictModel):
     """Who is told of the job's end, and the name of the secret that the message is signed with."""
 
@@ -101,6 +119,9 @@ class JobSpec(StrictModel):
     name: str = Field(default="job", min_length=1, max_length=200, pattern=f"^{NO_CONTROLS}*$")
     mode: Mode = Mode.ROUNDS
     prompt_at: PromptAt = PromptAt.START
+    view: View = View.OWN
+    system: str = ""
+    prompts: PromptsSpec = Field(default_factory=PromptsSpec)
     rounds: int = Field(default=1, ge=1, strict=True)
     agents: list[AgentSpec] = Field(min_length=1)
     conversations: list[ConversationSpec] = Field(min_length=1)
@@ -109,270 +130,15 @@ class JobSpec(StrictModel):
     webhook: WebhookSpec | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRules:
-    """What a job may ask for here: models, sizes, and whom to tell of its end.
-
-    ``adapters`` are names that agents may use as models, each with the model that it stands on. ``webhook_hosts`` None
-    means any host; ``key_s`` is how long its idempotency key counts, in seconds.
-    """
-
-    models: Collection[str]
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits
-    webhook_hosts: Collection[str] | None = ()
-    webhook_secrets: Collection[str] = ()
-    key_s: float = 86_400.0
+def is_tool_reference(entry: object) -> bool:
+    """Whether an agent's tool is named by its MCP server, or as a Python callable, and not written out."""
+    return isinstance(entry, dict) and "function" not in entry and bool({"mcp", "python"} & entry.keys())
 
 
-def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
-    """Return a stored job as it was accepted, whatever the configuration says by now but of ``adapters``."""
-    document = _as_accepted_now(msgspec.json.decode(text))
-    models = {agent["model"] for agent in document["agents"]}
-    webhook = document.get("webhook") or {}
-    most = 2**62
-    anything = Limits(**dict.fromkeys(Limits.model_fields, most))
-    secrets = {webhook["secret"]} if webhook.get("secret") else ()
-    rules = JobRules(models=models, adapters=adapters, limits=anything, webhook_hosts=None, webhook_secrets=secrets)
-    with trusting():
-        return parse_job(document, job_id, rules)
-
-
-def _as_accepted_now(document: dict[str, Any]) -> dict[str, Any]:
-    """Take out of a stored job what older versions accepted and this one refuses."""
-    for agent in document["agents"]:
-        agent["params"] = {key: value for key, value in (agent.get("params") or {}).items() if key not in FIXED_PARAMS}
-    if isinstance(document.get("name"), str):
-        document["name"] = CONTROLS.sub(" ", document["name"])
-    return document
-
-
-async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> None:
-    """Find out what is wrong with the schemas and patterns of a job, so that ``parse_job`` knows it at once.
-
-    Raises:
-        InvalidJob: there is too much of something, or it takes too long.
-        OffloadCrowded: too many wait for that already.
-    """
-    if isinstance(document, dict):
-        _refuse(size_faults(document, limits))
-    schemas: list[dict[str, object]] = []
-    patterns: list[str] = []
-    agents = document.get("agents") if isinstance(document, dict) else None
-    for agent in agents if isinstance(agents, list) else ():
-        if not isinstance(agent, dict):
-            continue
-        validation = agent.get("validation")
-        if isinstance(validation, dict):
-            schemas += [given for given in (validation.get("json_schema"),) if isinstance(given, dict)]
-            patterns += [given for given in (validation.get("pattern"),) if isinstance(given, str)]
-        tools = (each for key in ("tools", "exit_tools") if isinstance(agent.get(key), list) for each in agent[key])
-        functions = (tool.get("function") for tool in tools if isinstance(tool, dict))
-        parameters = (each.get("parameters") for each in functions if isinstance(each, dict))
-        schemas += [given for given in parameters if isinstance(given, dict)]
+def is_wellformed_reference(entry: object) -> bool:
+    """Whether it names tools as it has to."""
     try:
-        await find_troubles(schemas, patterns, is_small=is_small)
-    except TimeoutError as error:
-        message = f"its schemas take longer than {CHECK_LIMIT_S:g} s to check"
-        raise InvalidJob([Fault(path="agents", message=message)]) from error
-
-
-def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
-    """Return the job that ``document`` (decoded JSON or YAML) describes.
-
-    Raises:
-        InvalidJob: with every fault that was found.
-    """
-    limits = rules.limits
-    if not isinstance(document, dict):
-        raise InvalidJob([Fault(path="", message="a job is an object with agents and conversations")])
-    # Sizes come first: what is too large is not looked at any further, since looking is what costs.
-    _refuse(chain(size_faults(document, limits), metadata_faults(document, limits)))
-    try:
-        spec = JobSpec.model_validate(document)
-    except ValidationError as error:
-        raise InvalidJob(faults_of(error, JobSpec)[:MAX_FAULTS]) from error
-    conversations = _conversations(spec)
-    _refuse(
-        chain(
-            _limit_faults(spec, conversations, limits),
-            _agent_faults(spec, (*rules.models, *rules.adapters)),
-            _param_faults(spec),
-            _tool_faults(spec),
-            _cycle_faults(spec),
-            _mode_faults(spec),
-            _conversation_faults(conversations),
-            _webhook_faults(spec, rules),
-        )
-    )
-    return Job(
-        id=job_id,
-        name=spec.name,
-        agents=tuple(_agent(agent, rules.adapters) for agent in spec.agents),
-        conversations=conversations,
-        mode=spec.mode,
-        prompt_at=spec.prompt_at,
-        priority=spec.priority,
-        metadata=spec.metadata,
-        webhook=None if spec.webhook is None else Webhook(url=str(spec.webhook.url), secret=spec.webhook.secret),
-    )
-
-
-def _refuse(faults: Iterator[Fault]) -> None:
-    shown = list(islice(faults, MAX_FAULTS))
-    if shown:
-        raise InvalidJob(shown)
-
-
-def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
-    return Agent(
-        id=spec.id,
-        role=spec.role,
-        model=adapters.get(spec.model, spec.model),
-        adapter=spec.model if spec.model in adapters else None,
-        system=spec.system,
-        params=spec.params,
-        visible_to=None if spec.visible_to is None else frozenset(spec.visible_to),
-        waits_for=frozenset(spec.speak_after_within_round),
-        validation=_validation(spec.validation),
-        markup=spec.markup,
-        tools=parse_tools(spec.tools),
-        exit_tools=parse_tools(spec.exit_tools),
-    )
-
-
-def _validation(spec: ValidationSpec | None) -> Validation | None:
-    if spec is None:
-        return None
-    return Validation(
-        retries=spec.retries,
-        choices=tuple(spec.choices or ()),
-        pattern=spec.pattern,
-        json_schema=spec.json_schema,
-        schema_chars=len(json.dumps(spec.json_schema)) if spec.json_schema is not None else 0,
-    )
-
-
-def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
-    return tuple(
-        Conversation(
-            id=f"c{index}" if given.id is None else given.id,
-            prompt=given.prompt,
-            rounds=spec.rounds if given.rounds is None else given.rounds,
-            is_pinned=given.weights == "pinned",
-            metadata=given.metadata,
-        )
-        for index, given in enumerate(spec.conversations)
-    )
-
-
-def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
-    ids: dict[str, int] = {}
-    for index, agent in enumerate(spec.agents):
-        ids.setdefault(agent.id, index)
-    for index, agent in enumerate(spec.agents):
-        place = f"agents[{index}]"
-        if ids[agent.id] != index:
-            yield Fault(path=f"{place}.id", message=f"{agent.id!r} is the id of agents[{ids[agent.id]}] already")
-        if agent.model not in models:
-            yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
-        named = {"visible_to": agent.visible_to or [], "speak_after_within_round": agent.speak_after_within_round}
-        for key, others in named.items():
-            for position, other in enumerate(others):
-                if other not in ids:
-                    yield Fault(path=f"{place}.{key}[{position}]", message=unknown("agent", other, ids))
-
-
-def _param_faults(spec: JobSpec) -> Iterator[Fault]:
-    for index, agent in enumerate(spec.agents):
-        for key, (harmless, message) in FIXED_PARAMS.items():
-            if agent.params.get(key, harmless) not in (harmless, None):
-                yield Fault(path=f"agents[{index}].params.{key}", message=message)
-
-
-def _tool_faults(spec: JobSpec) -> Iterator[Fault]:
-    for index, agent in enumerate(spec.agents):
-        seen: set[str] = set()
-        for key, documents in (("tools", agent.tools), ("exit_tools", agent.exit_tools)):
-            for position, document in enumerate(documents):
-                place = f"agents[{index}].{key}[{position}]"
-                try:
-                    tool = ToolDefinition.parse(document)
-                except InvalidTool as error:
-                    yield Fault(path=place, message=str(error))
-                    continue
-                if tool.name in seen:
-                    yield Fault(path=place, message=f"this agent has a tool {tool.name!r} already")
-                seen.add(tool.name)
-
-
-def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
-    waits: dict[str, list[str]] = {}
-    for agent in spec.agents:  # an id that is given twice is a fault of its own, and hides no cycle
-        waits.setdefault(agent.id, []).extend(agent.speak_after_within_round)
-    cycle = find_cycle(waits)
-    if cycle:
-        index = [agent.id for agent in spec.agents].index(cycle[0])
-        yield Fault(
-            path=f"agents[{index}].speak_after_within_round",
-            message=f"a cycle, in which no agent could ever speak: {' waits for '.join((*cycle, cycle[0]))}",
-        )
-
-
-def _mode_faults(spec: JobSpec) -> Iterator[Fault]:
-    if spec.mode is Mode.ROUNDS and "prompt_at" in spec.model_fields_set:
-        yield Fault(path="prompt_at", message="only mode: free has it; in rounds a prompt is made when its turn starts")
-    for index, agent in enumerate(spec.agents if spec.mode is Mode.FREE else ()):
-        if agent.speak_after_within_round:
-            message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
-            yield Fault(path=f"agents[{index}].speak_after_within_round", message=message)
-
-
-def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
-    seen: dict[str, int] = {}
-    for index, conversation in enumerate(conversations):
-        first = seen.setdefault(conversation.id, index)
-        if first != index:
-            yield Fault(
-                path=f"conversations[{index}].id",
-                message=f"{conversation.id!r} is the id of conversations[{first}] already",
-            )
-
-
-def _webhook_faults(spec: JobSpec, rules: JobRules) -> Iterator[Fault]:
-    if spec.webhook is None:
-        return
-    host, secret = spec.webhook.url.host or "", spec.webhook.secret
-    if rules.webhook_hosts is not None and _canonical(host) not in rules.webhook_hosts:
-        known = ", ".join(rules.webhook_hosts) or "none"
-        yield Fault(path="webhook.url", message=f"{host} is not one of webhooks.hosts: {known}")
-    if spec.webhook.url.username or spec.webhook.url.password:
-        yield Fault(path="webhook.url", message="must not hold a password; the message is signed with a secret")
-    if secret is not None and secret not in rules.webhook_secrets:
-        yield Fault(path="webhook.secret", message=unknown("secret", secret, rules.webhook_secrets))
-
-
-def _canonical(host: str) -> str | None:
-    try:
-        return canonical_host(host)
-    except ValueError:
-        return None
-
-
-def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:
-    rounds = max(conversation.rounds for conversation in conversations)
-    turns = len(spec.agents) * sum(conversation.rounds for conversation in conversations)
-    if rounds > limits.rounds:
-        yield too_many("rounds", "rounds", rounds, limits.rounds)
-    if turns > limits.turns:
-        yield too_many("", "turns", turns, limits.turns)
-
-
-def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return one cycle of ``waits`` (who waits for whom), or () where there is none."""
-    try:
-        TopologicalSorter({name: set(others) & waits.keys() for name, others in waits.items()}).prepare()
-    except CycleError as error:
-        awaited_first: list[str] = error.args[1]
-        return tuple(reversed(awaited_first[1:]))
-    return ()
+        _REFERENCE.validate_python(entry)
+    except ValidationError:
+        return False
+    return True

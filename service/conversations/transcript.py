@@ -1,7 +1,7 @@
 """What is kept of a turn and of a conversation, and how callers see it (specification, "Transcripts")."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -9,7 +9,9 @@ import msgspec
 
 from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
+from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ConversationState, TurnState
+from service.conversations.wording import DEFAULT_ROLE
 from workers.tools.calls import Signal, ToolRecord
 
 TURNS_A_PIECE: Final = 100
@@ -26,7 +28,11 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try of a turn on one incarnation of one worker; ``text`` is what came, whole or not."""
+    """One try of a turn on one incarnation of one worker; ``text`` is what came, whole or not.
+
+    ``constrained_by`` is the engine's parameter that held the model to what was asked for, None where none did;
+    ``prompt`` is what is needed to tell what was asked.
+    """
 
     outcome: TurnState
     reason: str | None
@@ -37,6 +43,8 @@ class Attempt:
     started_at: datetime
     finished_at: datetime
     tool_calls: tuple[ToolRecord, ...] = ()
+    constrained_by: str | None = None
+    prompt: PromptRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,7 @@ class Turn:
 
     key: TurnKey
     state: TurnState
+    role: str = DEFAULT_ROLE
     reason: str | None = None
     detail: str | None = None
     text: str = ""
@@ -88,6 +97,7 @@ def turn_document(turn: Turn) -> dict[str, object]:
     """Return a turn as it stands in a transcript."""
     return {
         "agent": turn.key.agent_id,
+        "role": turn.role,
         "round": turn.key.round,
         "state": turn.state.value,
         "reason": turn.reason,
@@ -113,7 +123,8 @@ def turn_document(turn: Turn) -> dict[str, object]:
 def attempt_document(attempt: Attempt) -> dict[str, object]:
     """Return an attempt as it stands in a transcript."""
     times = {"started_at": rfc3339(attempt.started_at), "finished_at": rfc3339(attempt.finished_at)}
-    document: dict[str, object] = msgspec.to_builtins(attempt)
+    document: dict[str, object] = msgspec.to_builtins(replace(attempt, prompt=None))
+    del document["prompt"]  # it has a route of its own
     return document | times
 
 

@@ -3,6 +3,7 @@
 Source: specification, "Answer validation".
 """
 
+import json
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from service.conversations.markup import without_markup
+from transport.request import Constraint
 from workers.offload.pool import ELSEWHERE_S
 from workers.tools.call_parser import read_json
 from workers.tools.schemas import cut, is_found, schema_fault, within
@@ -25,18 +27,33 @@ def folded(words: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One of three kinds; ``retries`` is how often an answer that is not valid is asked for again."""
+    """One of three kinds; ``retries`` is how often an answer that is not valid is asked for again.
+
+    ``is_constrained`` says that the engine is to hold the model to it, where it can.
+    """
 
     retries: int
     choices: tuple[str, ...] = ()
     pattern: str | None = None
     json_schema: dict[str, object] | None = None
     schema_chars: int = 0  # how long the schema is
+    is_constrained: bool = True
 
     @property
     def chars(self) -> int:
         """How long that is, as far as it costs to judge by it: what is compiled costs more than what is walked."""
         return self.schema_chars + COMPILED * (len(self.pattern or "") + sum(map(len, self.choices)))
+
+    @property
+    def schema_text(self) -> str:
+        """The schema as a model is shown it."""
+        return json.dumps(self.json_schema or {}, ensure_ascii=False)
+
+    def constraint(self, *, may_think: bool) -> Constraint | None:
+        """Return what an engine can hold its model to; None where every answer is valid."""
+        if self.pattern == "":
+            return None
+        return Constraint(choices=self.choices, pattern=self.pattern, json_schema=self.json_schema, may_think=may_think)
 
     def fault_of(self, answer: str, limit_s: float = ELSEWHERE_S) -> str | None:
         """Return what is wrong with an answer, in words that its model can mend it by; None where nothing is.

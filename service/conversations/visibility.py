@@ -7,6 +7,7 @@ words.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from service.conversations.job import Agent, Job
 
@@ -39,6 +40,27 @@ def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken)
             if words is not None and (not is_past or is_visible_later(speaker, listener.id)):
                 heard.append(Utterance(agent=speaker.id, round=number, text=words))
     return tuple(heard)
+
+
+def shared_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
+    """Return the same as one text for all: in the order of the rounds, and within one of who waits for whom."""
+    order = _in_turn(job)
+    heard: list[Utterance] = []
+    for number in range(round_number + 1):
+        is_past = number < round_number
+        for speaker in order:
+            words = spoken.get((speaker.id, number))
+            is_heard = is_visible_later(speaker, listener.id) if is_past else speaker.id in listener.waits_for
+            if words is not None and is_heard:
+                heard.append(Utterance(agent=speaker.id, round=number, text=words))
+    return tuple(heard)
+
+
+def _in_turn(job: Job) -> list[Agent]:
+    """Return the agents so that each comes after those that it waits for."""
+    agents = {agent.id: agent for agent in job.agents}
+    graph = {agent.id: sorted(agent.waits_for, key=list(agents).index) for agent in job.agents}
+    return [agents[name] for name in TopologicalSorter(graph).static_order()]
 
 
 def is_visible_later(speaker: Agent, listener_id: str) -> bool:

@@ -18,6 +18,7 @@ import anyio
 from service.conversations.job import Job, JobId
 from service.errors import StoreUnavailable
 from service.node.resumed_jobs import ResumedJob, read_resumed_jobs
+from service.scheduling.admission import Piece
 from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
 from service.store import queries
@@ -186,7 +187,7 @@ class Intake:
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._scheduler.is_closing:  # else the next life admits it
             if claimed and self._may_admit(claimed, epoch):
-                self._scheduler.admit(new.job)
+                self._scheduler.admit(Piece(job=new.job))
             self.hint(is_work=not claims)
         return stored, is_new
 
@@ -252,7 +253,15 @@ class Intake:
         if resumed.ended or resumed.unfinished:
             logger.info("job %s goes on with %d of %d turns done", job.id, len(resumed.ended), job.total_turns)
         is_cancelled = resumed.is_cancelled or job.id in self._cancelled
-        self._scheduler.admit(job, resumed.ended, resumed.unfinished, is_cancelled=is_cancelled)
+        self._scheduler.admit(
+            Piece(
+                job=job,
+                ended=resumed.ended,
+                unfinished=resumed.unfinished,
+                words=resumed.words,
+                is_cancelled=is_cancelled,
+            )
+        )
         if not self._is_shared:  # a lone node has all of it now
             return
         self._parsed[job.id] = resumed.whole

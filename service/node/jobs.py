@@ -14,12 +14,13 @@ import anyio.to_thread
 import msgspec
 
 from service.conversations.job import Job, JobId
-from service.conversations.spec import JobRules, check_schemas, parse_job
+from service.conversations.job_parser import JobRules, check_schemas, parse_job
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, transcript_document, transcript_pieces
 from service.errors import NoSlotAvailable, NotFinished, ShuttingDown, StoreUnavailable
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
+from service.node.tool_catalog import ToolCatalog
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
 from service.store import deliveries, queries
@@ -52,6 +53,7 @@ class Jobs:
         watch: JobFollowers,
         neighbours: Neighbours,
         rules: Callable[[], JobRules],
+        catalog: ToolCatalog,
     ) -> None:
         self.watch = watch
         self._store = store
@@ -59,6 +61,7 @@ class Jobs:
         self._intake = intake
         self._neighbours = neighbours
         self._rules = rules
+        self._catalog = catalog
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._takings: set[anyio.Event] = set()
         self._is_closed = False
@@ -85,6 +88,7 @@ class Jobs:
             IdempotencyConflict: the key is another body's.
             NoSlotAvailable: with ``queue`` false, if a first turn would have to wait; nothing is stored then.
             ShuttingDown: no new jobs are taken.
+            ToolServerDown: an MCP server whose tools it asks for was never reached.
             StoreUnavailable: the store is in trouble.
         """
         is_small = size <= SMALL_BYTES
@@ -106,8 +110,12 @@ class Jobs:
         self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, *, queue: bool
     ) -> tuple[StoredJob, bool]:
         rules = self._rules()
+        await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
+        written = await self._catalog.expand(document)
+        if written is not document:  # a job keeps the schemas that it was posted with
+            document, text = written, await anyio.to_thread.run_sync(canonical_json, written)
+            await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
         is_small = len(text) <= SMALL_BYTES
-        await check_schemas(document, rules.limits, is_small=is_small)
         if is_small:
             job = parse_job(document, new_job_id(), rules)
         else:

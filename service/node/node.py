@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ import anyio
 from service.config.rules import rules_of
 from service.config.schema import Config, StoreConfig
 from service.config.tools import Equipment, open_tools
-from service.conversations.spec import JobRules
+from service.conversations.job_parser import JobRules
 from service.conversations.states import TurnState
 from service.errors import StoreUnavailable
 from service.node.adapters import Adapters
@@ -23,13 +23,17 @@ from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.jobs import Jobs
 from service.node.metrics import Metrics
+from service.node.prompt_history import PromptHistory
 from service.node.status import pools_of
 from service.node.store_news import StoreNews
 from service.node.store_outlet import StoreOutlet
+from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.store.neighbours import Alone, Neighbours, NodeReport
 from service.store.store import Store, open_store
+from transport.request import Constraint
+from workers.engine.launch import DIALECTS, takes_tools
 from workers.fleet import Fleet
 from workers.offload.pool import offloading
 from workers.spec import WorkerSpec
@@ -52,10 +56,12 @@ class Node:
     store: Store
     intake: Intake
     jobs: Jobs
+    prompts: PromptHistory
     neighbours: Neighbours
     metrics: Metrics
     adapters: Adapters
     tools: Equipment
+    catalog: ToolCatalog
 
     async def unclaimed(self) -> dict[str, str]:
         """Return what the conversations wait for that no node runs, by the model that they need next."""
@@ -143,8 +149,19 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                 await tasks.start(cluster.run, news.take)
                 # One that gets ready has slots for what waits.
                 fleet.subscribe(lambda _worker: intake.hint(is_work=True))
+            by_model = {spec.name: spec for spec in specs}
+            prompts = PromptHistory(
+                store, scheduler, adapters.names, partial(_constrain, by_model), partial(_sends_tools, by_model)
+            )
             rules = partial(_rules, config, adapters, neighbours)
-            jobs = Jobs(store, scheduler, intake, followers, neighbours, rules)
+            catalog = ToolCatalog(
+                {
+                    model: ToolRunnersOfModel(python=tools.python.get(model), servers=servers)
+                    for model, servers in tools.servers.items()
+                },
+                adapters.names,
+            )
+            jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
             async with fleet.running():
                 yield Node(
                     fleet=fleet,
@@ -152,12 +169,23 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                     store=store,
                     intake=intake,
                     jobs=jobs,
+                    prompts=prompts,
                     neighbours=neighbours,
                     metrics=metrics,
                     adapters=adapters,
                     tools=tools,
+                    catalog=catalog,
                 )
             tasks.cancel_scope.cancel()
+
+
+def _constrain(specs: Mapping[str, WorkerSpec], model: str, constraint: Constraint) -> Mapping[str, object]:
+    """Return the parameters of a constraint; of a model that another node has, none that are known here."""
+    return (DIALECTS[specs[model].engine].constrain(constraint) or {}) if model in specs else {}
+
+
+def _sends_tools(specs: Mapping[str, WorkerSpec], model: str) -> bool:
+    return model in specs and takes_tools(specs[model])
 
 
 def _rules(config: Config, adapters: Adapters, neighbours: Neighbours) -> JobRules:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.conversations.job import Job, JobId
-from service.conversations.spec import parse_stored
+from service.conversations.job_parser import parse_stored
 from service.conversations.transcript import Turn, UnfinishedTurn
+from service.conversations.wording import ConversationWords
 from service.errors import InvalidJob, JobNotFound
 from service.store import queries
 from service.store.databases.database import Connection
@@ -18,13 +19,14 @@ logger = logging.getLogger(__name__)
 class ResumedJob:
     """Conversations of one job, with the turns that have ended and what others have behind them.
 
-    ``whole`` is the job with all its conversations.
+    ``whole`` is the job with all its conversations; ``words`` are those of the conversations that have begun.
     """
 
     whole: Job
     job: Job
     ended: Sequence[Turn]
     unfinished: Sequence[UnfinishedTurn]
+    words: Mapping[str, ConversationWords | None]
     is_cancelled: bool
 
 
@@ -63,6 +65,7 @@ def read_resumed_jobs(
                 ),
                 ended=queries.turns(job_id, names)(connection),
                 unfinished=queries.unfinished_turns(job_id, names)(connection),
+                words=queries.words(job_id, names)(connection),
                 is_cancelled=stored.is_cancel_requested,
             )
         )

@@ -1,13 +1,14 @@
 """Puts jobs on the scheduler a piece at a time: one may make a million turns ready, and everybody else's would wait."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
 from service.conversations.job import Job, JobId, Mode
 from service.conversations.transcript import Turn, UnfinishedTurn
+from service.conversations.wording import ConversationWords
 from workers.notifier import Notifier
 
 T = TypeVar("T", Turn, UnfinishedTurn)
@@ -16,12 +17,16 @@ TURNS_AT_ONCE: Final = 1000  # some 10 ms of the event loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some conversations of a job, and what was recorded of them before."""
+    """Conversations of a job that are stored and ours, and what was recorded of them before.
+
+    ``words`` are those of the conversations that have begun; None stands for the words of before they were stored.
+    """
 
     job: Job
-    ended: Sequence[Turn]
-    unfinished: Sequence[UnfinishedTurn]
-    is_cancelled: bool
+    ended: Sequence[Turn] = ()
+    unfinished: Sequence[UnfinishedTurn] = ()
+    words: Mapping[str, ConversationWords | None] = field(default_factory=dict)
+    is_cancelled: bool = False
 
 
 class Admission:
@@ -99,6 +104,7 @@ def _pieces_of(whole: Piece) -> Iterator[Piece]:
             job=replace(job, conversations=conversations),
             ended=[turn for conversation in conversations for turn in ended.get(conversation.id, ())],
             unfinished=[turn for conversation in conversations for turn in unfinished.get(conversation.id, ())],
+            words=whole.words,
             is_cancelled=whole.is_cancelled,
         )
 

@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
 
 import anyio
+import msgspec
 
 from service.conversations.markup import Said, read_markup
+from service.conversations.prompt_record import PromptRecord, keep_exchanges
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
 from service.scheduling.core.queue.affinity import PromptReading
@@ -39,6 +41,7 @@ class RunningAttempt:
         self._began_at = time.monotonic()
         self.answer = Answer(time.monotonic)
         self.request: InFlightRequest | None = None  # once it was sent
+        self.prompt: PromptRecord | None = None  # once it was made
         self.scope = anyio.CancelScope()
         self.is_interrupted = False  # by us; its turn goes on later
         self.seconds = 0.0  # for which it held its slot, once it has ended
@@ -55,18 +58,32 @@ class RunningAttempt:
         """Return what it has brought, however it ended."""
         self.seconds = time.monotonic() - self._began_at
         state, reason, detail = _ending(outcome)
+        attempt = replace(self.so_far(), outcome=state, reason=reason, detail=detail, finished_at=datetime.now(UTC))
+        # Those of the answer that stands are the turn's.
+        return replace(attempt, tool_calls=()) if isinstance(outcome, Completed) else attempt
+
+    def so_far(self) -> Attempt:
+        """Return what it has brought so far."""
         return Attempt(
-            outcome=state,
-            reason=reason,
-            detail=detail,
+            outcome=TurnState.IN_FLIGHT,
+            reason=None,
+            detail=None,
             text=self.answer.text,
             worker=self.worker,
             incarnation=self._incarnation,
             started_at=self.started_at,
             finished_at=datetime.now(UTC),
-            # Those of the answer that stands are the turn's.
-            tool_calls=() if isinstance(outcome, Completed) else tuple(self.answer.tool_calls),
+            tool_calls=tuple(self.answer.tool_calls),
+            constrained_by=self.answer.constrained_by,
+            prompt=self.prompt_so_far,
         )
+
+    @property
+    def prompt_so_far(self) -> PromptRecord | None:
+        """What is kept of its prompt, with the exchanges with tools by which it has grown."""
+        if self.prompt is None:
+            return None
+        return msgspec.structs.replace(self.prompt, exchanges=keep_exchanges(self.answer.exchanges))
 
     @property
     def reading(self) -> PromptReading | None:

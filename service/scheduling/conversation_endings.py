@@ -1,10 +1,10 @@
 """What follows where conversations and jobs begin, end or leave, and where turns end without a slot."""
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from typing import assert_never
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
@@ -32,15 +32,15 @@ class ConversationEndings:
     def __repr__(self) -> str:
         return f"<ConversationEndings jobs={len(self._jobs)}>"
 
-    def move(self, action: events.Move, now: datetime) -> Iterator[Record]:
-        """Note how far a conversation or a job has come; yield the records of it, made as they are asked for."""
+    def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
+        """Note how far a conversation or a job has come; return the records of it, made as they are asked for."""
         match action:
             case events.ConversationStarted():
-                yield _moved(action, ConversationState.RUNNING, None, now)
+                return [_moved(action, ConversationState.RUNNING, None, now)]
             case events.ConversationEnded():
                 self._blame.forget(action.unspoken)
                 self._jobs[action.job_id].forget(action.conversation_id)
-                yield from self._end_conversation(action, now)
+                return self._end_conversation(action, self._jobs[action.job_id].agents, now)
             case events.ConversationReleased():
                 self._jobs[action.job_id].forget(action.conversation_id)
                 self._blame.forget(self._turns.leave(action.job_id, action.conversation_id))
@@ -50,17 +50,21 @@ class ConversationEndings:
                 self._blame.forget_job(action.job_id)
             case _:
                 assert_never(action)
+        return []
 
     def fail(self, key: TurnKey, detail: str) -> Record:
         """Fail a turn that waits for what cannot come."""
-        turn = self._turns.end_waiting(key, TurnState.FAILED, FailureReason.ENGINE_UNREACHABLE, detail)
+        agent = self._jobs[key.job_id].agents[key.agent_id]
+        turn = self._turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.ENGINE_UNREACHABLE, detail)
         self._blame.forget([key])
         self._turns.keep_unstored(turn)
         return records.TurnEnded(turn=turn, at=datetime.now(UTC))
 
-    def _end_conversation(self, ended: events.ConversationEnded, now: datetime) -> Iterator[Record]:
+    def _end_conversation(
+        self, ended: events.ConversationEnded, agents: Mapping[str, Agent], now: datetime
+    ) -> Iterator[Record]:
         for key in ended.unspoken:
-            turn = self._turns.end_waiting(key, TurnState.CANCELLED, FailureReason.CANCELLED)
+            turn = self._turns.end_waiting(key, agents[key.agent_id], TurnState.CANCELLED, FailureReason.CANCELLED)
             yield records.TurnEnded(turn=turn, at=now)
         yield _moved(ended, ended.state, ended.reason, now)
 

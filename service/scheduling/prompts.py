@@ -1,16 +1,24 @@
 """What the turns of one job are asked: its agents, and what was said in its conversations so far."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Final
 
+from service.conversations.agent_request import agent_request, changes_of_retry
 from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
-from service.conversations.prompt_messages import Rejected, render_conversation, render_rejections, render_told
+from service.conversations.prompt_messages import Rejected
+from service.conversations.prompt_record import PromptRecord
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
+from service.conversations.wording import UNSTORED, ConversationWords, wording_of
 from workers.outcome import FailureReason
+from workers.requests.prompts.bios import BiosPolicy
 from workers.requests.request import Request
-from workers.tools.call_journal import CallJournal
+from workers.spec import WorkerSpec
+
+# An older version labelled each answer that was not valid as if it were the last one.
+REJECTED: Final = frozenset({FailureReason.INVALID_ANSWER, FailureReason.VALIDATION_EXHAUSTED})
 
 
 class JobPrompts:
@@ -23,6 +31,8 @@ class JobPrompts:
         self.conversations = {conversation.id: conversation for conversation in job.conversations}
         self._discussions: dict[str, Discussion] = {}
         self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
+        self._words: dict[str, ConversationWords] = {}  # of conversations that have begun
+        self._began_unstored: set[str] = set()  # before their words were stored with them
         self._pins: dict[tuple[str, str], int] = {}  # of conversations that want one version: the first, by model
 
     def extend(self, conversations: Iterable[Conversation]) -> None:
@@ -38,6 +48,7 @@ class JobPrompts:
     def forget(self, conversation_id: str) -> None:
         """Drop the words of a conversation that has ended."""
         self._discussions.pop(conversation_id, None)
+        self._words.pop(conversation_id, None)
         for agent_id in self.agents:
             self._known_tokens.pop((conversation_id, agent_id), None)
         for place in [place for place in self._pins if place[0] == conversation_id]:
@@ -77,66 +88,103 @@ class JobPrompts:
         """
         ends: dict[str, list[datetime]] = {}
         for turn in turns:
-            conversation_id, agent_id, number = turn.key[1:]
-            self.pin_weights(turn.key, turn.weight_version)
-            discussion = self.discussion(conversation_id)
-            earlier = ends.setdefault(conversation_id, [])
-            made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _prompted_at(turn.attempts)
-            made_at = made_at or turn.started_at
-            if self.job.mode is Mode.FREE and made_at is not None:
-                discussion.make_prompt(agent_id, number, bisect_right(earlier, made_at))
-            discussion.add(agent_id, number, turn.text)
-            if turn.finished_at is not None:
-                earlier.append(turn.finished_at)
-            if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
-                discussion.make_prompt(agent_id, number + 1, len(earlier))
+            self._hear_turn(turn, ends.setdefault(turn.key.conversation_id, []))
         for left in unfinished:
             made_at = _prompted_at(left.attempts)
             if self.job.mode is Mode.FREE and self.job.prompt_at is PromptAt.START and left.rejected and made_at:
-                heard = bisect_right(ends.get(left.key.conversation_id, []), made_at)
+                heard = _heard(left.attempts, ends.get(left.key.conversation_id, []), made_at)
                 self.discussion(left.key.conversation_id).make_prompt(left.key.agent_id, left.key.round, heard)
         if self.job.prompt_at is PromptAt.QUEUE:  # an agent that has not spoken was queued at the very start
             for conversation_id in ends:
                 for agent in self.job.agents:
                     self.discussion(conversation_id).make_prompt_once(agent.id, 0, 0)
 
+    def _hear_turn(self, turn: Turn, earlier: list[datetime]) -> None:
+        """Take one turn; ``earlier`` are the ends of those before it in its conversation."""
+        conversation_id, agent_id, number = turn.key[1:]
+        self.pin_weights(turn.key, turn.weight_version)
+        discussion = self.discussion(conversation_id)
+        made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _prompted_at(turn.attempts)
+        made_at = made_at or turn.started_at
+        if self.job.mode is Mode.FREE and made_at is not None:
+            discussion.make_prompt(agent_id, number, _heard(turn.attempts, earlier, made_at))
+        discussion.add(agent_id, number, turn.text)
+        if turn.finished_at is not None:
+            earlier.append(turn.finished_at)
+        if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
+            discussion.make_prompt(agent_id, number + 1, len(earlier))
+
     def has_tools(self, agent_id: str) -> bool:
         """Whether an agent may call any."""
         return bool(self.agents[agent_id].tools)
+
+    # Words
+
+    def choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords | None:
+        """Choose the words for the model of a turn, if its conversation has none; return what is new."""
+        place, model = key.conversation_id, self.agents[key.agent_id].model
+        words = self._words.get(place)
+        if words is not None and model in words.models:
+            return None
+        has_old_words = words is not None and any(each.repeats_all for each in words.models.values())
+        base = UNSTORED if has_old_words or place in self._began_unstored else None
+        models = {**(words.models if words else {}), model: wording_of(policy, base)}
+        began_at = words.began_at if words else now
+        new = self._words[place] = ConversationWords(began_at=began_at, models=models)
+        return new
+
+    def resume_words(self, words: Mapping[str, ConversationWords | None]) -> None:
+        """Take the words of conversations that have begun."""
+        for conversation_id in self.conversations.keys() & words.keys():
+            known = words[conversation_id]
+            if known is None:
+                self._began_unstored.add(conversation_id)
+            else:
+                self._words[conversation_id] = known
 
     def request(
         self,
         key: TurnKey,
         rejected: Sequence[Rejected],
-        addition: str | None = None,
-        journal: CallJournal | None = None,
+        asked_at: datetime,
+        spec: WorkerSpec,
         *,
-        is_watched: bool = True,
-    ) -> Request:
-        """Return what a worker is asked for a turn that starts now; ``addition`` is said to its agent at the end."""
+        is_told: bool = False,
+        addition: str | None = None,
+    ) -> tuple[Request, PromptRecord]:
+        """Return what a worker is asked in an attempt that begins, and what is kept of its prompt.
+
+        ``is_told``: what the answer has to be is said in words; ``addition`` is said at the end.
+        """
         agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
         if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
             discussion.make_prompt(key.agent_id, key.round)
-        heard = discussion.heard_by(agent, key.round)
-        return Request(
-            job_name=f"{self.job.name}/{key.conversation_id}/{key.agent_id}/{key.round}",
-            system=agent.system,
-            conversation=render_told(
-                render_conversation(conversation, agent, key.round, heard) + render_rejections(rejected), addition
-            ),
-            params=agent.params,
-            tools=agent.tools,
-            exit_tools=agent.exit_tools,
-            markup=agent.markup,
-            journal=journal,
-            is_watched=is_watched,
-            adapter=agent.adapter,
+        defaults = spec.defaults_beside(agent.params)
+        record = PromptRecord(
+            heard=discussion.heard_turns(key.agent_id, key.round),
+            rejected=len(rejected),
+            is_told=is_told,
+            addition=addition,
+            iterations=spec.tool_limits.iterations if agent.tools else 0,
+            has_fallback=spec.tool_limits.fallback,
+            defaults=dict(defaults),
+            changes=changes_of_retry({**defaults, **agent.params}, len(rejected)),
         )
+        words = self._words[key.conversation_id]
+        heard = discussion.heard_by(agent, key.round)
+        place = (conversation, agent, key.round)
+        return agent_request(self.job, place, words, heard, rejected, record, asked_at), record
 
 
 def _prompted_at(attempts: Sequence[Attempt]) -> datetime | None:
     """Return when the newest prompt was made: a rejected answer is asked again with its own, however often."""
-    rejected = (each for each in attempts if each.reason == FailureReason.VALIDATION_EXHAUSTED)
+    rejected = (each for each in attempts if each.reason in REJECTED)
     made = next(rejected, attempts[-1] if attempts else None)
     return made.started_at if made is not None else None
+
+
+def _heard(attempts: Sequence[Attempt], ends: Sequence[datetime], made_at: datetime) -> int:
+    """Return how many turns were visible when a prompt was made; what an older version kept is told by the times."""
+    kept = attempts[-1].prompt if attempts else None
+    return kept.heard if kept is not None and kept.heard is not None else bisect_right(ends, made_at)

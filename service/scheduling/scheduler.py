@@ -15,9 +15,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from service.conversations.job import GroupBy, Job, JobId, PromptAt, TurnKey
+from service.conversations.job import GroupBy, JobId, PromptAt, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
-from service.conversations.transcript import Turn, UnfinishedTurn
+from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.conversation_endings import ConversationEndings
@@ -39,6 +39,7 @@ from service.store.records import Record
 from workers.fleet import Fleet
 from workers.notifier import Notifier
 from workers.outcome import Completed
+from workers.requests.prompts.bios import BiosPolicy
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
@@ -90,16 +91,9 @@ class Scheduler:
 
     # Jobs
 
-    def admit(
-        self,
-        job: Job,
-        ended: Sequence[Turn] = (),
-        unfinished: Sequence[UnfinishedTurn] = (),
-        *,
-        is_cancelled: bool = False,
-    ) -> None:
-        """Take conversations of a job that are stored and ours; the rest is what was recorded of them before."""
-        self.admission.take(Piece(job=job, ended=ended, unfinished=unfinished, is_cancelled=is_cancelled))
+    def admit(self, piece: Piece) -> None:
+        """Take conversations of a job that are stored and ours."""
+        self.admission.take(piece)
 
     def _admit(self, piece: Piece) -> None:
         job = piece.job
@@ -108,6 +102,7 @@ class Scheduler:
             live = self._jobs[job.id] = JobPrompts(job)
         else:
             live.extend(job.conversations)
+        live.resume_words(piece.words)
         self.counters.conversations += len(job.conversations)
         known = {turn.key: (turn.state, turn.reason) for turn in piece.ended}
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
@@ -158,6 +153,10 @@ class Scheduler:
     def turns_in_flight(self, job_id: JobId, conversation_id: str) -> list[Turn]:
         """Return the turns of a conversation that are or were on slots, with what they have said so far."""
         return self._turns.of_conversation(job_id, conversation_id)
+
+    def running_attempt(self, key: TurnKey) -> Attempt | None:
+        """Return the attempt of a turn that is on a slot, None where it is on none."""
+        return self._turns.running_attempt(key)
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
@@ -254,7 +253,7 @@ class Scheduler:
     def _move(self, action: events.Move, now: datetime) -> list[Record]:
         facts = self._endings.move(action, now)
         if isinstance(action, events.ConversationEnded) and len(action.unspoken) > FACTS_A_WRITE:
-            self._start_soon(self._write_slowly, facts)
+            self._start_soon(self._write_slowly, iter(facts))
             return []
         return list(facts)
 
@@ -293,7 +292,14 @@ class Scheduler:
         attempt = RunningAttempt(worker.spec.id, worker.incarnation)
         run = self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id], attempt)
         self._start_soon(self._runner.run_turn, run, worker, lease)
-        return [records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)]
+        moved = records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)
+        return [*self._choose_words(action.key, worker.spec.bios, now), moved]
+
+    def _choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> list[Record]:
+        words = self._jobs[key.job_id].choose_words(key, policy, now.astimezone())
+        if words is None:
+            return []
+        return [records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)]
 
     def look_elsewhere(self) -> None:
         """Note that other nodes have come or gone."""

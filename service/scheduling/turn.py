@@ -11,8 +11,10 @@ from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.scheduling.answer_validity import judge
 from service.scheduling.attempt import RunningAttempt
+from transport.request import Constraint
 from workers.outcome import FailureReason, Outcome
 from workers.policy.liveness import Verdict
+from workers.requests.request import Demand
 
 QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 
@@ -78,6 +80,24 @@ class TurnRun:
         """What the answer says to others."""
         return self.attempt.said(has_markup=self._agent.markup).words
 
+    @property
+    def constraint(self) -> Constraint | None:
+        """What an engine should hold the model to; None where the author does that, or wants it off."""
+        validation = self._agent.validation
+        if validation is None or not validation.is_constrained or self._agent.is_constrained:
+            return None
+        return validation.constraint(may_think=self._agent.markup)
+
+    def demand(self, constraint: Constraint | None) -> Demand | None:
+        """Return what the answer is held to: ``constraint``, or what its author's own parameters say."""
+        if constraint is None and not self._agent.is_constrained:
+            return None
+        is_met = self._is_valid if self._agent.validation is not None else None
+        return Demand(constraint=constraint, is_met=is_met, at_once=bool(self.rejected))
+
+    async def _is_valid(self, text: str) -> bool:
+        return self._agent.validation is None or await judge(self._agent.validation, text) is None
+
     async def judge_answer(self) -> None:
         """Find out whether a complete answer is valid; its slot may be another turn's meanwhile."""
         if self._agent.validation is not None:
@@ -88,7 +108,7 @@ class TurnRun:
         fault, self._fault = self._fault, None
         if fault is not None:
             self.rejected.append((self.attempt.answer.text, fault))
-            self.refuse_answer(FailureReason.VALIDATION_EXHAUSTED, fault)
+            self.refuse_answer(FailureReason.INVALID_ANSWER, fault)
         return fault
 
     def refuse_answer(self, reason: FailureReason, detail: str) -> None:
@@ -109,6 +129,7 @@ class TurnRun:
         """Return the turn as it stands in a transcript, in ``state``."""
         turn = Turn(
             key=self.key,
+            role=self._agent.role,
             state=state,
             reason=reason,
             detail=detail,

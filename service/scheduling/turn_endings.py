@@ -145,14 +145,14 @@ class TurnEndings:
 
     def _reject(self, run: TurnRun, agent: Agent, fault: str) -> End:
         """Ask again for an answer that is not valid, unless that was done often enough."""
-        reason = FailureReason.VALIDATION_EXHAUSTED
         if agent.validation is not None and len(run.rejected) <= agent.validation.retries:
-            return replace(self._requeue(run, reason, fault), event=events.TurnRejected(key=run.key))
-        return self._fail(run, reason, f"the last of {len(run.rejected)} answers: {fault}")
+            again = self._requeue(run, FailureReason.INVALID_ANSWER, fault)
+            return replace(again, event=events.TurnRejected(key=run.key))
+        return self._fail(run, FailureReason.VALIDATION_EXHAUSTED, f"the last of {len(run.rejected)} answers: {fault}")
 
     def _requeue(self, run: TurnRun, reason: str, detail: str, trial: Trial | None = None) -> End:
         """Run a turn again, here or in the next life of the service, with what it has behind it."""
-        if reason != FailureReason.VALIDATION_EXHAUSTED:
+        if reason != FailureReason.INVALID_ANSWER:
             logger.warning("turn %s: %s: %s; it runs again", run.key, reason, detail)
         requeued = records.TurnRequeued(
             key=run.key,

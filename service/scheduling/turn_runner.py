@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import anyio
@@ -14,7 +15,7 @@ from service.scheduling.prompts import JobPrompts
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.scheduling.turn import TurnRun
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
-from workers.requests.request import Request
+from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
@@ -71,16 +72,37 @@ class TurnRunner:
         fault = self._jobs[run.key.job_id].check_weights(run.key, version)
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
-        request = await self._request(run)
-        run.attempt.request = worker.prepare(request, run.attempt.answer)
-        return await worker.perform(request, run.attempt.answer, run.attempt.request)
+        constraint = run.constraint
+        if constraint is None or not CONSTRAINTS.isdisjoint(worker.spec.params):
+            return await self._perform(run, worker, run.demand(None), is_told=False)
+        plan = worker.constraints.plan(constraint)
+        demand = run.demand(constraint) if plan.is_sent else None
+        outcome = await self._perform(run, worker, demand, is_told=plan.is_told)
+        if plan.is_sent and isinstance(outcome, Completed) and run.attempt.answer.constrained_by is not None:
+            worker.constraints.note_answer(constraint, run.attempt.answer.text)
+        if plan.is_sent and _is_refused(outcome):
+            without = await self._perform(run, worker, None, is_told=True)
+            if isinstance(without, Completed):
+                logger.warning("turn %s: its constraint is told in words: %s", run.key, outcome)
+                worker.constraints.note_refused(constraint)
+            return without
+        return outcome
 
-    async def _request(self, run: TurnRun) -> Request:
-        """Return what is asked of a worker; with tools, after a look at the calls of earlier attempts."""
-        key, prompts = run.key, self._jobs[run.key.job_id]
-        is_watched = self._outlet.is_followed(key.job_id)
-        if not prompts.has_tools(key.agent_id):
-            return prompts.request(key, run.rejected, is_watched=is_watched)
-        earlier = await self._outlet.calls_of(key)
-        journal = TurnCalls(key, earlier, self._outlet.append)
-        return prompts.request(key, run.rejected, describe_calls(earlier), journal, is_watched=is_watched)
+    async def _perform(
+        self, run: TurnRun, worker: SupervisedWorker, demand: Demand | None, *, is_told: bool
+    ) -> Outcome:
+        attempt, key, prompts = run.attempt, run.key, self._jobs[run.key.job_id]
+        journal = addition = None
+        if prompts.has_tools(key.agent_id):  # which earlier attempts may have called
+            earlier = await self._outlet.calls_of(key)
+            journal, addition = TurnCalls(key, earlier, self._outlet.append), describe_calls(earlier)
+        request, attempt.prompt = prompts.request(
+            key, run.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
+        )
+        asked = replace(request, journal=journal, demand=demand, is_watched=self._outlet.is_followed(key.job_id))
+        attempt.request = worker.prepare(asked, attempt.answer)
+        return await worker.perform(asked, attempt.answer, attempt.request)
+
+
+def _is_refused(outcome: Outcome) -> bool:
+    return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED

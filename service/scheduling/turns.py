@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState
-from service.conversations.transcript import Turn, UnfinishedTurn
+from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.turn import Progress, TurnRun
 
@@ -50,6 +50,10 @@ class Turns:
             if is_of_it(key) and key not in self._in_flight and run.attempts
         ]
         return [*ended, *runs, *waiting]
+
+    def running_attempt(self, key: TurnKey) -> Attempt | None:
+        """Return the attempt of a turn that is on a slot, as far as it is; None where it is on none."""
+        return self._runs[key].attempt.so_far() if key in self._in_flight else None
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
@@ -119,7 +123,7 @@ class Turns:
         turn = self._unstored[key] = self._runs.pop(key).snapshot(state, reason, detail)
         return turn
 
-    def end_waiting(self, key: TurnKey, state: TurnState, reason: str, detail: str | None = None) -> Turn:
+    def end_waiting(self, key: TurnKey, agent: Agent, state: TurnState, reason: str, detail: str | None = None) -> Turn:
         """End a turn that is on no slot, with what it has behind it."""
         queued_at, now = self._ready_at.pop(key, None), datetime.now(UTC)
         run, so_far = self._runs.pop(key, None), self._resumed.pop(key, None)
@@ -127,7 +131,14 @@ class Turns:
             return run.snapshot(state, reason, detail)
         attempts = so_far.attempts if so_far else ()
         return Turn(
-            key=key, state=state, reason=reason, detail=detail, attempts=attempts, queued_at=queued_at, finished_at=now
+            key=key,
+            role=agent.role,
+            state=state,
+            reason=reason,
+            detail=detail,
+            attempts=attempts,
+            queued_at=queued_at,
+            finished_at=now,
         )
 
     def keep_unstored(self, turn: Turn) -> None:

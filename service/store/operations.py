@@ -1,5 +1,6 @@
 """The store's write operations: each takes the writer's connection inside its transaction."""
 
+import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import assert_never
@@ -9,11 +10,13 @@ import msgspec
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, job_state_after
 from service.conversations.transcript import rfc3339
+from service.conversations.wording import encode_clock, encode_models
 from service.errors import NotEnded
 from service.store import deliveries, queries
 from service.store.databases.database import Connection, Membership
 from service.store.records import (
     ConversationMoved,
+    ConversationWorded,
     NewJob,
     Record,
     StoredJob,
@@ -122,7 +125,7 @@ def delete(connection: Connection, job_id: JobId) -> None:
 def place_of(record: Record) -> tuple[JobId, str]:
     """Return the conversation that a fact is about."""
     match record:
-        case ConversationMoved():
+        case ConversationMoved() | ConversationWorded():
             return record.job_id, record.conversation_id
         case TurnMoved() | TurnRequeued() | ToolCallStarted() | ToolCallEnded():
             return record.key[:2]
@@ -133,10 +136,13 @@ def place_of(record: Record) -> tuple[JobId, str]:
 
 
 def apply(
-    connection: Connection, record: TurnMoved | TurnRequeued | TurnEnded | ToolCallStarted | ToolCallEnded
+    connection: Connection,
+    record: ConversationWorded | TurnMoved | TurnRequeued | TurnEnded | ToolCallStarted | ToolCallEnded,
 ) -> None:
-    """Write a fact about a turn."""
+    """Write a fact that ends no conversation."""
     match record:
+        case ConversationWorded():
+            _keep_words(connection, record)
         case TurnMoved():
             _tell_turn(connection, record.key, record.at, state=record.state.value, worker=record.worker)
         case TurnRequeued():
@@ -185,6 +191,18 @@ def move_conversation(connection: Connection, record: ConversationMoved, fence: 
     tell(connection, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
     if is_over:
         _count_conversation(connection, record.job_id, record.at)
+
+
+def _keep_words(connection: Connection, record: ConversationWorded) -> None:
+    text = encode_models(record.words.models)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    connection.execute(
+        "INSERT INTO wordings (digest, words) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING", (digest, text)
+    )
+    connection.execute(
+        "UPDATE conversations SET began_at = ?, wording = ? WHERE job_id = ? AND id = ?",
+        (encode_clock(record.words.began_at), digest, record.job_id, record.conversation_id),
+    )
 
 
 def _start_job(connection: Connection, job_id: JobId, at: datetime) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn, rfc3339
+from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
 from service.store.databases.database import Connection
 from service.store.records import StoredConversation, StoredEvent, StoredJob, StoredToolCall, Tally
@@ -131,6 +132,27 @@ def conversation_states(job_id: JobId) -> Query[dict[str, ConversationState]]:
         return {row[0]: ConversationState(row[1]) for row in rows}
 
     return query
+
+
+def words(job_id: JobId, conversations: Collection[str]) -> Query[dict[str, ConversationWords | None]]:
+    """Return the words of the conversations that have begun; None of one that had begun before they were stored."""
+
+    def query(connection: Connection) -> dict[str, ConversationWords | None]:
+        rows = connection.execute(
+            "SELECT id, began_at, words FROM conversations LEFT JOIN wordings ON digest = wording"
+            " WHERE job_id = ? AND state != 'queued'",
+            (job_id,),
+        )
+        wanted = frozenset(conversations)
+        return {name: _words(began_at, text) for name, began_at, text in rows if name in wanted}
+
+    return query
+
+
+def _words(began_at: str | None, text: str | None) -> ConversationWords | None:
+    if began_at is None or text is None:
+        return None
+    return ConversationWords(began_at=decode_clock(began_at), models=decode_models(text))
 
 
 def turns(job_id: JobId, conversations: Collection[str]) -> Query[list[Turn]]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
+from service.conversations.wording import ConversationWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,18 @@ class ConversationMoved:
     state: ConversationState
     reason: str | None
     at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationWorded:
+    """A conversation speaks to a model for the first time: from now on with these words.
+
+    ``words`` are those of all models that it has spoken to.
+    """
+
+    job_id: JobId
+    conversation_id: str
+    words: ConversationWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +89,7 @@ class ToolCallEnded:
     at: datetime
 
 
-Record = ConversationMoved | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
+Record = ConversationMoved | ConversationWorded | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,9 +85,10 @@ def test_an_answer_that_is_not_valid_is_asked_for_again(tmp_path: Path, free_por
         ("failed", "yes and no"),
         ("completed", "Yes."),
     ]
-    assert turn["attempts"][0]["reason"] == "validation_exhausted"
+    assert turn["attempts"][0]["reason"] == "invalid_answer"
     assert "exactly one of: yes, no" in turn["attempts"][0]["detail"]
-    assert [message["role"] for message in asked[2]["messages"][-4:]] == ["assistant", "user"] * 2
+    assert [message["role"] for message in asked[2]["messages"]] == ["system", "user", "assistant", "user"]
+    assert asked[2]["messages"][2]["content"] == "yes and no"
     assert asked[2]["messages"][:2] == asked[0]["messages"][:2]
 
 
@@ -127,5 +128,5 @@ def test_thoughts_are_nobodys_business(tmp_path: Path, free_ports: Callable[[int
     assert told == [("ALOUD", "SECRET"), ("", "nothing to add"), ("AGAIN", ""), ("END", "")]
     assert transcript["turns"][0]["attempts"][0]["text"].startswith("<thinking>")
     assert all("SECRET" not in words(each) and "aside" not in words(each) for each in asked)
-    assert "a said:\nALOUD" in words(asked[1])
+    assert "a: ALOUD" in words(asked[1])
     assert "b said" not in words(asked[2])

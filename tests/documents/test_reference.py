@@ -19,7 +19,6 @@ from service.cli.exits import Exit
 from service.config.schema import Config, HttpToolsConfig, McpServerConfig, ModelConfig
 from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
 from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Attempt
 from service.errors import ServiceError
 from service.node.metrics import Metrics
 from service.node.status import Head, Pools
@@ -202,7 +201,8 @@ ANSWERS_BY_HEADING: dict[tuple[str, str], type] = {
     ("http.md", "A group"): GroupOut,
     ("http.md", "An update"): UpdateOut,
     ("jobs.md", "A turn"): schemas.TurnOut,
-    ("jobs.md", "An attempt"): Attempt,
+    ("jobs.md", "An attempt"): schemas.AttemptOut,
+    ("http.md", "A prompt"): schemas.PromptOut,
     ("jobs.md", "A tool call"): ToolRecord,
     ("errors.md", "Problem documents"): schemas.Problem,
 }

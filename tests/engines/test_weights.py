@@ -15,14 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from service.conversations.job import JobId, TurnKey
-from service.conversations.limits import Limits
-from service.conversations.spec import JobRules, parse_job
-from service.scheduling.prompts import JobPrompts
 from tests.engines.checkpoint import write_checkpoint
 from tests.harness.service import Document, Service, serving
 from tests.harness.waiting import is_alive, wait_for
-from workers.requests.prompts.stack import stack_messages
 
 ROOT = Path(__file__).parent.parent.parent
 START_S = 150.0
@@ -152,13 +147,8 @@ def post(service: Service, prompts: list[str], tokens: int, **conversation: obje
 
 
 def messages_of(prompts: list[str]) -> list[list[Document]]:
-    """Return what an engine is sent for each of these conversations."""
-    rules = JobRules(models=["policy"], limits=Limits(), webhook_hosts=[], webhook_secrets=[])
-    job = parse_job(document_of(prompts, HEAD), JobId("job"), rules)
-    keys = [TurnKey(job_id=job.id, conversation_id=talk.id, agent_id="a", round=0) for talk in job.conversations]
-    asked = (JobPrompts(job).request(key, ()) for key in keys)
-    stacks = (stack_messages("", each.system, each.conversation) for each in asked)
-    return [[{"role": message.role, "content": message.content} for message in stack] for stack in stacks]
+    """Return what an engine is sent for each of these conversations: of one agent in one round the prompt alone."""
+    return [[{"role": "user", "content": prompt}] for prompt in prompts]
 
 
 def wait_full(service: Service) -> None:

@@ -174,7 +174,7 @@ async def test_parameters_pass_through_but_for_ours(scripted_spec: SpecFactory, 
     system, user = sent["messages"]
     assert (system["role"], user) == ("system", {"role": "user", "content": "Go."})
     assert system["content"].endswith("\n\nYou are a test.")
-    assert "one of several agents" in system["content"].split("You are a test.")[0]
+    assert system["content"].startswith("Several agents take part; ")
 
 
 # Engines that start badly

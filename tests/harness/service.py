@@ -156,7 +156,8 @@ def debate(*, conversations: int = 1, rounds: int = 1, model: str = "m", **field
         {"id": "m", "model": model, "system": "You are MARK-m.", "speak_after_within_round": ["a", "b"]},
     ]
     talks = [{"id": f"q{number}", "prompt": f"TOPIC-{number}."} for number in range(conversations)]
-    return {"name": "debate", "rounds": rounds, "agents": agents, "conversations": talks, **fields}
+    words = {"prompts": {"cue": "(Round $round of $rounds)"}}  # so that what was asked can be told apart
+    return {"name": "debate", "rounds": rounds, "agents": agents, "conversations": talks, **words, **fields}
 
 
 def check_debate(transcript: Document, rounds: int) -> None:
@@ -180,5 +181,5 @@ def asked_for(request: Document) -> tuple[str, int, str]:
     """Return which turn of a :func:`debate` a recorded request was: conversation, round (from 0) and agent."""
     told = "\n".join(message["content"] for message in request["messages"])
     topic, agent = re.findall(r"TOPIC-(\d+)\.", told), re.findall(r"MARK-(\w)\.", told)
-    number = re.findall(r"in round (\d+) of", told)
+    number = re.findall(r"\(Round (\d+) of", told)
     return f"q{topic[0]}", int(number[-1]) - 1, agent[0]

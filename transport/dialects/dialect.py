@@ -7,10 +7,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from transport.counters import EngineCounters
-from transport.dialects.openai import MODELS_PATH, body_of
-from transport.request import ChatRequest
+from transport.dialects.openai import MODELS_PATH, body_of, respond_in_format
+from transport.request import ChatRequest, Constraint
 
 T_co = TypeVar("T_co", covariant=True)
+Params = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Dialect:
     """One engine's way to be asked; None is what it does not tell.
 
     An engine is ready when all ``ready_paths`` answer 200; ``canary_params`` make it write one token and keep nothing.
+    ``constrain`` gives the parameters that hold a model to a constraint, None where there are none that say it;
+    ``always_constrains`` says that such an engine keeps it or refuses it, and never passes over it.
     """
 
     name: str
@@ -41,8 +44,10 @@ class Dialect:
     encode: Callable[[ChatRequest], bytes] = encode_plainly
     counters: EngineQuery[EngineCounters] | None = None
     capacity: EngineQuery[int | None] | None = None
-    canary_params: Mapping[str, object] = field(default_factory=lambda: {"max_tokens": 1})
+    canary_params: Params = field(default_factory=lambda: {"max_tokens": 1})
     tells_timings: bool = False  # how long it read, with each answer
+    constrain: Callable[[Constraint], Params | None] = respond_in_format
+    always_constrains: bool = True
 
 
-PLAIN = Dialect(name="openai")
+PLAIN = Dialect(name="openai", always_constrains=False)

@@ -3,6 +3,7 @@
 Source: llama.cpp, ``tools/server`` (README and ``server-task.cpp``), builds of 2026.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -10,9 +11,10 @@ from msgspec import Struct
 
 from transport.counters import EngineCounters, SlotWork
 from transport.dialects.dialect import Dialect, EngineQuery
-from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
+from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
+from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of, respond_in_format
 from transport.errors import MalformedFrame
-from transport.request import ChatRequest
+from transport.request import ChatRequest, Constraint
 
 SLOTS_PATH: Final = "/slots"
 PROPS_PATH: Final = "/props"
@@ -48,6 +50,16 @@ def encode(request: ChatRequest) -> bytes:
     body = body_of(request)
     body["return_progress"] = True  # the heartbeat of a long prefill
     return msgspec.json.encode(body)
+
+
+def constrain(constraint: Constraint) -> Mapping[str, object] | None:
+    """Return the grammar or the schema that a constraint is to this server."""
+    if constraint.json_schema is not None:
+        return respond_in_format(constraint)
+    if constraint.pattern is None:
+        return {"grammar": grammar_of_choices(constraint.choices, may_think=constraint.may_think)}
+    grammar = grammar_of_pattern(constraint.pattern, may_think=constraint.may_think)
+    return None if grammar is None else {"grammar": grammar}
 
 
 def decode_capacity(props: bytes) -> int | None:
@@ -93,4 +105,5 @@ LLAMA_SERVER: Final = Dialect(
     capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
     tells_timings=True,
+    constrain=constrain,
 )

@@ -22,7 +22,7 @@ from transport.events import (
     ToolCallDelta,
     Usage,
 )
-from transport.request import ChatRequest, Message
+from transport.request import ChatRequest, Constraint, Message
 
 CHAT_PATH: Final = "/v1/chat/completions"
 MODELS_PATH: Final = "/v1/models"
@@ -113,13 +113,26 @@ def body_of(request: ChatRequest) -> dict[str, object]:
     """Return the body as every engine takes it: the caller's parameters, then what is ours whatever the caller said."""
     body: dict[str, object] = dict(request.params)
     body["model"] = request.model
-    body["messages"] = [_message(message) for message in request.messages]
+    body["messages"] = [message_document(message) for message in request.messages]
     body.pop("tools", None)  # ours, also when there are none
     if request.tools:
         body["tools"] = request.tools
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
     return body
+
+
+def respond_in_format(constraint: Constraint) -> Mapping[str, object] | None:
+    """Return OpenAI's ``response_format``; None where it cannot say the constraint.
+
+    It can only speak of JSON: a choice comes as a string in quotes.
+    """
+    schema = constraint.json_schema
+    if constraint.choices:
+        schema = {"type": "string", "enum": list(constraint.choices)}
+    if schema is None or constraint.may_think:
+        return None
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
 def decode(frame: bytes) -> list[Event]:
@@ -162,7 +175,8 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     return _rejection(error, status, retry_after_s)
 
 
-def _message(message: Message) -> dict[str, object]:
+def message_document(message: Message) -> dict[str, object]:
+    """Return a message as it goes to an engine."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.calls:
         fields["tool_calls"] = [

@@ -4,7 +4,8 @@ Source: vLLM 0.32 and 0.33, ``v1/metrics/loggers.py``, ``entrypoints/openai``. O
 tokens, so tokens are counted by the usage that comes with every chunk.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -14,9 +15,10 @@ from prometheus_client.samples import Sample
 
 from transport.counters import EngineCounters, SlotWork
 from transport.dialects.dialect import Dialect, EngineQuery
+from transport.dialects.grammar import without_anchors
 from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
 from transport.errors import MalformedFrame
-from transport.request import ChatRequest
+from transport.request import ChatRequest, Constraint
 
 HEALTH_PATH: Final = "/health"
 METRICS_PATH: Final = "/metrics"
@@ -25,6 +27,7 @@ PROMPT: Final = "vllm:prompt_tokens_total"
 OUTPUT: Final = "vllm:generation_tokens_total"
 RUNNING: Final = "vllm:num_requests_running"
 CACHE: Final = "vllm:cache_config_info"
+THOUGHT: Final = r"(<think>[^<]*</think>\s*)?"
 UNWATCHED_INTERVAL: Final = 16  # tokens a chunk; a sixteenth of the frames to make, send and read
 
 
@@ -49,6 +52,18 @@ def encode(request: ChatRequest) -> bytes:
         salt = body.get("cache_salt")
         body["cache_salt"] = f"{salt}.{request.cache_scope}" if isinstance(salt, str) else request.cache_scope
     return msgspec.json.encode(body)
+
+
+def constrain(constraint: Constraint) -> Mapping[str, object] | None:
+    """Return vLLM's ``structured_outputs``; behind a reasoning parser it holds for what follows the thought."""
+    if constraint.json_schema is not None:
+        return None if constraint.may_think else {"structured_outputs": {"json": constraint.json_schema}}
+    if constraint.pattern is None and not constraint.may_think:
+        return {"structured_outputs": {"choice": list(constraint.choices)}}
+    pattern = constraint.pattern
+    answer = "|".join(map(re.escape, constraint.choices)) if pattern is None else without_anchors(pattern)
+    thought = THOUGHT if constraint.may_think else ""
+    return {"structured_outputs": {"regex": f"{thought}({answer})"}}
 
 
 def decode_counters(metrics: bytes) -> EngineCounters:
@@ -123,4 +138,5 @@ VLLM: Final = Dialect(
     encode=encode,
     counters=EngineQuery(paths=(METRICS_PATH,), decode=decode_counters),
     capacity=EngineQuery(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
+    constrain=constrain,
 )

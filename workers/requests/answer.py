@@ -8,6 +8,7 @@ from anyio import CancelScope
 from transport.events import Usage
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.generation import Generation
+from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
 
 
@@ -37,6 +38,8 @@ class Answer:
         self.tool_calls: list[ToolRecord] = []
         self.signals: list[Signal] = []
         self.iterations_used = 0
+        self.exchanges: list[ToolExchange] = []  # of messages with calls, as they stand in the prompt that followed
+        self.constrained_by: str | None = None  # the parameter that held the newest generation to what was asked for
         self.first_version: int | None = None  # of the weights that its first token was made with
         self.last_version: int | None = None  # and its last
         self.deadline: CancelScope | None = None  # in which it is asked for

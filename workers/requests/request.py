@@ -1,14 +1,42 @@
 """What a caller asks of a worker, and the tools that come with it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Final, NewType
 
-from transport.request import Message
+from transport.request import Constraint, Message
+from workers.requests.prompts.bios import BiosFrame
 from workers.tools.call_journal import CallJournal
 from workers.tools.definition import ToolDefinition
 
 RequestId = NewType("RequestId", int)
+# Parameters of engines that hold an answer to a form; an author's own stand in place of what Roundhouse would send.
+CONSTRAINTS: Final = frozenset(
+    {
+        "grammar",
+        "json_schema",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a constraint holds an answer to, where the engine takes it.
+
+    ``constraint`` None stands for the caller's own parameters that constrain. ``is_met`` tells whether an answer is
+    what was asked for, so that one which was given beside tools, without the constraint, need not be asked for again.
+    With ``at_once`` no call of a tool is expected any more.
+    """
+
+    constraint: Constraint | None = None
+    is_met: Callable[[str], Awaitable[bool]] | None = None
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +46,8 @@ class Request:
     ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
     for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
     ``journal`` remembers calls of tools over a crash; without one none is remembered. Without ``is_watched`` the answer
-    is not looked at before it is complete. ``adapter`` is one of the worker's by its name.
+    is not looked at before it is complete. ``adapter`` is one of the worker's by its name. Without a ``frame`` the BIOS
+    is that of the specification's "Worker interface": the time of the request, and what is left of the tool budget.
     """
 
     job_name: str
@@ -31,6 +60,8 @@ class Request:
     journal: CallJournal | None = None
     is_watched: bool = True
     adapter: str | None = None
+    frame: BiosFrame | None = None
+    demand: Demand | None = None
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

@@ -4,27 +4,26 @@ The only place where the wire's errors become outcomes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import anyio
 
 from transport.client import EngineClient
 from transport.errors import ContextOverflow, EngineError, EngineOverloaded, EngineRejected
-from transport.request import ChatRequest, Message, ToolCall
+from transport.request import ChatRequest, Constraint, ToolCall
 from workers.errors import AdapterUnknown
 from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer, Phase
 from workers.requests.generation import Generation
-from workers.requests.prompts.bios import BiosFacts, BiosPolicy, bios_prompt
-from workers.requests.prompts.stack import stack_messages, tool_messages
-from workers.requests.request import Request
-from workers.tools.call_parser import Fallback, ParsedMessage, read_message
+from workers.requests.prompts.bios import BiosFrame, BiosWords
+from workers.requests.prompts.render import STUCK, ToolBudget, fallback_of, is_stuck, note_after, render_messages
+from workers.requests.prompts.stack import RECORDED, ToolExchange
+from workers.requests.request import CONSTRAINTS, Demand, Request
+from workers.tools.call_parser import ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
 from workers.tools.runner import ToolRunner
-
-RECORDED = '{"recorded": true}'  # what a signal is answered with, where the template wants every call answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,9 @@ class RequestSettings:
     """How a worker's requests are run; the same for all of them."""
 
     adapted: Callable[[str | None], tuple[str, Mapping[str, object]]]  # an adapter to the model's name, and parameters
-    bios: BiosPolicy
+    bios: BiosWords  # of requests that bring none of their own
+    context: str
+    constrain: Callable[[Constraint], Mapping[str, object] | None]
     tool_limits: ToolLimits
     runner: ToolRunner | None
     repetition: RepetitionLimits
@@ -61,51 +62,56 @@ class ToolLoop:
         self._answer = answer
         self._tools = {tool.name: tool for tool in request.tools}
         self._exit_names = {tool.name for tool in request.exit_tools}
-        self._conversation: list[Message] = list(request.conversation)
-        self._now = manner.now()  # one time for the whole request: its iterations share the engine's prefix cache
+        self._documented = (*request.tools, *request.exit_tools)
+        self._budget = ToolBudget(iterations=manner.tool_limits.iterations, has_fallback=manner.tool_limits.fallback)
+        # One time for the whole request: its iterations share the engine's prefix cache.
+        self._frame = request.frame or BiosFrame(words=manner.bios, context=manner.context, now=manner.now())
 
     def __repr__(self) -> str:
         return f"<ToolLoop {self._request.job_name} {self._answer!r}>"
 
     async def run(self) -> Outcome:
         """Ask, run tools, ask again, until there is an answer or a failure."""
-        limits = self._manner.tool_limits
+        demand = self._request.demand
+        is_last = not self._documented or (demand is not None and demand.at_once)
         while True:
-            left = limits.iterations - self._answer.iterations_used
-            outcome = await self._ask(left)
+            is_last = is_last or self._left <= 0
+            outcome = await self._ask(is_constrained=is_last)
             if not isinstance(outcome, Completed):
                 return outcome
             reading = self._read()
             calls = [call for call in reading.calls if call.name not in self._exit_names]
             if not calls:
-                return outcome
-            if left <= 0:
-                names = ", ".join(call.name for call in calls)
-                return RequestFailed(
-                    reason=FailureReason.TOOL_BUDGET,
-                    detail=f"the model called {names} after its {limits.iterations} tool iterations",
-                )
+                if is_last or demand is None or await _is_met(demand, reading.text):
+                    return outcome
+                is_last = True  # the answer that was asked for, with the constraint that the tools stood in the way of
+                continue
+            if self._left <= 0:
+                return self._overdrawn(calls)
             failed = await self._run_tools(reading, calls)
             if failed is not None:
                 return failed
 
-    async def _ask(self, iterations_left: int) -> Outcome:
-        facts = BiosFacts(
-            now=self._now,
-            tools=self._request.tools,
-            exit_tools=self._request.exit_tools,
-            iterations_left=max(0, iterations_left),
-            fallback=self._fallback,
-        )
-        bios = bios_prompt(facts, self._manner.bios)
+    @property
+    def _left(self) -> int:
+        return self._budget.left(self._answer.exchanges)
+
+    def _overdrawn(self, calls: Sequence[ToolCall]) -> RequestFailed:
+        names = ", ".join(call.name for call in calls)
+        used = f"its {self._manner.tool_limits.iterations} tool iterations"
+        if is_stuck(self._answer.exchanges):
+            used = f"{STUCK} iterations in which the same calls brought the same results"
+        return RequestFailed(reason=FailureReason.TOOL_BUDGET, detail=f"the model called {names} after {used}")
+
+    async def _ask(self, *, is_constrained: bool) -> Outcome:
         try:
             model, params = self._manner.adapted(self._request.adapter)
         except AdapterUnknown as error:
             return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
         chat = ChatRequest(
             model=model,
-            messages=stack_messages(bios, self._request.system, self._conversation),
-            params={**self._request.params, **params},
+            messages=render_messages(self._request, self._frame, self._budget, self._answer.exchanges),
+            params={**self._params(is_constrained=is_constrained), **params},
             tools=self._documents,
             cache_scope=self._manner.cache_scope(),
             is_watched=self._request.is_watched,
@@ -117,22 +123,34 @@ class ToolLoop:
         loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
         return outcome if loop is None else loop_failure(loop)
 
+    def _params(self, *, is_constrained: bool) -> dict[str, object]:
+        """Return the caller's parameters, with those that constrain only where nothing but an answer is expected."""
+        params = dict(self._request.params)
+        demand = self._request.demand
+        self._answer.constrained_by = None
+        if demand is None:
+            return params
+        if demand.constraint is not None:
+            own = self._manner.constrain(demand.constraint) or {}
+        else:
+            own = {name: params.pop(name) for name in CONSTRAINTS & params.keys()}
+        if is_constrained and own:
+            self._answer.constrained_by = next(iter(own))
+            params |= own
+            if self._documents:
+                params["tool_choice"] = "none"  # engines take no grammar beside tools that may be called
+        return params
+
     @property
     def _documents(self) -> tuple[Mapping[str, object], ...]:
         if not self._manner.sends_tools:
             return ()
-        return tuple(tool.document for tool in (*self._request.tools, *self._request.exit_tools))
-
-    @property
-    def _fallback(self) -> Fallback | None:
-        if self._request.markup:
-            return Fallback.MARKUP  # the agent's own protocol, whatever the operator thinks of text as calls
-        return Fallback.JSON if self._manner.tool_limits.fallback else None
+        return tuple(tool.document for tool in self._documented)
 
     def _read(self) -> ParsedMessage:
         generation = self._answer.generation
         names = {*self._tools, *self._exit_names}
-        fallback = self._fallback if names else None
+        fallback = fallback_of(self._request, self._budget) if names else None
         reading = read_message(generation.text, generation.tool_call_fragments, fallback, names)
         self._answer.take_words(reading.text)
         self._answer.signals += [signal_of(call) for call in reading.calls if call.name in self._exit_names]
@@ -153,11 +171,20 @@ class ToolLoop:
             return results
         answer.iterations_used += 1
         in_order = iter(results)  # in the order of the calls; ids are the engine's, and may repeat
-        answered = [
-            (_wellformed(call), RECORDED if call.name in self._exit_names else next(in_order)) for call in reading.calls
-        ]
-        self._conversation += tool_messages(reading, answer.generation.text, answered)
+        exchange = ToolExchange(
+            written=answer.generation.text,
+            text=reading.text,
+            calls=tuple(map(_wellformed, reading.calls)),
+            results=tuple(RECORDED if call.name in self._exit_names else next(in_order) for call in reading.calls),
+            fallback=reading.fallback,
+        )
+        answer.exchanges.append(exchange)
+        answer.exchanges[-1] = replace(exchange, note=note_after(answer.exchanges, self._frame, self._budget))
         return None
+
+
+async def _is_met(demand: Demand, text: str) -> bool:
+    return demand.is_met is not None and await demand.is_met(text)
 
 
 async def ask_once(client: EngineClient, chat: ChatRequest, generation: Generation) -> Outcome:

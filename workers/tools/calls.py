@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Final
 
 import anyio
@@ -26,16 +27,25 @@ DETAIL_CHARS: Final = 500
 logger = logging.getLogger(__name__)
 
 
+class WrongArguments(StrEnum):
+    """What becomes of a call whose arguments are malformed or do not fit the tool's schema."""
+
+    FAIL = "fail"  # it ends the request (specification, "Tool failures")
+    TELL = "tell"  # the model hears what is wrong, and may call again within its budget
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
     """How often a model may call tools in one request, how long one call may take, in seconds, and in which form.
 
-    ``fallback`` lets it write a call as text where it gives no structured one.
+    ``fallback`` lets it write a call as text where it gives no structured one. ``arguments`` says what becomes of a
+    call whose arguments do not fit.
     """
 
     iterations: int = 8
     timeout_s: float = 60.0
     fallback: bool = True
+    arguments: WrongArguments = WrongArguments.FAIL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +124,20 @@ class MessageTools:
         self, calls: Sequence[ToolCall], iteration: int, said: str, records: list[ToolRecord]
     ) -> list[str] | RequestFailed:
         """Return each call's result as JSON, in their order; ``records`` takes every call, whatever became of it."""
-        try:
-            uses = [await self._check(call) for call in calls]
-        except ToolTrouble as trouble:
-            records += [_refused(call, iteration, said, trouble) for call in calls]
-            return RequestFailed(reason=trouble.reason, detail=str(trouble))
-        results: list[str | None] = [None] * len(uses)
+        results: list[str | None] = [None] * len(calls)
         kept: dict[int, ToolRecord] = {}
         troubles: list[ToolTrouble] = []
+        uses: list[tuple[int, ToolUse]] = []
+        for place, call in enumerate(calls):
+            try:
+                uses.append((place, await self._check(call)))
+            except ToolTrouble as trouble:
+                if trouble.reason is not FailureReason.TOOL_ARGUMENTS or self._limits.arguments is WrongArguments.FAIL:
+                    records += [_refused(each, iteration, said, trouble) for each in calls]
+                    return RequestFailed(reason=trouble.reason, detail=str(trouble))
+                error = {"error": str(trouble).encode("utf-8", "replace").decode()}
+                results[place] = encode_result(error)
+                kept[place] = replace(_refused(call, iteration, said, trouble), result=error)
 
         async def run_one(place: int, use: ToolUse) -> None:
             started_at = anyio.current_time()
@@ -141,14 +157,14 @@ class MessageTools:
 
         try:
             async with anyio.create_task_group() as tasks:
-                for place, use in enumerate(uses):
+                for place, use in uses:
                     tasks.start_soon(run_one, place, use)
         finally:
             records += [kept[place] for place in sorted(kept)]
         if troubles:
             return RequestFailed(reason=troubles[0].reason, detail=str(troubles[0]))
         known = [result for result in results if result is not None]
-        if len(known) < len(uses):
+        if len(known) < len(calls):
             return RequestFailed(
                 reason=FailureReason.TOOL_EXCEPTION, detail="a tool has cancelled the task that ran it"
             )
@@ -168,7 +184,9 @@ class MessageTools:
         fault = await tool.faults_of(arguments)
         if fault is not None:
             raise ToolTrouble(FailureReason.TOOL_ARGUMENTS, f"{call.name}: {fault[:DETAIL_CHARS]}")
-        return ToolUse(call_id=call.id, name=call.name, arguments=arguments, job_name=self._job_name)
+        return ToolUse(
+            call_id=call.id, name=call.name, arguments=arguments, job_name=self._job_name, origin=tool.origin
+        )
 
     async def _run_noted(self, use: ToolUse) -> str:
         """Run a call between two notes of it; one that was begun in an earlier attempt is not simply made again."""
@@ -226,7 +244,7 @@ def _unverified(use: ToolUse, policy: Unverified) -> str:
     )
     if policy is Unverified.FAIL:
         raise ToolTrouble(FailureReason.TOOL_EXCEPTION, f"unverified: {warning}")
-    return json.dumps({"unverified": warning})
+    return encode_result({"unverified": warning})
 
 
 def _is_cancelled() -> bool:
@@ -235,12 +253,21 @@ def _is_cancelled() -> bool:
     return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
 
 
-def _encode(use: ToolUse, result: object) -> str:
+def encode_result(result: object) -> str:
+    """Return the JSON of a call's result, as the model is shown it.
+
+    Raises:
+        TypeError, ValueError, RecursionError: it is no JSON.
+    """
     # The standard library's encoder, and strict: NaN is no JSON, and an object of the runner's own is a defect of it.
+    encoded = json.dumps(result, allow_nan=False, ensure_ascii=False)
+    encoded.encode()
+    return encoded
+
+
+def _encode(use: ToolUse, result: object) -> str:
     try:
-        encoded = json.dumps(result, allow_nan=False, ensure_ascii=False)
-        encoded.encode()
-        return encoded  # noqa: TRY300 - what is tried is the encoding
+        return encode_result(result)
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: its result is not JSON: {error}") from error
 

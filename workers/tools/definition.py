@@ -3,19 +3,30 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from workers.errors import InvalidTool
 from workers.offload.pool import judge
 from workers.tools.call_journal import Unverified
 from workers.tools.schemas import schema_fault, schema_trouble
 
+OURS: Final = frozenset({"unverified", "mcp"})  # what Roundhouse adds to OpenAI definitions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOrigin:
+    """The MCP server that has a tool, and what the server calls it."""
+
+    server: str
+    tool: str
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
     """One tool; ``document`` is its OpenAI definition, and goes to the engine so.
 
-    ``unverified`` is an addition of ours to such definitions: what is done with a call whose outcome is not known.
+    ``unverified`` and ``mcp`` are additions of ours to such definitions: what is done with a call whose outcome is not
+    known, and where the tool is from; None is whichever runner knows its name.
     """
 
     name: str
@@ -24,6 +35,7 @@ class ToolDefinition:
     document: Mapping[str, object]
     schema_chars: int = 0  # how long the schema is
     unverified: Unverified = Unverified.ASK_MODEL
+    origin: ToolOrigin | None = None
 
     @classmethod
     def parse(cls, document: object) -> Self:
@@ -52,8 +64,9 @@ class ToolDefinition:
             description=description,
             parameters=parameters,
             schema_chars=len(json.dumps(parameters)),
-            document={key: value for key, value in document.items() if key != "unverified"},
+            document={key: value for key, value in document.items() if key not in OURS},
             unverified=Unverified(policy),
+            origin=_origin(document.get("mcp")),
         )
 
     def of_text(self, text: str) -> dict[str, Any] | None:
@@ -79,6 +92,15 @@ class ToolDefinition:
             return await judge(schema_fault, self.parameters, arguments, size=self.schema_chars)
         except TimeoutError:
             return "it cannot be told in time whether they fit the schema"
+
+
+def _origin(given: object) -> ToolOrigin | None:
+    if given is None:
+        return None
+    server, tool = (given.get("server"), given.get("tool")) if isinstance(given, Mapping) else (None, None)
+    if not isinstance(server, str) or not isinstance(tool, str):
+        raise InvalidTool('mcp: {"server": ..., "tool": ...} in a definition, or {"mcp": SERVER} in its place')
+    return ToolOrigin(server=server, tool=tool)
 
 
 def _check_schema(parameters: object) -> dict[str, object]:

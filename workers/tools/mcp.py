@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -46,6 +47,15 @@ class McpServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTool:
+    """A tool as its server lists it; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class McpState:
     """How one server stands: ``tools`` counts what it listed last, None where it was never reached.
 
@@ -69,7 +79,8 @@ class McpTools:
         self._environment = environment
         self._stderr = StderrLog(server.name)
         self._client: Client | None = None
-        self._names: frozenset[str] | None = None
+        self.listed: tuple[ListedTool, ...] | None = None  # what the server listed last, None where it never did
+        self._names: frozenset[str] = frozenset()
         self._trouble = "not connected yet"
         self._broken = anyio.Event()
         self._settled = anyio.Event()  # the present try to connect has come to something
@@ -80,20 +91,24 @@ class McpTools:
 
     def __repr__(self) -> str:
         state = "connected" if self._client else self._trouble
-        return f"<McpTools {self._server.name}: {state}, {len(self._names or ())} tools>"
+        return f"<McpTools {self._server.name}: {state}, {len(self._names)} tools>"
 
     @property
     def state(self) -> McpState:
         """How the server stands; one that died with nothing to do is found out at the next call."""
         return McpState(
             name=self._server.name,
-            tools=None if self._names is None else len(self._names),
+            tools=None if self.listed is None else len(self.listed),
             trouble=None if self._client else self._trouble,
         )
 
     def knows(self, name: str) -> bool | None:
         """Whether the server listed that tool; one that was never reached may have any."""
-        return None if self._names is None else name in self._names
+        return None if self.listed is None else name in self._names
+
+    async def wait_settled(self) -> None:
+        """Return when the present try to connect has come to something; the caller bounds that."""
+        await self._settled.wait()
 
     async def run(self, use: ToolUse) -> object:
         """Have the server run it; what the server reports as the tool's own error is a result, for the model to see."""
@@ -110,6 +125,8 @@ class McpTools:
             if error.error.code == METHOD_NOT_FOUND:
                 raise UnknownTool(use.name) from error
             raise ToolRunFailed(f"the MCP server {self._server.name}: {error}") from error
+        except (RuntimeError, ValueError) as error:  # an answer that is not what the protocol says
+            raise ToolRunFailed(f"the MCP server {self._server.name}: {_say(error)}") from error
         finally:
             self._calls -= 1
         self._heard_at = anyio.current_time()
@@ -173,7 +190,8 @@ class McpTools:
                     client = await stack.enter_async_context(await self._connect(stack))
                     listed = await _all_tools(client)
                     limit.deadline = math.inf  # it bounds the connecting; the caller bounds a call
-                    self._client, self._names, self._broken = client, listed, anyio.Event()
+                    self._client, self.listed, self._broken = client, listed, anyio.Event()
+                    self._names = frozenset(tool.name for tool in listed)
                     self._heard_at = anyio.current_time()
                     self._connections += 1
                     logger.info("MCP server %s: %d tools", self._server.name, len(listed))
@@ -186,16 +204,20 @@ class McpTools:
         import httpx2  # noqa: PLC0415 - see above
         from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
+        from mcp.types import Implementation  # noqa: PLC0415
 
+        who = Implementation(name="roundhouse", version=version("roundhouse"))
         if self._server.url is not None:
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(self._server.headers), timeout=None))
-            return Client(streamable_http_client(self._server.url, http_client=http), cache=None)
+            return Client(streamable_http_client(self._server.url, http_client=http), client_info=who, cache=None)
         # Under a guardian, as engines are: a server must not outlive us, nor leave what it has started.
         tether = ["-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid()), *self._server.command]
         env = {**self._environment, **self._server.env, guardian.MARK_TO_BE: run_id()}
         stderr = await stack.enter_async_context(self._stderr.open())
         return Client(
-            stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), stderr), cache=None
+            stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), stderr),
+            client_info=who,
+            cache=None,
         )
 
 
@@ -214,15 +236,18 @@ async def _is_alive(client: "Client") -> bool:
     return False
 
 
-async def _all_tools(client: "Client") -> frozenset[str]:
-    names: list[str] = []
+async def _all_tools(client: "Client") -> tuple[ListedTool, ...]:
+    tools: list[ListedTool] = []
     cursor: str | None = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        names += [tool.name for tool in page.tools]
+        tools += [
+            ListedTool(name=tool.name, description=tool.description or "", parameters=tool.input_schema)
+            for tool in page.tools
+        ]
         cursor = page.next_cursor
         if cursor is None:
-            return frozenset(names)
+            return tuple(tools)
 
 
 def _meta(use: ToolUse) -> "RequestParamsMeta | None":

@@ -3,10 +3,11 @@
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from workers.errors import UnknownTool
+from workers.tools.definition import ToolOrigin
 from workers.tools.threads import ToolThreads
 
 KEY_PARAMETER: Final = "idempotency_key"
@@ -17,7 +18,8 @@ Callables = Mapping[str, Callable[..., object]]
 class ToolUse:
     """One call that is to be run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate.
 
-    ``key`` is the same when the same call is made again after a crash: a tool that keeps it acts once.
+    ``key`` is the same when the same call is made again after a crash: a tool that keeps it acts once. ``origin`` is
+    where the tool is from, None where that is not said.
     """
 
     call_id: str
@@ -25,6 +27,7 @@ class ToolUse:
     arguments: Mapping[str, object]
     job_name: str
     key: str | None = None
+    origin: ToolOrigin | None = None
 
 
 class ToolRunner(Protocol):
@@ -56,6 +59,11 @@ class PythonTools:
     def __repr__(self) -> str:
         return f"<PythonTools {sorted(self._callables)}>"
 
+    @property
+    def callables(self) -> Callables:
+        """The callables by the names of tools."""
+        return self._callables
+
     def knows(self, name: str) -> bool:
         """Whether there is a callable of that name."""
         return name in self._callables
@@ -81,10 +89,14 @@ def _takes_key(function: Callable[..., object]) -> bool:
 
 
 class ToolRunners:
-    """Several runners as one: the first that has a tool runs it, then the first that may have it."""
+    """Several runners as one: the server that a tool is from, or the first that has it, or the first that may have it.
 
-    def __init__(self, runners: Sequence[ToolRunner]) -> None:
+    ``servers`` are those of the runners that are MCP servers, by their names.
+    """
+
+    def __init__(self, runners: Sequence[ToolRunner], servers: Mapping[str, ToolRunner] | None = None) -> None:
         self._runners = tuple(runners)
+        self._servers = dict(servers or {})
 
     def __repr__(self) -> str:
         return f"<ToolRunners {list(self._runners)}>"
@@ -96,6 +108,10 @@ class ToolRunners:
 
     async def run(self, use: ToolUse) -> object:
         """Have it run."""
+        if use.origin is not None:
+            if use.origin.server not in self._servers:
+                raise UnknownTool(f"{use.name}: there is no MCP server {use.origin.server!r} any more")
+            return await self._servers[use.origin.server].run(replace(use, name=use.origin.tool))
         knowing = [runner for runner in self._runners if runner.knows(use.name)]
         if knowing:
             return await knowing[0].run(use)

@@ -77,6 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep-busy", action="store_true", help="keep a slot busy when its client has gone")
     parser.add_argument("--retry-after", type=int, help="with --reject: the header of that name")
     parser.add_argument("--reject-first", type=int, help="reject only so many requests")
+    parser.add_argument("--reject-on", help="reject only requests whose body holds this text")
     return parser.parse_known_args()[0]
 
 
@@ -138,7 +139,7 @@ class Engine:
             _send(writer, 200, json.dumps({"total_slots": options.props_slots}).encode())
         elif path != "/v1/chat/completions":
             _send(writer, 404, b"{}")
-        elif options.reject and self._may_reject():
+        elif options.reject and self._may_reject(body):
             _send(writer, options.reject, options.reject_body.encode(), retry_after=options.retry_after)
         elif options.html:
             _send(writer, 200, b"<html>Welcome</html>", "text/html")
@@ -146,7 +147,9 @@ class Engine:
             await self._serve_chat(json.loads(body), writer)
         await writer.drain()
 
-    def _may_reject(self) -> bool:
+    def _may_reject(self, body: bytes) -> bool:
+        if self.options.reject_on is not None and self.options.reject_on.encode() not in body:
+            return False
         self.rejected += 1
         return self.options.reject_first is None or self.rejected <= self.options.reject_first
 

@@ -8,7 +8,6 @@ import pytest
 from service.conversations.discussion import Discussion
 from service.conversations.job import Agent, Job, JobId, Mode
 from service.conversations.markup import Said, read_markup
-from service.conversations.prompt_messages import render_rejections
 from service.conversations.validation import Validation
 from service.scheduling.answer_validity import judge
 from workers.offload.pool import offloading
@@ -157,13 +156,6 @@ def test_items_are_unique_as_json_schema_has_it() -> None:
         assert "non-unique" in (unique.fault_of(equal) or "")
     for different in ("[1, true]", "[0, false, null]", '["1", 1]', '[{"a": 1}, {"a": 2}]', '[1, "\\u0031"]'):
         assert unique.fault_of(different) is None
-
-
-def test_a_model_is_told_what_was_wrong() -> None:
-    """Each answer, and why it did not hold."""
-    told = render_rejections([("maybe", "it must hold exactly one of: yes, no")])
-    assert [message.role for message in told] == ["assistant", "user"]
-    assert "exactly one of: yes, no" in told[1].content
 
 
 def heard(discussion: Discussion, agent: Agent, number: int) -> list[tuple[str, int]]:

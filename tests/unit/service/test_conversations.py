@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.conversations.job import Agent, Job, JobId
+from service.conversations.job_parser import JobRules, find_cycle, parse_job, parse_stored
 from service.conversations.limits import Limits
-from service.conversations.prompt_messages import render_conversation
-from service.conversations.spec import JobRules, find_cycle, parse_job, parse_stored
+from service.conversations.prompt_messages import PromptWriter
 from service.conversations.visibility import Spoken, Utterance, visible_before
+from service.conversations.wording import Wording
 from service.errors import InvalidJob
 from tests.harness.jobs import DEBATE, agent, job
 from transport.request import Message
@@ -41,23 +42,6 @@ def test_visible_to_rules_later_rounds_and_waiting_rules_this_one() -> None:
     assert heard(agents, "b", 1) == [("b", 0), ("a", 0), ("m", 0)]
     assert heard(agents, "m", 0) == [("a", 0)]
     assert heard(agents, "m", 1) == [("m", 0), ("a", 1)]
-
-
-def test_a_prompt_is_the_story_so_far() -> None:
-    """Own words are the assistant's, others' the user's with their names; the last word is a cue."""
-    made = job(*DEBATE, rounds=2)
-    spoken = {("a", 0): "Yes.", ("b", 0): "No.", ("m", 0): "So.", ("a", 1): "Still.", ("b", 1): "Never."}
-    assert render(made, DEBATE[2], 1, spoken) == (
-        Message(
-            role="user",
-            content="Topic 0.\n\na said:\nYes.\n\nb said:\nNo.\n\nYou are m. It is your turn, in round 1 of 2.",
-        ),
-        Message(role="assistant", content="So."),
-        Message(
-            role="user",
-            content="a said:\nStill.\n\nb said:\nNever.\n\nYou are m. It is your turn, in round 2 of 2.",
-        ),
-    )
 
 
 NAMES = ("a", "b", "c", "d")
@@ -114,7 +98,8 @@ def test_a_later_prompt_extends_an_earlier_one() -> None:
 
 def render(made: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Message, ...]:
     heard = visible_before(made, listener, round_number, spoken)
-    return render_conversation(made.conversations[0], listener, round_number, heard)
+    writer = PromptWriter(made, Wording())
+    return writer.messages(made.conversations[0], listener, round_number, heard, (), is_told=False)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.body import count_nodes
+from service.conversations.job_parser import check_schemas
 from service.conversations.limits import Limits
-from service.conversations.spec import check_schemas
 from service.errors import InvalidJob
 from workers.tools import schemas
 from workers.tools.schemas import MESSAGE_CHARS, PATTERN_CHARS, find_troubles, pattern_trouble, schema_trouble

@@ -1,13 +1,17 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from service.conversations.charges import Charges
-from service.conversations.job import Conversation, Job, Mode
+from service.conversations.job import Conversation, Job, Mode, TurnKey
+from service.conversations.prompt_messages import Rejected
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.scheduling.prompts import JobPrompts
 from tests.harness.jobs import agent, job, key
+from transport.request import Message
 from workers.outcome import FailureReason
+from workers.spec import EngineKind, WorkerSpec
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,6 +67,13 @@ def free(*names: str) -> Job:
     return replace(job(*(agent(name) for name in names), rounds=3), mode=Mode.FREE)
 
 
+def asked_of(prompts: JobPrompts, turn: TurnKey, rejected: Sequence[Rejected] = ()) -> tuple[Message, ...]:
+    spec = WorkerSpec(engine=EngineKind.EMBEDDED)
+    prompts.choose_words(turn, spec.bios, BEGIN)
+    request, _ = prompts.request(turn, rejected, BEGIN, spec)
+    return request.conversation
+
+
 def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> None:
     """Over a restart of Roundhouse too: a re-prompt adds a reason, and nothing that was said since."""
     prompts = JobPrompts(free("a", "b"))
@@ -75,7 +86,7 @@ def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> Non
         started_at=second(0),
     )
     prompts.hear_again([spoken("b", 0, attempt(1)), spoken("b", 1, attempt(5))], [rejected])
-    asked = prompts.request(key("a"), rejected.rejected).conversation
+    asked = asked_of(prompts, key("a"), rejected.rejected)
     assert "b0" in asked[0].content
     assert not any("b1" in message.content for message in asked)
 
@@ -86,5 +97,5 @@ def test_a_turn_that_was_asked_again_stands_where_it_was_first_asked() -> None:
     rejected, stopped = FailureReason.VALIDATION_EXHAUSTED, FailureReason.SHUTDOWN
     late = spoken("a", 0, attempt(0, rejected), attempt(4, stopped), attempt(6))
     prompts.hear_again([spoken("b", 0, attempt(1)), late])
-    told = [message.content for message in prompts.request(key("a", 1), ()).conversation]
+    told = [message.content for message in asked_of(prompts, key("a", 1))]
     assert [("b0" in words, "a0" in words) for words in told] == [(False, False), (False, True), (True, False)]

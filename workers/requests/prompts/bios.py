@@ -1,100 +1,173 @@
 """The BIOS prompt: what every agent is told before anything else (specification, "BIOS prompt"). Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from string import Template
 from typing import Final
 
+from workers.requests.prompts.signature import signature_of
 from workers.tools.call_parser import Fallback
 from workers.tools.definition import ToolDefinition
 
-CONTEXT: Final = (
-    "You are one of several agents that work together through Roundhouse. Each agent has its own instructions and "
-    "speaks in turn; words of others are shown to you with the speaker's name. Answer as yourself alone: do not "
-    "write other agents' lines, and do not repeat these instructions."
-)
-JSON_CALLS: Final = (
-    "Where you cannot call a tool in any other way, let your whole answer be one JSON object and nothing else:\n"
-    '{"tool_calls": [{"name": "NAME", "arguments": {}}]}'
-)
-MARKUP_CALLS: Final = (
-    "To call a tool, write its arguments as one JSON object, as often as you need in one answer:\n"
-    '<tool_request name="NAME">{}</tool_request>\n'
-    "Each result comes back as <observation>JSON</observation>."
-)
+CONTEXT: Final = "Several agents take part; others' words carry their names. Answer only as yourself."
+
+
+class Clock(StrEnum):
+    """Which time the BIOS tells."""
+
+    START = "start"  # when the conversation began: it moves no prefix
+    NOW = "now"  # when the request is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BiosPolicy:
-    """What an operator decides about the BIOS of a model.
+    """What an operator decides about the words around a job, for one model; None is Roundhouse's own.
 
-    ``template`` stands in place of the whole text: ``$context``, ``$tools``, ``$budget``, ``$now`` in it are filled in,
+    ``template`` stands in place of the whole BIOS: ``$context``, ``$tools``, ``$budget``, ``$now`` in it are filled in,
     ``$$`` is a dollar. ``clock_step_s`` is how far the clock is rounded down, in seconds: each new time is a new prompt
-    to the engine's prefix cache, with all that follows it.
+    to the engine's prefix cache, with all that follows it. The other pieces are those of a job's ``prompts``.
+    """
+
+    is_on: bool = True
+    template: str | None = None
+    clock: Clock = Clock.START
+    clock_step_s: float = 600.0
+    context: str | None = None
+    cue: str | None = None
+    quote: str | None = None
+    invalid: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiosWords:
+    """The words of a BIOS; a conversation keeps those that it began with.
+
+    ``budget`` tells the whole of tool iterations; how many are left is told by ``left`` and ``none_left`` after each
+    observation. Without these the BIOS tells it, by ``bios_left`` and ``bios_none_left``, and changes with it.
     """
 
     is_on: bool = True
     template: str | None = None
     clock_step_s: float = 600.0
+    tools: str = (
+        "You can call tools. Each result is given to you before you go on; several calls in one answer cost as much as "
+        "one. Call one only for what you do not know, then answer in words."
+    )
+    signals: str = (
+        "You can send signals, which are called like tools. A signal is recorded, nothing comes back, and nothing else "
+        "changes by it: say all you have to say as well. Send one near the end of your answer."
+    )
+    json_calls: str = (
+        "Where you cannot call a tool in any other way, let your whole answer be one JSON object and nothing else:\n"
+        '{"tool_calls": [{"name": "NAME", "arguments": {}}]}'
+    )
+    markup_calls: str = (
+        "To call a tool, write its arguments as one JSON object, as often as you need in one answer:\n"
+        '<tool_request name="NAME">{}</tool_request>\n'
+        "Each result comes back as <observation>JSON</observation>."
+    )
+    markup: str = (
+        "Write <think>...</think> around what others must not read, <answer>...</answer> around what you say, or "
+        "<wait/> to say nothing."
+    )
+    tells_parameters: bool = True
+    budget: str = "Tool iterations: $count"
+    bios_left: str = "Tool iterations left: $count"
+    bios_none_left: str = "Tool iterations left: 0. Answer now, without calling a tool."
+    left: str = "($count tool iterations left)"
+    none_left: str = "(no tool iterations left)"
+
+    @property
+    def tells_what_is_left(self) -> bool:
+        """Whether the BIOS itself tells how many iterations are left, so that nothing else needs to."""
+        is_asked = self.template is not None and "budget" in Template(self.template).get_identifiers()
+        return is_asked or not self.left
+
+
+SEED_WORDS: Final = BiosWords(left="", none_left="")  # of Worker.submit: what is left stands in the BIOS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiosFrame:
+    """What a conversation's BIOS is made of: its words, what it tells of the agents, and the time of its clock."""
+
+    words: BiosWords
+    context: str
+    now: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BiosFacts:
-    """What the BIOS tells of one request; ``now`` carries its zone, ``iterations_left`` is for tools that run."""
+    """What the BIOS tells of one request; ``now`` carries its zone.
+
+    ``iterations`` is the whole budget for tools that run, ``iterations_left`` what is left of it.
+    """
 
     now: datetime
+    context: str = CONTEXT
     tools: Sequence[ToolDefinition] = ()
     exit_tools: Sequence[ToolDefinition] = ()
+    iterations: int = 0
     iterations_left: int = 0
     fallback: Fallback | None = None
+    has_markup: bool = False
 
 
-def bios_prompt(facts: BiosFacts, policy: BiosPolicy | None = None) -> str:
+def seed_words(policy: BiosPolicy) -> BiosWords:
+    """Return the words of ``Worker.submit``: what is left of the tool budget stands in the BIOS."""
+    return replace(SEED_WORDS, is_on=policy.is_on, template=policy.template, clock_step_s=policy.clock_step_s)
+
+
+def bios_prompt(facts: BiosFacts, words: BiosWords | None = None) -> str:
     """Return the BIOS; '' where it is off. What changes from request to request stands last."""
-    policy = policy or BiosPolicy()
-    if not policy.is_on:
+    words = words or SEED_WORDS
+    if not words.is_on:
         return ""
     parts = {
-        "context": CONTEXT,
-        "tools": _tools(facts),
-        "budget": _budget(facts),
-        "now": f"{_rounded(facts.now, policy.clock_step_s):%A, %Y-%m-%d %H:%M %Z}",
+        "context": facts.context,
+        "tools": _tools(facts, words),
+        "budget": _budget(facts, words),
+        "now": f"{_rounded(facts.now, words.clock_step_s):%A, %Y-%m-%d %H:%M %Z}",
     }
-    if policy.template is not None:
-        return Template(policy.template).safe_substitute(parts)
+    if words.template is not None:
+        return Template(words.template).safe_substitute(parts)
     last = "\n".join(line for line in (parts["budget"], f"Now: {parts['now']}") if line)
     return "\n\n".join(part for part in (parts["context"], parts["tools"], last) if part)
 
 
-def _tools(facts: BiosFacts) -> str:
+def tell_left(iterations_left: int, words: BiosWords) -> str:
+    """Return what is said after an observation of the iterations that are left; '' where the BIOS tells it."""
+    if words.tells_what_is_left or not words.is_on:
+        return ""
+    return Template(words.left if iterations_left > 0 else words.none_left).safe_substitute(count=iterations_left)
+
+
+def _tools(facts: BiosFacts, words: BiosWords) -> str:
     instructions: list[str] = []
-    if facts.tools:
-        instructions.append(
-            "You can call tools. Each result is given to you before you go on; several calls in one answer cost as "
-            "much as one. Call one only for what you do not know, then answer in words.\n" + _list(facts.tools)
-        )
-    if facts.exit_tools:
-        instructions.append(
-            "You can send signals, which are called like tools. A signal is recorded, nothing comes back, and nothing "
-            "else changes by it: say all you have to say as well. Send one near the end of your answer.\n"
-            + _list(facts.exit_tools)
-        )
-    if instructions and facts.fallback is not None:
-        instructions.append(MARKUP_CALLS if facts.fallback is Fallback.MARKUP else JSON_CALLS)
+    if facts.has_markup and words.markup:
+        instructions.append(words.markup)
+    for intro, tools in ((words.tools, facts.tools), (words.signals, facts.exit_tools)):
+        if tools:
+            instructions.append("\n".join((intro, *(_line(tool, words) for tool in tools))))
+    if (facts.tools or facts.exit_tools) and facts.fallback is not None:
+        instructions.append(words.markup_calls if facts.fallback is Fallback.MARKUP else words.json_calls)
     return "\n\n".join(instructions)
 
 
-def _list(tools: Sequence[ToolDefinition]) -> str:
-    return "\n".join(f"- {tool.name}: {tool.description}" if tool.description else f"- {tool.name}" for tool in tools)
+def _line(tool: ToolDefinition, words: BiosWords) -> str:
+    name = signature_of(tool) if words.tells_parameters else tool.name
+    return f"- {name}: {tool.description}" if tool.description else f"- {name}"
 
 
-def _budget(facts: BiosFacts) -> str:
+def _budget(facts: BiosFacts, words: BiosWords) -> str:
     if not facts.tools:
         return ""
-    if facts.iterations_left:
-        return f"Tool iterations left: {facts.iterations_left}"
-    return "Tool iterations left: 0. Answer now, without calling a tool."
+    if not words.tells_what_is_left:
+        return Template(words.budget).safe_substitute(count=facts.iterations)
+    left = facts.iterations_left
+    return Template(words.bios_left if left > 0 else words.bios_none_left).safe_substitute(count=left)
 
 
 def _rounded(now: datetime, step_s: float) -> datetime:

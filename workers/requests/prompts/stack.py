@@ -1,37 +1,72 @@
 """The message stack of a request in its fixed order: BIOS, the caller's system prompt, the conversation. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from transport.request import Message, ToolCall
-from workers.tools.call_parser import Fallback, ParsedMessage
+from workers.tools.call_parser import Fallback
+
+RECORDED: Final = '{"recorded": true}'  # what a signal is answered with, where the template wants every call answered
 
 
-def stack_messages(bios: str, system: str, conversation: Sequence[Message]) -> tuple[Message, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolExchange:
+    """A message of the model's with calls, and what they were answered with.
+
+    ``written`` is the message as the model wrote it, ``text`` its words besides the calls; ``fallback`` says how the
+    calls were read from the words, None where they were structured. ``results`` are JSON, one for each call; ``note``
+    is what Roundhouse says after them.
+    """
+
+    written: str
+    text: str
+    calls: tuple[ToolCall, ...]
+    results: tuple[str, ...]
+    fallback: Fallback | None = None
+    note: str = ""
+
+
+def stack_messages(
+    bios: str, system: str, conversation: Sequence[Message], exchanges: Iterable[ToolExchange] = ()
+) -> tuple[Message, ...]:
     """Return all messages of a request.
 
     Both system layers stand in one message: many chat templates refuse a second system message, or drop it.
     """
     layers = [layer for layer in (bios, system) if layer]
     head = (Message(role="system", content="\n\n".join(layers)),) if layers else ()
-    return (*head, *conversation)
+    grown = (message for exchange in exchanges for message in exchange_messages(exchange))
+    return (*head, *conversation, *grown)
 
 
-def tool_messages(reading: ParsedMessage, said: str, answered: Sequence[tuple[ToolCall, str]]) -> tuple[Message, ...]:
+def exchange_messages(exchange: ToolExchange) -> tuple[Message, ...]:
     """Return what the conversation grows by after a message with calls: itself, and each call's result as JSON.
 
-    ``said`` is the message as the model wrote it. Calls that were read from its text are answered as text: an engine
-    whose template knows no tools has no place for a tool's message.
+    Calls that were read from its text are answered as text: an engine whose template knows no tools has no place for a
+    tool's message.
     """
-    if reading.fallback is None:
-        calls = tuple(call for call, _ in answered)
-        results = (Message(role="tool", content=result, call_id=call.id) for call, result in answered)
-        return (Message(role="assistant", content=reading.text, calls=calls), *results)
-    return (Message(role="assistant", content=said), Message(role="user", content=_observed(reading, answered)))
+    if exchange.fallback is None:
+        last = len(exchange.calls) - 1
+        results = (
+            Message(role="tool", content=_noted(result, exchange.note if place == last else ""), call_id=call.id)
+            for place, (call, result) in enumerate(zip(exchange.calls, exchange.results, strict=True))
+        )
+        return (Message(role="assistant", content=exchange.text, calls=exchange.calls), *results)
+    return (
+        Message(role="assistant", content=exchange.written),
+        Message(role="user", content=_noted(_observed(exchange), exchange.note)),
+    )
 
 
-def _observed(reading: ParsedMessage, answered: Sequence[tuple[ToolCall, str]]) -> str:
-    if reading.fallback is Fallback.MARKUP:
-        return "\n".join(f"<observation>{result}</observation>" for _, result in answered)
-    results = [{"name": call.name, "result": json.loads(result)} for call, result in answered]
+def _observed(exchange: ToolExchange) -> str:
+    if exchange.fallback is Fallback.MARKUP:
+        return "\n".join(f"<observation>{result}</observation>" for result in exchange.results)
+    pairs = zip(exchange.calls, exchange.results, strict=True)
+    results = [{"name": call.name, "result": json.loads(result)} for call, result in pairs]
     return json.dumps({"tool_results": results}, ensure_ascii=False)
+
+
+def _noted(content: str, note: str) -> str:
+    return f"{content}\n\n{note}" if note else content

@@ -1,0 +1,160 @@
+"""The words that Roundhouse puts around a job's own, and in what form (specification, "Words around a job"). Pure.
+
+A conversation keeps the words that it began with: they are stored with it, whole, so that an upgrade or another
+configuration changes nothing that was said.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from string import Template
+from typing import Final
+
+import msgspec
+
+from workers.requests.prompts.bios import BiosPolicy, BiosWords, Clock
+
+DEFAULT_ROLE: Final = "participant"
+LONE_CONTEXT: Final = "You are $who."  # only where the agent has a role
+SHARED_CONTEXT: Final = (
+    "Several agents take part; all words carry their speakers' names."  # only where there are several
+)
+UNSTORED_CONTEXT: Final = (
+    "You are one of several agents that work together through Roundhouse. Each agent has its own instructions and "
+    "speaks in turn; words of others are shown to you with the speaker's name. Answer as yourself alone: do not "
+    "write other agents' lines, and do not repeat these instructions."
+)
+# What each piece may name; another name is refused where the piece is given.
+NAMES: Final[Mapping[str, frozenset[str]]] = {
+    "context": frozenset({"agent", "role", "who", "agents"}),
+    "cue": frozenset({"agent", "role", "who", "round", "rounds"}),
+    "quote": frozenset({"agent", "role", "who", "round", "words"}),
+    "invalid": frozenset({"reason"}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phrases:
+    """The pieces that a job's author, or the operator of a model, has given in place of Roundhouse's own."""
+
+    context: str | None = None
+    cue: str | None = None
+    quote: str | None = None
+    invalid: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """All words of ours in the conversations of one model; each is a ``string.Template``.
+
+    ``context`` tells an agent who it is and that there are others, ``lone_context`` one that is alone and has a role;
+    ``shared_context`` and ``shared_cue`` are those of ``view: shared``. ``cue`` stands last in each message to an
+    agent, ``silence`` where nothing else would. ``repeats_all``: all rejected answers are shown, not the last alone.
+    The demands tell what an answer has to be, where no engine is told.
+    """
+
+    bios: BiosWords = field(default_factory=BiosWords)
+    clock: Clock = Clock.START
+    context: str = "You are $who. Several agents take part; others' words carry their names. Answer only as yourself."
+    lone_context: str = LONE_CONTEXT
+    shared_context: str = SHARED_CONTEXT
+    cue: str = ""
+    silence: str = "..."
+    shared_cue: str = "$who:"
+    quote: str = "$agent: $words"
+    invalid: str = "Your answer is not valid: $reason. Answer again, with nothing else."
+    repeats_all: bool = False
+    choices_demand: str = "Answer with exactly one of: $choices."
+    pattern_demand: str = "Answer with text that matches the regular expression $pattern and nothing else."
+    schema_demand: str = "Answer with JSON that fits this schema and nothing else: $schema"
+
+
+# Of conversations that had begun before their words were stored with them.
+UNSTORED: Final = Wording(
+    bios=BiosWords(markup="", tells_parameters=False, left="", none_left=""),
+    clock=Clock.NOW,
+    context=UNSTORED_CONTEXT,
+    lone_context=UNSTORED_CONTEXT,
+    cue="You are $agent. It is your turn, in round $round of $rounds.",
+    quote="$agent said:\n$words",
+    invalid="Your answer is not valid: $reason. Answer again, with nothing else.",
+    repeats_all=True,
+    choices_demand="",
+    pattern_demand="",
+    schema_demand="",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationWords:
+    """The time at which a conversation began, with its zone, and its words for each model that has spoken in it."""
+
+    began_at: datetime
+    models: Mapping[str, Wording]
+
+
+def wording_of(policy: BiosPolicy, base: Wording | None = None) -> Wording:
+    """Return the words of a model: Roundhouse's own (``base``), and in their place what its operator has given."""
+    base = base or Wording()
+    bios = replace(base.bios, is_on=policy.is_on, template=policy.template, clock_step_s=policy.clock_step_s)
+    clock = base.clock if base is UNSTORED else policy.clock
+    given = Phrases(context=policy.context, cue=policy.cue, quote=policy.quote, invalid=policy.invalid)
+    return put(given, replace(base, bios=bios, clock=clock))
+
+
+def put(given: Phrases, wording: Wording) -> Wording:
+    """Return ``wording`` with the pieces that are given in place of its own; they are said in every case."""
+    if given == Phrases():
+        return wording
+    context = given.context
+    return replace(
+        wording,
+        context=_or(context, wording.context),
+        lone_context=_or(context, wording.lone_context),
+        shared_context=_or(context, wording.shared_context),
+        cue=_or(given.cue, wording.cue),
+        shared_cue=_or(given.cue, wording.shared_cue),
+        quote=_or(given.quote, wording.quote),
+        invalid=_or(given.invalid, wording.invalid),
+    )
+
+
+def _or(given: str | None, piece: str) -> str:
+    return piece if given is None else given
+
+
+def phrase_fault(name: str, text: str) -> str | None:
+    """Return what is wrong with a piece, None where nothing is."""
+    template = Template(text)
+    if not template.is_valid():
+        return "a $ that is no name: write $$ for a dollar"
+    strange = sorted(set(template.get_identifiers()) - NAMES[name])
+    known = ", ".join(f"${each}" for each in sorted(NAMES[name]))
+    return f"${strange[0]} is not one of {known}" if strange else None
+
+
+def encode_models(models: Mapping[str, Wording]) -> str:
+    """Return the JSON of the words of models, the same for the same words."""
+    return msgspec.json.encode(models, order="deterministic").decode()
+
+
+@lru_cache(maxsize=64)
+def decode_models(text: str) -> Mapping[str, Wording]:
+    """Return the words of their JSON; thousands of conversations share them."""
+    return _decode(text)
+
+
+def encode_clock(began_at: datetime) -> str:
+    """Return a time with its zone's name."""
+    return f"{began_at.isoformat()} {began_at.tzname() or ''}"
+
+
+def decode_clock(text: str) -> datetime:
+    """Return the time, in its zone."""
+    stamp, _, name = text.partition(" ")
+    at = datetime.fromisoformat(stamp)
+    return at.replace(tzinfo=timezone(at.utcoffset() or timedelta(), name)) if name else at
+
+
+_decode: Final = msgspec.json.Decoder(dict[str, Wording]).decode

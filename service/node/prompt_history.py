@@ -1,0 +1,147 @@
+"""What was really asked: each attempt's prompt, made again from the job, the words in force and the turns."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from service.conversations.agent_request import agent_request
+from service.conversations.job import Agent, Job, TurnKey
+from service.conversations.job_parser import parse_stored
+from service.conversations.prompt_record import PromptRecord, restore_exchanges
+from service.conversations.states import TurnState
+from service.conversations.transcript import Attempt, Turn
+from service.conversations.wording import ConversationWords
+from service.errors import TurnNotFound
+from service.scheduling.prompts import REJECTED, JobPrompts
+from service.scheduling.scheduler import Scheduler
+from service.store import queries
+from service.store.databases.database import Connection
+from service.store.store import Store
+from transport.request import Constraint, Message
+from workers.requests.prompts.render import ToolBudget, render_messages
+from workers.requests.request import CONSTRAINTS
+
+Constrain = Callable[[str, Constraint], Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompt:
+    """One attempt's prompt as its engine was sent it last: after the calls of its tools, where there were any.
+
+    ``messages`` None: an older version asked, and kept nothing of it.
+    """
+
+    messages: Sequence[Message] | None
+    params: Mapping[str, object] | None
+    tools: Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Conversation:
+    job: Job
+    words: ConversationWords | None
+    turns: Sequence[Turn]
+
+
+class PromptHistory:
+    """Reads what is stored, and what is in flight here.
+
+    ``constrain`` gives a model's parameters for a constraint, ``sends_tools`` tells whether its engine is sent tools.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        adapters: Callable[[], Mapping[str, str]],
+        constrain: Constrain,
+        sends_tools: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._adapters = adapters
+        self._constrain = constrain
+        self._sends_tools = sends_tools
+
+    def __repr__(self) -> str:
+        return f"<PromptHistory {self._store!r}>"
+
+    async def of_turn(self, key: TurnKey) -> list[AskedPrompt]:
+        """Return the prompts of a turn's attempts, in their order; none where it was not asked yet.
+
+        Raises:
+            JobNotFound: there is no such job.
+            ConversationNotFound: it has no such conversation.
+            TurnNotFound: the conversation has no such turn.
+        """
+        partial_turns = self._scheduler.turns_in_flight(key.job_id, key.conversation_id)
+        running = self._scheduler.running_attempt(key)
+        stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters())))
+        _check(stored.job, key)
+        ended = {turn.key: turn for turn in partial_turns} | {turn.key: turn for turn in stored.turns}
+        turn = ended.get(key)
+        attempts = list(turn.attempts) if turn is not None else []
+        if running is not None and (turn is None or turn.finished_at is None):
+            attempts.append(running)
+        spoken = [each for each in stored.turns if each.state is TurnState.COMPLETED]
+        return list(self._asked(stored, key, turn, attempts, spoken))
+
+    def _asked(
+        self,
+        stored: _Conversation,
+        key: TurnKey,
+        turn: Turn | None,
+        attempts: Sequence[Attempt],
+        spoken: Sequence[Turn],
+    ) -> Iterator[AskedPrompt]:
+        prompts = JobPrompts(stored.job)
+        prompts.hear_again(spoken)
+        agent = prompts.agents[key.agent_id]
+        rejected = [(each.text, each.detail or "") for each in attempts if each.reason in REJECTED]
+        for attempt in attempts:
+            record = attempt.prompt
+            if record is None or stored.words is None:
+                yield AskedPrompt(messages=None, params=None, tools=())
+                continue
+            discussion = prompts.discussion(key.conversation_id)
+            if record.heard is not None:
+                discussion.make_prompt(key.agent_id, key.round, record.heard)
+            place = (prompts.conversations[key.conversation_id], agent, key.round)
+            heard = discussion.heard_by(agent, key.round)
+            request = agent_request(stored.job, place, stored.words, heard, rejected, record, attempt.started_at)
+            calls = attempt.tool_calls or (turn.tool_calls if turn is not None else ())
+            exchanges = restore_exchanges(record.exchanges, calls, frozenset(tool.name for tool in agent.exit_tools))
+            assert request.frame is not None  # noqa: S101 - an agent's request has one
+            budget = ToolBudget(iterations=record.iterations, has_fallback=record.has_fallback)
+            yield AskedPrompt(
+                messages=render_messages(request, request.frame, budget, exchanges),
+                params=self._params(agent, record, attempt.constrained_by),
+                tools=[tool.document for tool in chain(agent.tools, agent.exit_tools)],
+            )
+
+    def _params(self, agent: Agent, record: PromptRecord, constrained_by: str | None) -> dict[str, object]:
+        params = {**record.defaults, **agent.params, **record.changes}
+        if agent.is_constrained and constrained_by is None:  # tools might still have been called
+            return {name: value for name, value in params.items() if name not in CONSTRAINTS}
+        if constrained_by is None:
+            return params
+        if (agent.tools or agent.exit_tools) and self._sends_tools(agent.model):
+            params["tool_choice"] = "none"
+        if constrained_by in params or agent.validation is None:
+            return params
+        constraint = agent.validation.constraint(may_think=agent.markup)
+        return params | dict(self._constrain(agent.model, constraint) if constraint is not None else {})
+
+
+def _read(connection: Connection, key: TurnKey, adapters: Mapping[str, str]) -> _Conversation:
+    conversation = queries.conversation(key.job_id, key.conversation_id)(connection)
+    job = parse_stored(queries.document(key.job_id)(connection), key.job_id, adapters)
+    words = queries.words(key.job_id, [key.conversation_id])(connection)
+    return _Conversation(job=job, words=words.get(key.conversation_id), turns=conversation.turns)
+
+
+def _check(job: Job, key: TurnKey) -> None:
+    conversation = next(each for each in job.conversations if each.id == key.conversation_id)
+    if key.agent_id not in {agent.id for agent in job.agents} or not 0 <= key.round < conversation.rounds:
+        raise TurnNotFound(*key)

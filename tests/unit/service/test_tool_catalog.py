@@ -1,0 +1,124 @@
+"""Tools that jobs name and do not write out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from service.conversations.job import JobId
+from service.conversations.job_parser import JobRules, parse_job
+from service.conversations.limits import Limits
+from service.errors import InvalidJob, ToolServerDown
+from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel, callable_tool
+from workers.tools.mcp import ListedTool, McpServer, McpTools
+from workers.tools.runner import PythonTools
+
+
+def now(zone: str, offset: int = 0) -> str:
+    """Tell the time.
+
+    At length.
+    """
+    return f"{zone} {offset}"
+
+
+def bare(what, *rest, idempotency_key=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN002, ANN201, ARG001
+    return what
+
+
+class Server(McpTools):
+    """A server that has told its tools, or never will: what its program does has tests of its own."""
+
+    def __init__(self, name: str, tools: Sequence[str] | None) -> None:
+        super().__init__(McpServer(name=name), {})
+        self._settled.set()
+        if tools is not None:
+            schema = {"type": "object", "properties": {"path": {"type": "string"}}}
+            self.listed = tuple(ListedTool(name=tool, description=f"{tool}!", parameters=schema) for tool in tools)
+
+
+def catalog(*servers: McpTools) -> ToolCatalog:
+    runners = ToolRunnersOfModel(python=PythonTools({"now": now, "bare": bare}), servers=servers)
+    return ToolCatalog({"m": runners}, lambda: {"adapter": "m"})
+
+
+def job(*tools: object, model: str = "m") -> dict[str, Any]:
+    return {"agents": [{"id": "a", "model": model, "tools": list(tools)}], "conversations": [{"prompt": "Go."}]}
+
+
+def names(document: object) -> list[str]:
+    assert isinstance(document, dict)
+    return [tool["function"]["name"] for tool in document["agents"][0]["tools"]]
+
+
+async def test_tools_of_a_server_are_written_out_with_their_schemas() -> None:
+    """All of them, or only some; for an agent of an adapter too. A job keeps what it was posted with."""
+    files = Server("files", ["read", "write"])
+    for model in ("m", "adapter"):
+        written = await catalog(files).expand(job({"mcp": "files"}, model=model))
+        assert names(written) == ["read", "write"]
+    written = await catalog(files).expand(job({"mcp": "files", "only": ["write"]}, {"python": "now"}))
+    assert isinstance(written, dict)
+    first, second = written["agents"][0]["tools"]
+    assert first["function"] == {
+        "name": "write",
+        "description": "write!",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    }
+    assert first["mcp"] == {"server": "files", "tool": "write"}
+    assert second["function"]["name"] == "now"
+
+
+async def test_a_name_that_stands_twice_is_prefixed() -> None:
+    """And still means the tool of its own server."""
+    written = await catalog(Server("a", ["read"]), Server("b", ["read", "x"])).expand(job({"mcp": "a"}, {"mcp": "b"}))
+    assert names(written) == ["a_read", "b_read", "x"]
+    assert isinstance(written, dict)
+    assert written["agents"][0]["tools"][1]["mcp"] == {"server": "b", "tool": "read"}
+
+
+async def test_what_is_not_there_is_told_with_its_place() -> None:
+    """When the job is posted, and all of it at once."""
+    given = job({"mcp": "fils"}, {"mcp": "files", "only": ["raed"]}, {"python": "then"})
+    with pytest.raises(InvalidJob) as refused:
+        await catalog(Server("files", ["read"])).expand(given)
+    assert [(fault.path, fault.message) for fault in refused.value.faults] == [
+        ("agents[0].tools[0].mcp", "unknown MCP server 'fils'; did you mean 'files'?"),
+        ("agents[0].tools[1].only[0]", "unknown tool of files 'raed'; did you mean 'read'?"),
+        ("agents[0].tools[2].python", "unknown Python tool 'then'; known: now, bare"),
+    ]
+
+
+async def test_a_server_that_never_told_its_tools_is_named() -> None:
+    """Once it has, its last ones stand while it is down."""
+    with pytest.raises(ToolServerDown, match="files"):
+        await catalog(Server("files", None)).expand(job({"mcp": "files"}))
+
+
+async def test_what_names_no_tools_stays_as_it_is() -> None:
+    """A job without references is the document that was posted; a malformed reference is the parser's to refuse."""
+    documents: list[object] = [job({"function": {"name": "f"}}), {"agents": 5}, [], job({"mcp": 5})]
+    for document in documents:
+        assert await catalog().expand(document) == document
+
+
+def test_a_callable_tells_its_parameters_by_its_annotations() -> None:
+    """Without the key that Roundhouse gives it; what has none takes anything."""
+    function = callable_tool("now", now).definition["function"]
+    assert function["description"] == "Tell the time."
+    assert function["parameters"]["required"] == ["zone"]
+    assert function["parameters"]["properties"]["zone"]["type"] == "string"
+    assert function["parameters"]["properties"]["offset"]["default"] == 0
+    bare_parameters = callable_tool("bare", bare).definition["function"]["parameters"]
+    assert (list(bare_parameters["properties"]), bare_parameters["required"]) == (["what"], ["what"])
+    assert callable_tool("print", max).definition["function"]["parameters"] == {"type": "object"}
+
+
+def test_signals_are_spelt_out() -> None:
+    """No runner has them; and a reference has the form of one."""
+    rules = JobRules(models=["m"], limits=Limits(), webhook_hosts=[], webhook_secrets=[])
+    for key, entry in (("exit_tools", {"mcp": "files"}), ("tools", {"mcp": 5}), ("tools", {"python": "f", "only": []})):
+        document = {"agents": [{"id": "a", "model": "m", key: [entry]}], "conversations": [{"prompt": "Go."}]}
+        with pytest.raises(InvalidJob) as refused:
+            parse_job(document, JobId("j"), rules)
+        assert [fault.path for fault in refused.value.faults] == [f"agents[0].{key}[0]"]

@@ -1,0 +1,67 @@
+"""Patterns and choices as grammars of llama.cpp."""
+
+import pytest
+
+from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern, without_anchors
+
+
+def test_choices_are_an_alternation_of_what_they_say() -> None:
+    """Byte for byte, with what GBNF has to have escaped."""
+    grammar = grammar_of_choices(["yes", 'say "no"\\', "two\nlines"], may_think=False)
+    assert grammar == 'root ::= "yes" | "say \\"no\\"\\\\" | "two\\nlines"\n'
+
+
+def test_a_thought_may_stand_before_the_answer() -> None:
+    """For agents that think aloud first."""
+    grammar = grammar_of_choices(["yes", "no"], may_think=True)
+    assert grammar.splitlines()[:2] == ["root ::= thought? answer", 'answer ::= "yes" | "no"']
+    assert '"<think>" [^<]* "</think>"' in grammar
+
+
+@pytest.mark.parametrize(
+    ("pattern", "body"),
+    [
+        ("^ab$", '"a" "b"'),
+        (r"\Aab\Z", '"a" "b"'),
+        (r"\d{4}-\d\d", '([0-9]){4,4} "-" [0-9] [0-9]'),
+        ("yes|no", '("yes" | "no")'),
+        ("(a|bc)*", '((("a" | "b" "c")))*'),
+        ("a+?b?", '("a")+ ("b")?'),
+        ("x{2,}", '("x"){2,}'),
+        (".", "[^\\n]"),
+        (r"[^a-c\n]", "[^a-c\\u000A]"),
+        (r"\S\W", "[^\\u0009-\\u000A\\u000D\\u0020] [^0-9A-Z\\u005Fa-z]"),
+        (r"[\w.]", "[0-9A-Z\\u005Fa-z\\u002E]"),
+        ("(?i)aB1", '[Aa] [Bb] "1"'),
+        ("(?i)[b-d]", "[b-dB-D]"),
+        ("ä", '"ä"'),
+        ("", '""'),
+    ],
+)
+def test_a_pattern_is_what_matches_it_as_a_whole(pattern: str, body: str) -> None:
+    """What is found anywhere in an answer is found in one that it matches whole."""
+    grammar = grammar_of_pattern(pattern, may_think=False)
+    assert grammar is not None
+    assert _joined(grammar) == _joined(f"root ::= {body}\n")
+
+
+def _joined(grammar: str) -> str:
+    """Letters that follow each other may be one literal or several."""
+    return grammar.replace('" "', "").replace("((", "(").replace("((", "(").replace("))", ")").replace("))", ")")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?=a)b", r"(a)\1", r"a\b", "a^b", "x{5000}", r"[\D]x[\Da]", "(?-i:a)", r"\p{L}", "(", "(?s)."]
+)
+def test_what_a_grammar_cannot_say_has_none(pattern: str) -> None:
+    """It is told in words then."""
+    assert grammar_of_pattern(pattern, may_think=False) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inner"),
+    [("^a|b$", "^a|b$"), ("^ab$", "ab"), (r"\Aab\Z", "ab"), ("ab", "ab"), (r"a\$", r"a\$"), ("(", "(")],
+)
+def test_anchors_are_taken_from_the_ends_alone(pattern: str, inner: str) -> None:
+    """Engines that match the whole answer want none, and any within it means something else."""
+    assert without_anchors(pattern) == inner

@@ -1,0 +1,62 @@
+"""A request to the messages that an engine is sent: the one way, whether it is asked or only shown. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from transport.request import Message
+from workers.requests.prompts.bios import BiosFacts, BiosFrame, bios_prompt, tell_left
+from workers.requests.prompts.stack import ToolExchange, stack_messages
+from workers.requests.request import Request
+from workers.tools.call_parser import Fallback
+
+STUCK: Final = 3  # iterations in which nothing new was asked or heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolBudget:
+    """How many iterations a request has for tools, and whether it may write calls as text (``has_fallback``)."""
+
+    iterations: int
+    has_fallback: bool
+
+    def left(self, exchanges: Sequence[ToolExchange]) -> int:
+        """Return how many iterations are left; none where the last ones were all the same."""
+        return 0 if is_stuck(exchanges) else max(0, self.iterations - len(exchanges))
+
+
+def render_messages(
+    request: Request, frame: BiosFrame, budget: ToolBudget, exchanges: Sequence[ToolExchange] = ()
+) -> tuple[Message, ...]:
+    """Return all messages of a request after so many exchanges with its tools."""
+    facts = BiosFacts(
+        now=frame.now,
+        context=frame.context,
+        tools=request.tools,
+        exit_tools=request.exit_tools,
+        iterations=budget.iterations,
+        iterations_left=budget.left(exchanges),
+        fallback=fallback_of(request, budget),
+        has_markup=request.markup,
+    )
+    return stack_messages(bios_prompt(facts, frame.words), request.system, request.conversation, exchanges)
+
+
+def note_after(exchanges: Sequence[ToolExchange], frame: BiosFrame, budget: ToolBudget) -> str:
+    """Return what is said after the newest observation."""
+    return tell_left(budget.left(exchanges), frame.words)
+
+
+def fallback_of(request: Request, budget: ToolBudget) -> Fallback | None:
+    """Return how a model may write calls as text, None where it may not."""
+    if request.markup:
+        return Fallback.MARKUP  # the agent's own protocol, whatever the operator thinks of text as calls
+    return Fallback.JSON if budget.has_fallback else None
+
+
+def is_stuck(exchanges: Sequence[ToolExchange]) -> bool:
+    """Whether the model makes the same calls again and again, and hears the same."""
+    last = [
+        ([(call.name, call.arguments) for call in exchange.calls], exchange.results) for exchange in exchanges[-STUCK:]
+    ]
+    return len(last) == STUCK and all(each == last[0] for each in last)
