@@ -237,8 +237,9 @@ def through(service: Service, asked: Set, turns: int, constrain: str) -> Counts:
         }  # fmt: skip
         result = service.run(job)
         for talk, prompt in zip(result["conversations"], asked.prompts, strict=True):
-            spoken = sorted((each["text"] for each in talk["turns"]), key=len, reverse=True)
-            authors = [prompt, *spoken, *(agent.get("system", "") for agent in asked.agents)]
+            texts = [prompt, *(each["text"] for each in talk["turns"])]
+            texts += [agent.get("system", "") for agent in asked.agents]
+            authors = sorted(texts, key=len, reverse=True)  # one may stand in another
             for turn in talk["turns"]:
                 if turn["attempts"]:
                     add_turn(service, counts, asked, (result["id"], talk["id"]), turn, authors)

@@ -25,6 +25,32 @@ UNSTORED_CONTEXT: Final = (
     "speaks in turn; words of others are shown to you with the speaker's name. Answer as yourself alone: do not "
     "write other agents' lines, and do not repeat these instructions."
 )
+UNSTORED_BIOS: Final = BiosWords(
+    tools=(
+        "You can call tools. Each result is given to you before you go on; several calls in one answer cost as much as "
+        "one. Call one only for what you do not know, then answer in words."
+    ),
+    signals=(
+        "You can send signals, which are called like tools. A signal is recorded, nothing comes back, and nothing else "
+        "changes by it: say all you have to say as well. Send one near the end of your answer."
+    ),
+    json_calls=(
+        "Where you cannot call a tool in any other way, let your whole answer be one JSON object and nothing else:\n"
+        '{"tool_calls": [{"name": "NAME", "arguments": {}}]}'
+    ),
+    markup_calls=(
+        "To call a tool, write its arguments as one JSON object, as often as you need in one answer:\n"
+        '<tool_request name="NAME">{}</tool_request>\n'
+        "Each result comes back as <observation>JSON</observation>."
+    ),
+    markup="",
+    tells_parameters=False,
+    budget="Tool iterations left: $count",
+    bios_left="Tool iterations left: $count",
+    bios_none_left="Tool iterations left: 0. Answer now, without calling a tool.",
+    left="",
+    none_left="",
+)
 # What each piece may name; another name is refused where the piece is given.
 NAMES: Final[Mapping[str, frozenset[str]]] = {
     "context": frozenset({"agent", "role", "who", "agents"}),
@@ -72,7 +98,7 @@ class Wording:
 
 # Of conversations that had begun before their words were stored with them.
 UNSTORED: Final = Wording(
-    bios=BiosWords(markup="", tells_parameters=False, left="", none_left=""),
+    bios=UNSTORED_BIOS,
     clock=Clock.NOW,
     context=UNSTORED_CONTEXT,
     lone_context=UNSTORED_CONTEXT,

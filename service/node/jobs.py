@@ -92,7 +92,7 @@ class Jobs:
             StoreUnavailable: the store is in trouble.
         """
         is_small = size <= SMALL_BYTES
-        text, hashed = _canonical(document) if is_small else await anyio.to_thread.run_sync(_canonical, document)
+        text, hashed = _written(document) if is_small else await anyio.to_thread.run_sync(_written, document)
         now = datetime.now(UTC)
         if key is not None:
             # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
@@ -113,7 +113,7 @@ class Jobs:
         await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
         written = await self._catalog.expand(document)
         if written is not document:  # a job keeps the schemas that it was posted with
-            document, text = written, await anyio.to_thread.run_sync(canonical_json, written)
+            document, text = written, await anyio.to_thread.run_sync(msgspec.json.encode, written)
             await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
         is_small = len(text) <= SMALL_BYTES
         if is_small:
@@ -299,9 +299,9 @@ def canonical_json(document: object) -> bytes:
     return msgspec.json.encode(document, order="deterministic")
 
 
-def _canonical(document: object) -> tuple[bytes, str]:
-    text = canonical_json(document)
-    return text, hash_of(text)
+def _written(document: object) -> tuple[bytes, str]:
+    """Return the JSON of a document in its author's order, which prompts show, and its hash, which knows no order."""
+    return msgspec.json.encode(document), hash_of(canonical_json(document))
 
 
 def hash_of(canonical: bytes) -> str:

@@ -158,16 +158,21 @@ def _listed(server: McpTools) -> list[CatalogTool]:
 
 
 def _distinct(tools: Sequence[object]) -> list[object]:
-    """Return tools under names that differ: one that stands twice is prefixed with its server's."""
+    """Return each tool once, under names that differ: one that stands twice is prefixed with its server's."""
+    tools = [tool for place, tool in enumerate(tools) if not _is_of_server(tool) or tool not in tools[:place]]
     names = Counter(_name_of(tool) for tool in tools)
     return [_prefixed(tool) if names[_name_of(tool)] > 1 else tool for tool in tools]
 
 
 def _prefixed(tool: Any) -> object:  # noqa: ANN401 - a definition, or whatever an author took for one
-    if not isinstance(tool, dict) or "mcp" not in tool:
+    if not _is_of_server(tool):
         return tool
     function, server = tool["function"], tool["mcp"]["server"]
     return {**tool, "function": {**function, "name": f"{server}_{function['name']}"}}
+
+
+def _is_of_server(tool: object) -> bool:
+    return isinstance(tool, dict) and "mcp" in tool
 
 
 def _name_of(tool: Any) -> object:  # noqa: ANN401 - a definition, or whatever an author took for one

@@ -88,9 +88,12 @@ class TurnRun:
             return None
         return validation.constraint(may_think=self._agent.markup)
 
-    def demand(self, constraint: Constraint | None) -> Demand | None:
-        """Return what the answer is held to: ``constraint``, or what its author's own parameters say."""
-        if constraint is None and not self._agent.is_constrained:
+    def demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
+        """Return what the answer is held to: ``constraint``, or what its author's parameters or the model's say.
+
+        ``is_own``: the model's say something.
+        """
+        if constraint is None and not is_own and not self._agent.is_constrained:
             return None
         is_met = self._is_valid if self._agent.validation is not None else None
         return Demand(constraint=constraint, is_met=is_met, at_once=bool(self.rejected))

@@ -72,9 +72,10 @@ class TurnRunner:
         fault = self._jobs[run.key.job_id].check_weights(run.key, version)
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
-        constraint = run.constraint
-        if constraint is None or not CONSTRAINTS.isdisjoint(worker.spec.params):
-            return await self._perform(run, worker, run.demand(None), is_told=False)
+        is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's, who has the last word on a model
+        constraint = None if is_own else run.constraint
+        if constraint is None:
+            return await self._perform(run, worker, run.demand(None, is_own=is_own), is_told=False)
         plan = worker.constraints.plan(constraint)
         demand = run.demand(constraint) if plan.is_sent else None
         outcome = await self._perform(run, worker, demand, is_told=plan.is_told)

@@ -19,8 +19,8 @@ ADD: Document = {
         "description": "Add.",
         "parameters": {
             "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
+            "properties": {"b": {"type": "integer"}, "a": {"type": "integer"}},  # in its author's order
+            "required": ["b", "a"],
         },
     },
 }

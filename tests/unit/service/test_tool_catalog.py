@@ -75,6 +75,8 @@ async def test_a_name_that_stands_twice_is_prefixed() -> None:
     assert names(written) == ["a_read", "b_read", "x"]
     assert isinstance(written, dict)
     assert written["agents"][0]["tools"][1]["mcp"] == {"server": "b", "tool": "read"}
+    twice = await catalog(Server("a", ["read"])).expand(job({"mcp": "a"}, {"mcp": "a", "only": ["read"]}))
+    assert names(twice) == ["read"], "the same tool is no other one"
 
 
 async def test_what_is_not_there_is_told_with_its_place() -> None:

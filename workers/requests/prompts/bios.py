@@ -51,22 +51,16 @@ class BiosWords:
     is_on: bool = True
     template: str | None = None
     clock_step_s: float = 600.0
-    tools: str = (
-        "You can call tools. Each result is given to you before you go on; several calls in one answer cost as much as "
-        "one. Call one only for what you do not know, then answer in words."
-    )
-    signals: str = (
-        "You can send signals, which are called like tools. A signal is recorded, nothing comes back, and nothing else "
-        "changes by it: say all you have to say as well. Send one near the end of your answer."
-    )
+    tools: str = "You can call tools, and are given their results before you answer:"
+    signals: str = "You can send signals, which are called like tools; nothing comes back. Send one near the end:"
     json_calls: str = (
-        "Where you cannot call a tool in any other way, let your whole answer be one JSON object and nothing else:\n"
+        "To call one in words, let your whole answer be one JSON object:\n"
         '{"tool_calls": [{"name": "NAME", "arguments": {}}]}'
     )
     markup_calls: str = (
-        "To call a tool, write its arguments as one JSON object, as often as you need in one answer:\n"
+        "To call one, write its arguments as a JSON object:\n"
         '<tool_request name="NAME">{}</tool_request>\n'
-        "Each result comes back as <observation>JSON</observation>."
+        "Its result comes back as <observation>JSON</observation>."
     )
     markup: str = (
         "Write <think>...</think> around what others must not read, <answer>...</answer> around what you say, or "
