@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -18,10 +19,11 @@ from tests.engines.conftest import SLOTS
 from tests.engines.subjects import KEY, Subject
 from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
 from tests.harness.waiting import LIMIT_S, wait_until
+from transport.request import Constraint
 from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict, Worker
 from workers.outcome import Completed
 from workers.requests.answer import Answer
-from workers.requests.request import Request, user_conversation
+from workers.requests.request import Demand, Request, user_conversation
 
 LONG: dict[str, object] = {"max_tokens": 3_000, "ignore_eos": True}
 
@@ -36,6 +38,39 @@ async def test_it_answers_and_tells_what_that_cost(subject: Subject) -> None:
         assert worker._watch.observations.speed.tokens_per_s is not None
         again = await result(worker, await submit(worker, "Go.", max_tokens=1))
         assert (again.usage.cached_tokens or 0) > 100
+
+
+CONSTRAINTS = [
+    (Constraint(choices=("yes", "no")), r'"?(yes|no)"?'),  # in quotes where only JSON can be asked for
+    (Constraint(pattern="^[a-c]{3}-[0-9]{2}$"), "[a-c]{3}-[0-9]{2}"),
+    (
+        Constraint(json_schema={"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}),
+        r"\{.*\}",
+    ),
+    (Constraint(choices=("yes", "no"), may_think=True), r"(<think>[^<]*</think>\s*)?(yes|no)"),
+]
+
+
+async def test_it_holds_its_model_to_a_constraint(subject: Subject) -> None:
+    """Specification, "Constraints": of noise itself an engine makes what was asked for."""
+    async with subject.working() as worker:
+        for constraint, form in CONSTRAINTS:
+            if not worker.constraints.plan(constraint).is_sent:
+                assert subject.foreign is not None, constraint
+                continue
+            answer = Answer(time.monotonic)
+            request = Request(
+                job_name="a job",
+                system="",
+                conversation=user_conversation("Go."),
+                params={"max_tokens": 400, "temperature": 0},
+                demand=Demand(constraint=constraint),
+            )
+            with worker.lease_nowait():
+                outcome = await worker.perform(request, answer)
+            assert isinstance(outcome, Completed), outcome
+            assert outcome.finish_reason == "length" or re.fullmatch(form, answer.text.strip(), re.DOTALL), answer.text
+            assert outcome.finish_reason == "stop" or constraint.may_think or constraint.json_schema
 
 
 async def test_a_cancel_frees_the_slot_and_costs_nothing(subject: Subject) -> None:
