@@ -24,6 +24,7 @@ START_S = 150.0
 VERSIONS = 5
 SLOTS = 16
 PROMPTS = [f"Question {number}?" for number in range(8)]
+CUE = "You are a. It is your turn, in round 1 of 1."  # of a shorter prompt noise says less that tells versions apart
 GREEDY: Document = {"temperature": 0, "ignore_eos": True}
 BUCKETS = {1: 64 * 1024 * 1024, 3: 40_000, 5: 1}  # all in one, some in each, each alone
 SEEDS = (0, 37, 31, 5, 36, 18)  # whose answers begin differently, and with little doubt
@@ -139,7 +140,7 @@ def say(service: Service, prompts: list[str], tokens: int, **conversation: objec
 def document_of(prompts: list[str], tokens: int, **conversation: object) -> Document:
     agents = [{"id": "a", "model": "policy", "params": {**GREEDY, "max_tokens": tokens}}]
     talks = [{"prompt": prompt, **conversation} for prompt in prompts]
-    return {"agents": agents, "rounds": 1, "conversations": talks}
+    return {"agents": agents, "rounds": 1, "conversations": talks, "prompts": {"cue": CUE}}
 
 
 def post(service: Service, prompts: list[str], tokens: int, **conversation: object) -> str:
@@ -147,8 +148,8 @@ def post(service: Service, prompts: list[str], tokens: int, **conversation: obje
 
 
 def messages_of(prompts: list[str]) -> list[list[Document]]:
-    """Return what an engine is sent for each of these conversations: of one agent in one round the prompt alone."""
-    return [[{"role": "user", "content": prompt}] for prompt in prompts]
+    """Return what an engine is sent for each of these conversations: the prompt, and the cue."""
+    return [[{"role": "user", "content": f"{prompt}\n\n{CUE}"}] for prompt in prompts]
 
 
 def wait_full(service: Service) -> None:
