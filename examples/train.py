@@ -16,8 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from service.client import WeightsClient
 
-CUE = "You are a. It is your turn, in round 1 of 1."  # what Roundhouse tells an agent after the prompt
-
 
 def main() -> None:
     """Train, update, ask; until the engines say the sentence."""
@@ -66,7 +64,7 @@ def _options() -> argparse.Namespace:
 
 def _example(tokenizer, prompt: str, sentence: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens of prompt and sentence, and what is to be learned of them: the sentence."""
-    messages = [{"role": "user", "content": f"{prompt}\n\n{CUE}"}]
+    messages = [{"role": "user", "content": prompt}]
     asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     head = tokenizer(asked, add_special_tokens=False)["input_ids"]
     tail = tokenizer(sentence, add_special_tokens=False)["input_ids"]
