@@ -14,6 +14,7 @@ from service.scheduling.outlet import SchedulerStore
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.scheduling.turn import TurnRun
+from service.store.records import StoredToolCall
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
@@ -72,17 +73,20 @@ class TurnRunner:
         fault = self._jobs[run.key.job_id].check_weights(run.key, version)
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
+        earlier: Sequence[StoredToolCall] = ()
+        if self._jobs[run.key.job_id].has_tools(run.key.agent_id):  # once: what this attempt calls is no earlier one's
+            earlier = await self._outlet.calls_of(run.key)
         is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's, who has the last word on a model
         constraint = None if is_own else run.constraint
         if constraint is None:
-            return await self._perform(run, worker, run.demand(None, is_own=is_own), is_told=False)
+            return await self._perform(run, worker, earlier, run.demand(None, is_own=is_own), is_told=False)
         plan = worker.constraints.plan(constraint)
         demand = run.demand(constraint) if plan.is_sent else None
-        outcome = await self._perform(run, worker, demand, is_told=plan.is_told)
+        outcome = await self._perform(run, worker, earlier, demand, is_told=plan.is_told)
         if plan.is_sent and isinstance(outcome, Completed) and run.attempt.answer.constrained_by is not None:
             worker.constraints.note_answer(constraint, run.attempt.answer.text)
-        if plan.is_sent and _is_refused(outcome):
-            without = await self._perform(run, worker, None, is_told=True)
+        if run.attempt.answer.constrained_by is not None and _is_refused(outcome):
+            without = await self._perform(run, worker, earlier, None, is_told=True)
             if isinstance(without, Completed):
                 logger.warning("turn %s: its constraint is told in words: %s", run.key, outcome)
                 worker.constraints.note_refused(constraint)
@@ -90,12 +94,17 @@ class TurnRunner:
         return outcome
 
     async def _perform(
-        self, run: TurnRun, worker: SupervisedWorker, demand: Demand | None, *, is_told: bool
+        self,
+        run: TurnRun,
+        worker: SupervisedWorker,
+        earlier: Sequence[StoredToolCall],
+        demand: Demand | None,
+        *,
+        is_told: bool,
     ) -> Outcome:
         attempt, key, prompts = run.attempt, run.key, self._jobs[run.key.job_id]
         journal = addition = None
-        if prompts.has_tools(key.agent_id):  # which earlier attempts may have called
-            earlier = await self._outlet.calls_of(key)
+        if prompts.has_tools(key.agent_id):
             journal, addition = TurnCalls(key, earlier, self._outlet.append), describe_calls(earlier)
         request, attempt.prompt = prompts.request(
             key, run.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition

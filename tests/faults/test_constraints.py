@@ -181,6 +181,9 @@ def test_a_constraint_that_is_refused_after_tools_costs_no_call(ask: Ask) -> Non
     assert (turn["state"], turn["text"], len(turn["attempts"])) == ("completed", "yes", 1)
     assert [call["result"] for call in turn["tool_calls"]] == [{"seen": "price"}]
     assert sent[-1]["messages"][-1]["role"] == "tool"
+    assert sent[-1]["messages"][1:] == sent[-2]["messages"][1:], (
+        "it is not told of its own calls as of an earlier attempt's"
+    )
     assert "Answer with exactly one of: yes, no." in sent[-1]["messages"][0]["content"]
 
 
