@@ -7,6 +7,9 @@
     ├── NoSlot            every slot is in use, or the worker is not ready
     ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
     ├── StopTimedOut      the engine's tree did not die
+    ├── DevicesUnreadable a driver or a program that tells of GPUs fails
+    ├── InvalidInventory  there cannot be a machine with these devices
+    ├── InvalidLayout     devices cannot be divided into lanes so
     ├── OffloadCrowded    too much waits already to be looked at in other processes
     ├── InvalidTensors    a file of tensors is none, or not whole
     ├── AdapterError      an adapter cannot be loaded or unloaded; nothing has changed
@@ -67,6 +70,18 @@ class NoSlot(WorkerError):
 
 class InvalidSpec(WorkerError):
     """The specification cannot be launched."""
+
+
+class DevicesUnreadable(WorkerError):
+    """A driver, or a program, that tells of GPUs fails."""
+
+
+class InvalidInventory(WorkerError):
+    """There cannot be a machine with these devices."""
+
+
+class InvalidLayout(WorkerError):
+    """Devices cannot be divided into lanes so."""
 
 
 class StopTimedOut(WorkerError):

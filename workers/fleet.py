@@ -10,6 +10,9 @@ import anyio
 from workers.adapters.model_adapters import ModelAdapters
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
+from workers.health.diary import Diary
+from workers.lanes.lane_pool import LanePool
+from workers.policy.placement import SwapRule
 from workers.process.orphans import patrol
 from workers.process.registry import open_registry
 from workers.spec import WorkerId, WorkerSpec
@@ -33,18 +36,29 @@ class Fleet:
         *,
         tries_suspects: bool = False,
         count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
+        swap_rule: SwapRule = SwapRule.FAIR,
     ) -> None:
-        self._workers = {
-            spec.id: SupervisedWorker(
-                spec, environment, self._tell, tries_suspects=tries_suspects, count_pools=count_pools
+        diaries = {spec.id: Diary.of(spec) for spec in specs}  # one for all models of a lane
+        workers = [
+            SupervisedWorker(
+                spec,
+                environment,
+                self._tell,
+                tries_suspects=tries_suspects,
+                count_pools=count_pools,
+                diary=diaries[spec.id],
             )
             for spec in specs
-        }
+        ]
+        self._fixed = {worker.spec.id: worker for worker in workers if worker.spec.lane is None}
+        self.lanes = LanePool(swap_rule, is_changed=self._is_changed)
+        self.lanes.add(worker for worker in workers if worker.spec.lane is not None)
+        self._all = workers
         self._state_dir = state_dir
         self.weights: dict[str, ModelWeights] = {}
         self.adapters: dict[str, ModelAdapters] = {}
         for name in self.models():
-            workers, lock = [worker for worker in self if worker.spec.name == name], anyio.Lock()
+            workers, lock = [worker for worker in self._all if worker.spec.name == name], anyio.Lock()
             if workers[0].weights is not None:
                 self.weights[name] = ModelWeights(name, workers, state_dir, observe, lock)
             if workers[0].owns_engine and state_dir is not None:  # copies are kept there
@@ -55,8 +69,9 @@ class Fleet:
         return f"<Fleet {[(worker.spec.id, str(worker.state)) for worker in self]}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
-        """Iterate in the configuration's order."""
-        return iter(self._workers.values())
+        """Iterate over the workers of fixed models in the configuration's order, then over those on the lanes."""
+        yield from self._fixed.values()
+        yield from self.lanes
 
     def subscribe(self, on_change: Callable[[SupervisedWorker], None]) -> None:
         """Have ``on_change`` called, in the event loop, after every change of a worker's state."""
@@ -64,7 +79,12 @@ class Fleet:
 
     def get(self, worker_id: str) -> SupervisedWorker | None:
         """Return the worker of that id, if there is one."""
-        return self._workers.get(WorkerId(worker_id))
+        lane = self.lanes.find(worker_id)
+        return lane.current if lane is not None else self._fixed.get(WorkerId(worker_id))
+
+    def slots_on_demand(self, model: str) -> int:
+        """Count the slots that a model would have if it were loaded on one of the lanes now."""
+        return self.lanes.slots_of(model) if model in self.lanes.models and self.lanes.has_room(model) else 0
 
     def refusal_s(self, worker_id: str) -> float | None:
         """Return for how long a turn may be refused by a worker; None is for ever."""
@@ -73,12 +93,13 @@ class Fleet:
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
-        ready = {worker.spec.name for worker in self if worker.is_available}
-        return [model for model in self.models() if model not in ready]
+        ready = {worker.spec.name for worker in self._fixed.values() if worker.is_available}
+        on_demand = {model for model in self.lanes.models if self.lanes.has_room(model)}
+        return [model for model in self.models() if model not in ready | on_demand]
 
     def models(self) -> list[str]:
         """List the models that there are workers of, ready or not, in the configuration's order."""
-        return list(dict.fromkeys(worker.spec.name for worker in self))
+        return list(dict.fromkeys(worker.spec.name for worker in self._all))
 
     def served_names(self) -> list[str]:
         """List what may be asked of workers here by name: models that are not lost, and the adapters on them."""
@@ -87,10 +108,14 @@ class Fleet:
 
     def is_lost(self, model: str) -> bool:
         """Whether no worker of a model will be ready again without an operator."""
-        return all(worker.has_given_up for worker in self if worker.spec.name == model)
+        if model in self.lanes.models:
+            return self.lanes.is_lost(model)
+        return all(worker.has_given_up for worker in self._fixed.values() if worker.spec.name == model)
 
     def trouble_of(self, model: str) -> str:
         """Return why no worker of a model is ready."""
+        if model in self.lanes.models:
+            return self.lanes.trouble_of(model)
         states = [
             f"{worker.spec.id} is {worker.state}: {worker.because}" for worker in self if worker.spec.name == model
         ]
@@ -102,8 +127,9 @@ class Fleet:
         Raises:
             StartFailed: all workers of a model have given up.
         """
-        hopeful = {worker.spec.name for worker in self if worker.state is not WorkerState.FAILED}
-        for worker in self:
+        hopeful = {worker.spec.name for worker in self._fixed.values() if worker.state is not WorkerState.FAILED}
+        hopeful |= {model for model in self.lanes.models if self.lanes.has_room(model)}
+        for worker in self._all:
             if worker.spec.name not in hopeful:
                 raise worker.failure()
 
@@ -117,26 +143,29 @@ class Fleet:
                 await tasks.start(weights.run)
             for adapters in self.adapters.values():
                 await tasks.start(adapters.run)
-            for worker in self:
+            for worker in self._all:
                 await tasks.start(worker.run, registry, gate)
+            for worker in self._fixed.values():
                 worker.start_nowait()
+            await tasks.start(self.lanes.run)
             try:
                 yield
             finally:
                 tasks.cancel_scope.cancel()
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
-        """Return when every worker is ready.
+        """Return when every worker of a fixed model is ready; others are loaded when turns want them.
 
         Raises:
             StartFailed: one of them will not be.
         """
-        for worker in self:
+        for worker in self._fixed.values():
             await worker.wait_ready(first_try_only=first_try_only)
 
     def drain_nowait(self, because: str) -> None:
-        """Let no worker admit anything new."""
-        for worker in self:
+        """Let no worker admit anything new, and load no model."""
+        self.lanes.close(because)
+        for worker in self._all:
             worker.drain_nowait(because)
 
     async def wait_kept(self) -> None:
@@ -146,9 +175,15 @@ class Fleet:
 
     async def stop(self, because: str, *, at_once: bool = False) -> None:
         """Stop all workers at the same time; one that cannot be stopped does not keep the others."""
+        self.lanes.close(because)
         async with anyio.create_task_group() as tasks:
-            for worker in self:
+            for worker in self._all:
                 tasks.start_soon(_stop, worker, because, at_once)
+
+    def _is_changed(self, worker: SupervisedWorker) -> bool:
+        """Whether a model's weights are on their way to its engines, or being written for those that come later."""
+        weights = self.weights.get(worker.spec.name)
+        return weights is not None and (weights.running is not None or weights.is_keeping)
 
     def _tell(self, worker: SupervisedWorker) -> None:
         weights = self.weights.get(worker.spec.name)
@@ -158,6 +193,7 @@ class Fleet:
             weights.take_change(worker)
         if adapters is not None:
             adapters.take_change(worker)
+        self.lanes.take_change(worker)
         for subscriber in self._subscribers:
             subscriber(worker)
 

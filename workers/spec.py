@@ -9,6 +9,7 @@ from typing import Annotated, Final, NewType
 from annotated_types import Ge
 
 from transport.endpoint import Endpoint
+from workers.devices.layout import Lane
 from workers.errors import InvalidSpec
 from workers.policy.limits import Configured, Seconds
 from workers.policy.liveness import StallLimits
@@ -85,7 +86,9 @@ class WorkerSpec:
     ``max_answer`` bounds an answer in tokens where no parameter does; None is three quarters of the context.
     ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
-    the former. ``state_dir`` is where incidents and started processes are noted; None notes them nowhere.
+    the former. ``lane`` is the place on a device where the engine runs while turns want its model; there it needs
+    ``need_mib`` of memory, where that is known, and stays idle for ``keep_s``, or for ever with ``pin``. ``state_dir``
+    is where incidents and started processes are noted; None notes them nowhere.
 
     Source: specification, "Worker interface" and "Configuration".
     """
@@ -119,6 +122,10 @@ class WorkerSpec:
     max_adapters: int | None = None
     on_cpu: bool | None = None
     state_dir: Path | None = None
+    lane: Lane | None = None
+    need_mib: int | None = None
+    pin: bool = False
+    keep_s: float | None = None
 
     def __post_init__(self) -> None:
         """Take an engine by its plain name, and name the worker after its model.

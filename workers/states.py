@@ -26,6 +26,7 @@ class Hold(StrEnum):
     STALE_WEIGHTS = "stale_weights"
     OPERATOR = "operator"
     REFUSING = "refusing"
+    SWAP = "swap"
     UPDATE = "update"
 
 
@@ -34,6 +35,7 @@ HELD: Final[Mapping[Hold, str]] = {
     Hold.STALE_WEIGHTS: "its weights are not the model's current ones",
     Hold.OPERATOR: "drained by an operator",
     Hold.REFUSING: "it refused a request and a probe of ours, and is asked until it answers one",
+    Hold.SWAP: "its lane is wanted for another model, or was idle",
     Hold.UPDATE: "its weights are being changed",
 }
 PASSING: Final = frozenset({Hold.ADAPTERS, Hold.UPDATE})  # the engine that is there takes requests again by itself

@@ -21,6 +21,7 @@ from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot, StartFailed
 from workers.health.charges import ending_of, may_be_cause
 from workers.health.circuit_breaker import CircuitBreaker
+from workers.health.diary import Diary
 from workers.health.engine_owner import Suspects
 from workers.health.incident import Incidents
 from workers.health.probes import EngineProbes
@@ -50,7 +51,7 @@ class SupervisedWorker:
     ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
     gone. ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that
     the runner of requests finds out which of them an engine died of, and tells what none explains (``count_failure``).
-    ``count_pools`` says how many turns wait and run in all: incidents keep it.
+    ``count_pools`` says how many turns wait and run in all: incidents keep it. Workers of one id share a ``diary``.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class SupervisedWorker:
         *,
         tries_suspects: bool = False,
         count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
+        diary: Diary | None = None,
     ) -> None:
+        diary = diary or Diary.of(spec)
         environment = os.environ if environment is None else environment
         self.spec = spec = placed(spec, environment)
         self._tries_suspects = tries_suspects
@@ -73,6 +76,7 @@ class SupervisedWorker:
             spec,
             environment,
             self._client,
+            diary.log,
             on_end=self._end_requests,
             on_gone=self._keep_incident,
             on_move=self._moved,
@@ -84,7 +88,7 @@ class SupervisedWorker:
             self._client, partial(self._asked, None), self._root_pid, lambda: self.log.bytes_taken
         )
         self._watch = HealthWatch(self._in_flight, self._probes, spec.timeouts, self, time.monotonic)
-        self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools)
+        self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools, diary.incidents)
         self._breaker = CircuitBreaker(self, self._probes, self._in_flight, time.monotonic)
         recovery = Recovery(self, self._probes, self._in_flight, self._breaker)
         self._limit: SlotLimit | None = None
@@ -119,9 +123,13 @@ class SupervisedWorker:
             for running in self._in_flight:
                 running.end(Cancelled(reason=CancelReason.SHUTDOWN))
 
-    def start_nowait(self) -> None:
-        """Ask for an engine; what comes of it shows in the state."""
-        self._supervisor.post(lifecycle.StartRequested())
+    def start_nowait(self, because: str = "asked to start", *, after: int = 0) -> None:
+        """Ask for an engine, whose number is above ``after``; what comes of it shows in the state."""
+        self._supervisor.post(lifecycle.StartRequested(because=because, after=after))
+
+    def stop_nowait(self, because: str) -> None:
+        """Ask for the engine's end; requests in flight end with it."""
+        self._supervisor.post(lifecycle.StopRequested(because=because))
 
     def drain_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
         """Admit nothing new, later incarnations neither; requests in flight go on."""

@@ -14,6 +14,7 @@ from service import __version__
 from service.api import problems
 from service.api.door.gate import Gate
 from service.api.jobs import jobs_router
+from service.api.lanes import lanes_router
 from service.api.metrics import metrics_router
 from service.api.models.adapters import ADAPTER_BODIES, adapters_router
 from service.api.models.tools import tools_router
@@ -40,6 +41,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
     problems.install(app)
     app.include_router(jobs_router(node.jobs, node.prompts, limits))
     app.include_router(workers_router(node.fleet))
+    app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))
     app.include_router(tools_router(node.catalog))

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge
 from service.node.jobs import SMALL_BYTES
-from workers.offload.pool import Lane, offload
+from workers.offload.pool import Purpose, offload
 
 COUNT_LIMIT_S: Final = 10.0
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
@@ -64,7 +64,7 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
         return decode_document(body, limits)
     if body.count(b",") + body.count(b"[") + body.count(b"{") > limits.nodes:  # there may be fewer, with commas in text
         try:
-            count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S, lane=Lane.DOCUMENTS)
+            count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S, purpose=Purpose.DOCUMENTS)
         except TimeoutError as error:
             raise BodyMalformed(f"its values cannot be counted within {COUNT_LIMIT_S:g} s") from error
         if count > limits.nodes:

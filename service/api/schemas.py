@@ -252,6 +252,30 @@ class WorkerList(Body):
     workers: list[WorkerOut]
 
 
+class LaneOut(Body):
+    """A lane: its place, the model whose engine is there, the one that it is kept for, and what its loads took."""
+
+    lane: str
+    device: str  # the UUID of a GPU or slice, or "cpu"
+    layout: str
+    memory_mib: int | None
+    port: int
+    resident: list[str]
+    phase: str
+    next: str | None
+    because: str
+    need_mib: int | None  # of the resident, where it is known
+    swaps: int
+    load_s: dict[str, float]  # of each model that was loaded here: its last load
+    barred: list[str]  # models that gave up here, and are tried elsewhere meanwhile
+
+
+class LaneList(Body):
+    """All lanes, device by device."""
+
+    lanes: list[LaneOut]
+
+
 class LogLineOut(Body):
     """One line that an engine printed."""
 
@@ -331,4 +355,5 @@ class StatusOut(Body):
     unclaimed: dict[str, str]
     store: StoreOut
     tool_servers: list[ToolServerOut]
+    lanes: list[LaneOut]
     workers: list[WorkerOut]

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from fastapi import APIRouter
 
 from service.api import schemas
+from service.api.lanes import lane_document
 from service.api.problems import refused
 from service.api.workers import tool_servers, worker_document
 from service.node.node import Node
@@ -35,5 +36,6 @@ def status_document(node: Node, unclaimed: Mapping[str, str] = MappingProxyType(
         unclaimed=dict(unclaimed),
         store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
         tool_servers=tool_servers(node.tools),
+        lanes=[lane_document(lane) for lane in node.fleet.lanes.lanes],
         workers=[worker_document(worker) for worker in node.fleet],
     )

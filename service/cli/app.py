@@ -9,6 +9,7 @@ from rich.console import Console
 from service import __version__
 from service.cli import local, remote
 from service.cli.exits import Exit
+from service.cli.gpus import gpus
 from service.cli.plain import plain
 from service.cli.remote import Refused, Unreachable
 from service.cli.tool_listing import tools
@@ -28,6 +29,7 @@ app = typer.Typer(
 local.add_commands(app)
 remote.add_commands(app)
 app.command()(tools)
+app.command()(gpus)
 
 
 def _print_version(is_asked: bool) -> None:

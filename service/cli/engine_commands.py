@@ -19,6 +19,7 @@ from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.cli.prompt_display import PromptDisplay
 from service.cli.run_display import display
+from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config
 from service.config.roots import roots_of
 from service.config.schema import Config
@@ -41,10 +42,11 @@ DEMO: Final = resources.files("service.cli")
 SHOWN: Final = 1  # of the debates, at the end
 
 
-def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path | None) -> None:
+def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path | None, enable_mig: bool) -> None:
     """Run the service until it is stopped."""
     os.umask(0o077)  # what it writes holds prompts and answers
     settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
+    settings = with_mig(settings, enable_mig=enable_mig)
     specs = _specs(settings, config.parent, settings.server.state_dir)
     listener = listen(settings.server.host, settings.server.port)
     run_async(
@@ -52,9 +54,9 @@ def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path |
     )
 
 
-def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool) -> None:
+def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, enable_mig: bool) -> None:
     """Run job files to their ends."""
-    settings = load_config(config)
+    settings = with_mig(load_config(config), enable_mig=enable_mig)
     files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
     _check_writable(output)
     specs = _specs(settings, config.parent, settings.server.state_dir)

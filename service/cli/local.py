@@ -16,6 +16,8 @@ StateOption = Annotated[
     Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Database, made models; over server.state_dir.")
 ]
 
+MigOption = Annotated[bool, typer.Option("--enable-mig", help="Use MIG slices; over gpus.enable_mig.")]
+
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
@@ -30,11 +32,13 @@ def serve_command(
     host: Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_HOST", help="Over server.host.")] = None,
     port: Annotated[int | None, typer.Option(envvar="ROUNDHOUSE_PORT", help="Over server.port.")] = None,
     state_dir: StateOption = None,
+    *,
+    enable_mig: MigOption = False,
 ) -> None:
     """Run the service. SIGTERM or Ctrl-C once drains and stops; a second time stops at once."""
     from service.cli import engine_commands  # noqa: PLC0415 - see above
 
-    engine_commands.serve(config, host=host, port=port, state_dir=state_dir)
+    engine_commands.serve(config, host=host, port=port, state_dir=state_dir, enable_mig=enable_mig)
 
 
 def run_command(
@@ -46,11 +50,12 @@ def run_command(
     show_prompts: Annotated[
         bool, typer.Option("--show-prompts", help="Print what is really asked, as each attempt ends.")
     ] = False,
+    enable_mig: MigOption = False,
 ) -> None:
     """Run job files in one process, without HTTP, with progress."""
     from service.cli import engine_commands  # noqa: PLC0415 - see above
 
-    engine_commands.run(jobs, config, output, show_prompts=show_prompts)
+    engine_commands.run(jobs, config, output, show_prompts=show_prompts, enable_mig=enable_mig)
 
 
 def demo_command(

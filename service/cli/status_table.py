@@ -37,6 +37,7 @@ def plain_lines(status: Document) -> list[str]:
     """Return the whole table as lines for a pipe or a file."""
     lines = [summary(status)]
     lines += [f"  worker {_worker_line(worker)}" for worker in status["workers"]]
+    lines += [f"  {line}" for line in _lanes(status)]
     lines += [f"  {worker} runs {turn}: {progress}" for worker, turn, progress in _speaking(status)]
     for pool, heads in status["heads"].items():
         lines += [f"  {pool}: {_turn(head)} waits for {head['waits_for']}" for head in heads]
@@ -60,6 +61,8 @@ def table(status: Document, title: str = "") -> RenderableType:
             escape(worker["id"]), f"[{style}]{worker['state']}[/]", slots, f"{worker['tokens_per_s']:.0f}",
             worker["verdict"] or "-", escape(plain(worker["because"])),
         )  # fmt: skip
+    for line in _lanes(status):
+        workers.add_row(Text(line, style="dim"))
     speaking = Table("worker", "speaking (job/conversation/agent/round)", "so far", box=None, header_style="bold")
     for row in _speaking(status):
         speaking.add_row(*map(escape, row))
@@ -67,6 +70,18 @@ def table(status: Document, title: str = "") -> RenderableType:
     notes = [Text(note, style="red") for note in _notes(status)]
     head += [Rule(), Text(summary(status), style="bold"), *notes]
     return Group(*head, Rule(), speaking, Rule(), pools, Rule(), workers, Rule())
+
+
+def _lanes(status: Document) -> list[str]:
+    """Return a line for each lane: its device, who is there, who comes, and what the last load took."""
+    lines = []
+    for lane in status["lanes"]:
+        resident = ", ".join(lane["resident"]) or "empty"
+        then = f", then {lane['next']}" if lane["next"] else ""
+        took = [lane["load_s"][model] for model in lane["resident"] if model in lane["load_s"]]
+        cost = f", loaded in {took[0]:.1f} s" if took else ""
+        lines.append(plain(f"{lane['lane']} on {lane['device']}: {resident}{then}{cost}; {lane['swaps']} loads"))
+    return lines
 
 
 def _speaking(status: Document) -> list[tuple[str, str, str]]:

@@ -3,6 +3,7 @@
 Source: specification, "Configuration files".
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,13 +16,18 @@ from service.formats.faults import StrictModel
 from service.formats.hosts import canonical_host, canonical_origin
 from service.formats.signatures import signing_key
 from service.scheduling.core.policies import POLICIES
+from workers.devices.layout import Layout, LayoutPolicy
+from workers.lanes.lane_spec import DEVICE_VARIABLES
 from workers.policy.limits import Seconds
+from workers.policy.placement import SwapRule
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import Clock
 from workers.spec import LOOPBACK, WorkerTimeouts
 from workers.tools.calls import WrongArguments
+
+LANE = "lane"  # what the workers on lanes are called, with a number
 
 
 def _usable_path(path: Path) -> Path:
@@ -137,6 +143,14 @@ class SchedulingConfig(StrictModel):
 
     policy: Annotated[str, AfterValidator(_known_policy)] = "critical_path"
     group_by: GroupBy | None = None
+    swap: SwapRule = SwapRule.FAIR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpusConfig(LayoutPolicy):
+    """Lanes, for models that are placed on them; ``inventory`` is a file in place of the machine's own devices."""
+
+    inventory: Place | None = None
 
 
 class HttpToolsConfig(StrictModel):
@@ -197,6 +211,9 @@ class ModelConfig(StrictModel):
     command: list[Text] = Field(default_factory=list)
     args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
     env: dict[str, Annotated[Text, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
+    placement: Literal["fixed", "lanes"] = "fixed"
+    pin: bool = False
+    keep_s: Seconds | None = None
     replicas: int = Field(default=1, ge=1, le=256)
     host: Text = "127.0.0.1"
     port: Port = 9100
@@ -219,7 +236,8 @@ class ModelConfig(StrictModel):
     @property
     def is_portless(self) -> bool:
         """Whether no port is listened on: an attached server, or one on a UNIX socket, as vLLM's is by default."""
-        return self.url is not None or (self.engine == "vllm" and self.socket_dir is not False)
+        is_on_socket = self.engine == "vllm" and self.socket_dir is not False
+        return self.url is not None or is_on_socket or self.placement == "lanes"
 
     @model_validator(mode="after")
     def _is_attached_or_not(self) -> "ModelConfig":
@@ -244,6 +262,27 @@ class ModelConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _is_placed_once(self) -> "ModelConfig":
+        given = self.model_fields_set
+        if self.placement == "lanes":
+            if self.engine == "attached":
+                raise ValueError("placement: an attached engine is where it is; leave placement: fixed")
+            for key in sorted(key for key in given & {"replicas", "port", "host"} if not self._is_default(key)):
+                raise ValueError(f"{key}: a lane gives it; leave it out, or give placement: fixed")
+            for name in sorted(DEVICE_VARIABLES & self.env.keys()):
+                raise ValueError(f"env.{name}: a lane gives it; leave it out, or give placement: fixed")
+        else:
+            for key in sorted(key for key in given & {"pin", "keep_s"} if not self._is_default(key)):
+                raise ValueError(f"{key}: only of a model with placement: lanes")
+        if self.pin and self.keep_s is not None:
+            raise ValueError("keep_s: a model with pin: true stays; give one of both")
+        return self
+
+    def _is_default(self, key: str) -> bool:
+        """Whether a key says what it would without being given: the effective configuration gives all of them."""
+        return bool(getattr(self, key) == type(self).model_fields[key].default)
+
+    @model_validator(mode="after")
     def _ports_exist(self) -> "ModelConfig":
         if self.port + self.replicas - 1 > LAST_PORT:
             raise ValueError(f"port {self.port} and the {self.replicas - 1} that follow go beyond {LAST_PORT}")
@@ -258,6 +297,7 @@ class Config(StrictModel):
     webhooks: WebhooksConfig = Field(default_factory=WebhooksConfig)
     scheduling: SchedulingConfig = Field(default_factory=SchedulingConfig)
     limits: Limits = Field(default_factory=Limits)
+    gpus: GpusConfig = Field(default_factory=GpusConfig)
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -271,8 +311,26 @@ class Config(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _lanes_can_be_shared(self) -> "Config":
+        placed = [name for name, model in self.models.items() if model.placement == "lanes"]
+        if placed and LANE in self.models and self.models[LANE].placement == "fixed":
+            raise ValueError(f"models.{LANE}: its workers would be called like the lanes; give it another name")
+        if self.gpus.layout is Layout.A and len(placed) > 1:
+            first, *others = placed
+            raise ValueError(
+                f"models.{others[0]}.placement: layout A has one engine a GPU, whose checkpoints are adapters of one "
+                f"base, and models.{first} is another; make it an adapter of that, or give gpus.layout: B"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ports_differ(self) -> "Config":
         owners: dict[tuple[str, int], str] = {(_address(self.server.host), self.server.port): "server"}
+        if any(model.placement == "lanes" for model in self.models.values()):
+            first, last = self.gpus.ports
+            owners |= {("127.0.0.1", port): "gpus.ports" for port in range(first, min(last, LAST_PORT) + 1)}
+            if first <= self.server.port <= last:
+                raise ValueError(f"gpus.ports: [{first}, {last}] has the server's port {self.server.port}")
         listening = {name: model for name, model in self.models.items() if not model.is_portless}
         for name, model in listening.items():
             for index in range(model.replicas):

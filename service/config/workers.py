@@ -5,22 +5,27 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from service.config.inventory import devices_of, lanes_on
 from service.config.schema import Config, ModelConfig
 from service.config.tools import check_programs, python_tools
 from service.errors import ConfigError
+from workers.devices.layout import Lane
 from workers.engine.embedded.small_model import small_model_path
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
+from workers.files.model_memory import model_memory
+from workers.lanes.lane_spec import on_lane
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import BiosPolicy
 from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec
 from workers.tools.calls import ToolLimits
-from workers.tools.runner import ToolRunner
 
 TINY: Final = "roundhouse:tiny"  # made on the spot; its text is noise
 SMALL: Final = "roundhouse:small"  # a real model, fetched from the package index
@@ -48,11 +53,63 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
 def _specs_of(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
     specs: list[WorkerSpec] = []
     for name, model in config.models.items():
-        file = _model_file(name, model, base, state_dir)
-        python = python_tools(name, model.tools.python, base)
-        sockets = _socket_folder(model, base, state_dir)
-        specs += [_spec(name, model, file, index, python, base, sockets) for index in range(model.replicas)]
-    return specs
+        if model.placement == "fixed":
+            sockets = _socket_folder(model, base, state_dir)
+            plain = _spec(name, model, base, state_dir)
+            specs += [_replica(plain, index, sockets) for index in range(model.replicas)]
+    return [*specs, *_specs_on_lanes(config, base, state_dir)]
+
+
+def _specs_on_lanes(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
+    """Return a specification for each model on each lane, of which a lane runs one at a time."""
+    placed = {name: model for name, model in config.models.items() if model.placement == "lanes"}
+    if not placed:
+        return []
+    lanes = lanes_on(devices_of(config.gpus.inventory, base), config.gpus)
+    specs = [_with_need(_spec(name, model, base, state_dir), lanes) for name, model in placed.items()]
+    check_pins(specs, lanes)
+    return [
+        on_lane(spec, lane, socket_of(sockets, WorkerId(lane.id)) if sockets else None)
+        for lane in lanes
+        for spec in specs
+        for sockets in [_socket_folder(placed[spec.name], base, state_dir)]
+    ]
+
+
+def _with_need(spec: WorkerSpec, lanes: Sequence[Lane]) -> WorkerSpec:
+    """Return a specification that says what its model takes of a device, where that is known.
+
+    Raises:
+        ConfigError: no device has room for it.
+    """
+    known = model_memory(spec.model) if spec.model else None
+    rooms = [lane.device.room_mib for lane in lanes]
+    if known is None or None in rooms:
+        return spec
+    tokens = spec.context * (1 if spec.engine is EngineKind.VLLM else spec.slots)
+    need, most = known.need_mib(tokens) or known.weights_mib, max(room for room in rooms if room is not None)
+    if need > most:
+        raise ConfigError(
+            f"models.{spec.name}.model: {spec.model} takes {need} MiB with {tokens} tokens of context, and the largest "
+            f"device has room for {most} MiB; give a smaller context, fewer slots, or another model"
+        )
+    # vLLM fills the part of the device that it is given, whatever its model takes.
+    is_filling = spec.engine is EngineKind.VLLM
+    return spec if is_filling else replace(spec, need_mib=known.need_mib(tokens))
+
+
+def check_pins(specs: Sequence[WorkerSpec], lanes: Sequence[Lane]) -> None:
+    """Return if pinned models leave a lane to the others.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    pinned = [spec.name for spec in specs if spec.pin]
+    if len(pinned) > len(lanes) or (len(pinned) == len(lanes) and len(specs) > len(pinned)):
+        raise ConfigError(
+            f"models.{pinned[-1]}.pin: {len(pinned)} models are pinned, and there are {len(lanes)} lanes for "
+            f"{len(specs)} models; pin fewer, or raise gpus.max_agents_per_gpu"
+        )
 
 
 def models_without_file(config: Config) -> list[str]:
@@ -109,25 +166,21 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
     raise ConfigError(f"models.{name}.model: there is no {'folder' if engine is EngineKind.VLLM else 'file'} {path}")
 
 
-def _spec(
-    name: str,
-    model: ModelConfig,
-    file: str | None,
-    index: int,
-    python: ToolRunner | None,
-    base: Path,
-    sockets: Path | None,
-) -> WorkerSpec:
-    worker_id = WorkerId(f"{name}-{index}")
+def _replica(spec: WorkerSpec, index: int, sockets: Path | None) -> WorkerSpec:
+    worker_id = WorkerId(f"{spec.name}-{index}")
+    socket = socket_of(sockets, worker_id) if sockets else None
+    return replace(spec, id=worker_id, port=spec.port + index, socket=socket)
+
+
+def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerSpec:
+    """Return what all workers of a model have in common."""
     bios, tools = model.bios, model.tools
     return WorkerSpec(
-        id=worker_id,
         name=name,
         engine=EngineKind(model.engine),
-        model=file,
+        model=_model_file(name, model, base, state_dir),
         host=model.host,
-        port=model.port + index,
-        socket=socket_of(sockets, worker_id) if sockets else None,
+        port=model.port,
         url=str(model.url) if model.url else None,
         headers=model.headers,
         slots=model.slots,
@@ -155,11 +208,13 @@ def _spec(
             fallback=tools.fallback,
             arguments=tools.arguments,
         ),
-        tool_runner=python,
+        tool_runner=python_tools(name, model.tools.python, base),
         repetition=model.repetition or RepetitionLimits(lines=None),
         weights=model.weights or WeightsPolicy(),
         adapters={key: _adapter(name, key, path, model, base) for key, path in model.adapters.items()},
         max_adapters=model.max_adapters,
+        pin=model.pin,
+        keep_s=model.keep_s,
     )
 
 

@@ -41,6 +41,11 @@ def without_markup(text: str) -> str:
     return read_markup(text).words
 
 
+def without_thinking(text: str) -> str:
+    """Return an answer without its thoughts, its other markup as it stands."""
+    return _without_thinking(text)[0].strip()
+
+
 def _without_thinking(text: str) -> tuple[str, str]:
     """Return what was said aloud, and what was thought.
 

@@ -158,12 +158,15 @@ class Intake:
         if self._scheduler.paused_by is not None:
             return {}
         view = self._scheduler.view
-        rooms = {
-            # What no node will ever serve is claimed as well: it is ended here, with the reason.
-            model: HOPELESS if view.is_hopeless(model) else view.free(model) + (LOOKAHEAD - 1) * view.slots(model)
-            for model in self._models
-            if view.slots(model) or view.is_hopeless(model)
-        }
+        rooms: dict[str, int] = {}
+        for model in self._models:
+            slots, coming = view.slots(model), 0
+            if not slots:  # a model that is not loaded is, once turns of it are here
+                slots = coming = self._scheduler.slots_on_demand(model)
+            if view.is_hopeless(model):
+                rooms[model] = HOPELESS  # what no node will ever serve is claimed as well, to be ended with the reason
+            elif slots:
+                rooms[model] = view.free(model) + coming + (LOOKAHEAD - 1) * slots
         return {model: room for model, room in rooms.items() if room > 0}
 
     async def _cancel_wanted(self) -> None:

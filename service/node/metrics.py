@@ -64,6 +64,21 @@ class _FleetCollector(Collector):
             starts.add_metric(place, worker.incarnation)
             if worker.weights is not None:
                 version.add_metric(place, worker.weights.version)
+        swaps = CounterMetricFamily(
+            "roundhouse_lane_swaps", "How many models were loaded on a lane.", labels=("lane", "device")
+        )
+        resident = GaugeMetricFamily(
+            "roundhouse_lane_resident", "Whether a model's engine stands on a lane.", labels=("lane", "model")
+        )
+        load = GaugeMetricFamily(
+            "roundhouse_lane_load_seconds", "How long the last load of a model took.", labels=("lane", "model")
+        )
+        for lane in self._fleet.lanes.lanes:
+            swaps.add_metric((lane.lane.id, lane.lane.device.uuid), lane.swaps)
+            for model in lane.workers:
+                resident.add_metric((lane.lane.id, model), float(lane.resident == model))
+            for model, seconds in lane.loads_s.items():
+                load.add_metric((lane.lane.id, model), seconds)
         updates = CounterMetricFamily(
             "roundhouse_weight_updates", "How many updates of weights have ended, and how.", labels=("model", "state")
         )
@@ -72,4 +87,4 @@ class _FleetCollector(Collector):
             current.add_metric((name,), weights.current.version)
             for state, count in weights.ended.items():
                 updates.add_metric((name, state.value), count)
-        return (ready, slots, in_use, starts, version, updates, current)
+        return (ready, slots, in_use, starts, version, swaps, resident, load, updates, current)

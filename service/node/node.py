@@ -129,7 +129,13 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                 return asdict(pools_of(scheduler, fleet))
 
             fleet = Fleet(
-                specs, os.environ, state_dir, metrics.observe_phase, tries_suspects=True, count_pools=count_pools
+                specs,
+                os.environ,
+                state_dir,
+                metrics.observe_phase,
+                tries_suspects=True,
+                count_pools=count_pools,
+                swap_rule=config.scheduling.swap,
             )
             metrics.watch(fleet)
             cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet))

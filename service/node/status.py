@@ -123,7 +123,7 @@ def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) ->
         if group_by is not None and taken < total:
             reason += f", and whose worker runs turns of other {GROUPED[group_by]} until it is empty (group_by)"
         return reason
-    if not of_model:
+    if model not in fleet.models():
         return f"the model {model}, which is configured no more"
     return f"a worker of {model}: {fleet.trouble_of(model)}"
 

@@ -61,7 +61,7 @@ class Scheduler:
         outlet: SchedulerStore,
         group_by: GroupBy | None = None,
     ) -> None:
-        self._new_core = partial(SchedulingCore, policy, group_by)
+        self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models)
         self._core = self._new_core()
         self._fleet = fleet
         self._outlet = outlet
@@ -131,6 +131,10 @@ class Scheduler:
     def free(self, model: str) -> int:
         """Count the slots of a model that a new turn would have at once."""
         return 0 if self._pauses else max(0, self.view.free(model))
+
+    def slots_on_demand(self, model: str) -> int:
+        """Count the slots that a model would have if it were loaded now."""
+        return self._fleet.slots_on_demand(model)
 
     @property
     def is_closing(self) -> bool:
@@ -215,6 +219,8 @@ class Scheduler:
             facts += self._act(action)
         for begin in range(0, len(facts), FACTS_A_WRITE):
             self._write(facts[begin : begin + FACTS_A_WRITE])
+        if self._fleet.lanes.models:
+            self._fleet.lanes.note_waiting({} if self._pauses else self.view.waiting_on_demand())
         if self._endings.released:  # after what was said of them
             released, self._endings.released = self._endings.released, {}
             self._outlet.release_nowait(released)
@@ -288,6 +294,7 @@ class Scheduler:
         if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")
         self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
+        self._fleet.lanes.note_start(worker.spec.id, worker.spec.name)
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
         attempt = RunningAttempt(worker.spec.id, worker.incarnation)
         run = self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id], attempt)

@@ -20,8 +20,11 @@ from tests.faults.test_worker import ask
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
+from workers.devices.layout import LayoutPolicy, lanes_of
 from workers.errors import GroupMissing, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.fleet import Fleet
+from workers.lanes.lane_spec import on_lane
+from workers.policy.placement import Waiting
 from workers.policy.weight_update import DOING, UpdateState
 from workers.policy.weights import Backend, UpdatePhase, WeightsPolicy
 from workers.spec import WorkerId
@@ -111,6 +114,37 @@ async def two(
         async with fleet.running():
             await fleet.wait_ready()
             yield Two(fleet, tmp_path)
+
+
+async def test_an_update_of_a_model_that_is_not_loaded_is_kept_and_applied_at_its_load(tmp_path: Path) -> None:
+    """The engine of a lane takes no turn before it has the weights that the model got while nothing was there."""
+    for name in ("launched", "one"):
+        _write_checkpoint(tmp_path / name)
+    port = find_ports(1)
+    (lane,) = lanes_of([], LayoutPolicy(max_agents_per_gpu=1, ports=(port, port)), host_memory_mib=1000)
+    spec = WorkerSpec(
+        engine=EngineKind.VLLM,
+        name="m",
+        model=str(tmp_path / "launched"),
+        command=(sys.executable, "-I", "-S", str(PROGRAM)),
+        args={"fault-file": str(tmp_path / "fault")},
+        restart=QUICK,
+        weights=LIMITS,
+    )
+    fleet = Fleet([on_lane(spec, lane, None)], os.environ, tmp_path / "state")
+    weights = fleet.weights["m"]
+    with anyio.fail_after(3 * LIMIT_S):
+        async with fleet.running():
+            update = await weights.update(UpdateRequest(checkpoint=str(tmp_path / "one")))
+            assert (update.state, weights.current.version, list(update.shares)) == (UpdateState.COMPLETED, 1, [])
+            with pytest.raises(VersionNotNewer):
+                await weights.update(UpdateRequest(checkpoint=str(tmp_path / "one"), version=1))
+            fleet.lanes.note_waiting({"m": Waiting(count=1, first=(1,))})
+            (worker,) = fleet
+            await wait_until(lambda: worker.state is WorkerState.READY, "it is loaded")
+            assert (await ask(worker))[1] == "one"
+            assert worker.weights is not None
+            assert worker.weights.version == 1
 
 
 def _write_checkpoint(folder: Path) -> None:

@@ -51,6 +51,7 @@ class Supervisor:
         spec: WorkerSpec,
         environment: Mapping[str, str],
         client: EngineClient,
+        log: LogRing,
         *,
         on_end: Callable[[lifecycle.EndRequests], None],
         on_gone: Callable[[Incarnation, str], None],
@@ -58,7 +59,7 @@ class Supervisor:
         has_suspects: Callable[[], bool],
         calibrate: Callable[[], Awaitable[None]],
     ) -> None:
-        self.log = LogRing()
+        self.log = log
         self.running: Incarnation | None = None
         self.last_exit: EngineExit | None = None
         self._spec = spec

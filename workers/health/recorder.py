@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import quote
 
 from workers.engine.incarnation import Incarnation
 from workers.engine.supervisor import Supervisor
@@ -14,7 +13,7 @@ from workers.health.watch import HealthWatch
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.process.child import EngineExit
-from workers.spec import WorkerId, WorkerSpec
+from workers.spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +37,14 @@ class IncidentRecorder:
         supervisor: Supervisor,
         watch: HealthWatch,
         count_pools: Callable[[], Mapping[str, int] | None],
+        incidents: Incidents,
     ) -> None:
         self._id = spec.id
         self._supervisor = supervisor
         self._watch = watch
         self._count_pools = count_pools
         self._scene: _Scene | None = None
-        folder = spec.state_dir / "incidents" if spec.state_dir else None
-        self.incidents = Incidents(folder / _file_name(spec.id) if folder else None)
+        self.incidents = incidents
 
     def __repr__(self) -> str:
         return f"<IncidentRecorder {self._id} {self.incidents!r}>"
@@ -131,7 +130,3 @@ def _fitting(lines: tuple[str, ...]) -> tuple[str, ...]:
         kept.append(line[-left:])
         left -= len(line)
     return tuple(reversed(kept))
-
-
-def _file_name(worker_id: WorkerId) -> str:
-    return f"{quote(worker_id, safe='')}.jsonl"

@@ -24,8 +24,8 @@ from workers.offload import program
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
-AT_ONCE: Final = 2  # of each lane
-CROWD: Final = 100  # calls that wait for a place of a lane that may be refused
+AT_ONCE: Final = 2  # of each purpose
+CROWD: Final = 100  # calls that wait for a place of a purpose that may be refused
 START_LIMIT_S: Final = 20.0  # of a process, on a machine that is busy with everything else
 TRIES: Final = 2  # a process may be the one that the kernel ends when memory is short
 _BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
@@ -35,27 +35,29 @@ ELSEWHERE_S: Final = 0.2  # of one answer or one call, all together, in seconds 
 JUDGE_LIMIT_S: Final = 5.0  # of another process; within it a judgement's own limit is much shorter
 
 
-class Lane(Enum):
+class Purpose(Enum):
     """Who waits for whom: answers of models never for what strangers post."""
 
     DOCUMENTS = "documents"  # a call is refused where the queue is long
     ANSWERS = "answers"
 
 
-async def offload(function: Callable[[*Args], T], *arguments: *Args, limit_s: float, lane: Lane = Lane.ANSWERS) -> T:
+async def offload(
+    function: Callable[[*Args], T], *arguments: *Args, limit_s: float, purpose: Purpose = Purpose.ANSWERS
+) -> T:
     """Return what ``function`` returns; the wait in the queue counts towards no limit.
 
     Raises:
         TimeoutError: it takes longer than ``limit_s``, and was ended; or its processes died.
-        OffloadCrowded: too many wait already in the lane of documents.
+        OffloadCrowded: too many wait already in the purpose of documents.
     """
     request = pickle.dumps((function, arguments, limit_s))
     pool = _pool.get(None)
     if pool is not None:
-        return cast("T", await pool.run(request, limit_s, lane))
+        return cast("T", await pool.run(request, limit_s, purpose))
     pool = Pool()
     try:
-        return cast("T", await pool.run(request, limit_s, lane))
+        return cast("T", await pool.run(request, limit_s, purpose))
     finally:
         await pool.close()
 
@@ -90,21 +92,21 @@ async def offloading() -> AsyncIterator["Pool"]:
 
 
 class Pool:
-    """The processes of one event loop: none to begin with, and at most ``AT_ONCE`` a lane."""
+    """The processes of one event loop: none to begin with, and at most ``AT_ONCE`` a purpose."""
 
     def __init__(self) -> None:
         self.users = 0
         self._is_closed = False
         self._idle: list[_Helper] = []
-        self._places = {lane: anyio.CapacityLimiter(AT_ONCE) for lane in Lane}
+        self._places = {purpose: anyio.CapacityLimiter(AT_ONCE) for purpose in Purpose}
 
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} {self._places}>"
 
-    async def run(self, request: bytes, limit_s: float, lane: Lane) -> object:
+    async def run(self, request: bytes, limit_s: float, purpose: Purpose) -> object:
         """Return what a pickled call returns; raises as ``offload`` does."""
-        places = self._places[lane]
-        if lane is Lane.DOCUMENTS and places.statistics().tasks_waiting >= CROWD:
+        places = self._places[purpose]
+        if purpose is Purpose.DOCUMENTS and places.statistics().tasks_waiting >= CROWD:
             raise OffloadCrowded(f"{CROWD} documents are waiting to be looked at")
         async with places:
             for _ in range(TRIES):

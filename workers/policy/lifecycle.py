@@ -12,9 +12,7 @@ from workers.outcome import FailureReason
 from workers.policy.restart import RestartPolicy
 from workers.states import HELD, Hold, WorkerState, check_move
 
-KILL_LIMIT_S: Final = (
-    30.0  # from SIGKILL to an empty tree; beyond it a process hangs in the kernel (a driver, a dead disk)
-)
+KILL_LIMIT_S: Final = 30.0  # from SIGKILL to an empty tree; beyond it a process hangs in the kernel (a driver, a disk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,10 @@ class LifecycleLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequested:
-    """An engine is wanted."""
+    """An engine is wanted; its number is above ``after``, that of another model's engine which was in its place."""
+
+    because: str = "asked to start"
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,6 @@ class EndRequests:
 
 Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests
 Decision = tuple[Lifecycle, tuple[Action, ...]]
-
 _RUNNING: Final = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING})
 _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
@@ -227,7 +227,11 @@ def decide(now: Lifecycle, event: Event, at: float, limits: LifecycleLimits) -> 
 def _asked(now: Lifecycle, event: Request, limits: LifecycleLimits) -> Decision:
     match event:
         case StartRequested():
-            return _start(replace(now, holds=now.holds - {Hold.OPERATOR}), "asked to start")
+            free = replace(now, holds=now.holds - {Hold.OPERATOR, Hold.SWAP})
+            is_down = now.state in {WorkerState.STOPPED, WorkerState.FAILED}
+            return _start(
+                replace(free, incarnation=max(now.incarnation, event.after)) if is_down else free, event.because
+            )
         case StopRequested():
             return _stop(now, event, limits)
         case DrainRequested():
@@ -291,10 +295,11 @@ def _move(now: Lifecycle, state: WorkerState, because: str) -> Lifecycle:
     return replace(now, state=state, because=because, timer=now.timer + 1)
 
 
-def _start(now: Lifecycle, because: str) -> Decision:
+def _start(now: Lifecycle, because: str, after: int = 0) -> Decision:
     if now.state not in {WorkerState.STOPPED, WorkerState.FAILED} or now.has_process:
         return now, ()
-    return _spawn(replace(now, failed_at=(), paused_at=(), is_half_open=False), because)
+    number = max(now.incarnation, after)
+    return _spawn(replace(now, incarnation=number, failed_at=(), paused_at=(), is_half_open=False), because)
 
 
 def _spawn(now: Lifecycle, because: str) -> Decision:

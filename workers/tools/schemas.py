@@ -24,7 +24,7 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from workers.offload.pool import ELSEWHERE_S, Lane, offload
+from workers.offload.pool import ELSEWHERE_S, Purpose, offload
 
 PATTERN_LIMIT_S: Final = 0.05  # of one match
 CHECK_LIMIT_S: Final = 30.0  # of all schemas of one job together: the library's own check is slow
@@ -90,7 +90,7 @@ async def find_troubles(schemas: Collection[dict[str, object]], patterns: Collec
     asked = _asked(schemas, patterns) if is_small else await anyio.to_thread.run_sync(_asked, schemas, patterns)
     new = {digest: what for digest, what in asked.items() if digest not in _troubles}
     if new:
-        found = await offload(_all_troubles, list(new.values()), limit_s=CHECK_LIMIT_S, lane=Lane.DOCUMENTS)
+        found = await offload(_all_troubles, list(new.values()), limit_s=CHECK_LIMIT_S, purpose=Purpose.DOCUMENTS)
         for digest, trouble in zip(new, found, strict=True):
             _keep(digest, trouble)
 

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRun
 from workers.notifier import Notifier
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend
+from workers.spec import WorkerId
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 from workers.weights.catch_up import CatchUp
@@ -61,6 +62,7 @@ class ModelWeights:
         self._policy = workers[0].spec.weights
         self._model = workers[0].spec.model
         self._is_extended = is_extended(workers[0].spec)
+        self._is_on_lanes = workers[0].spec.lane is not None
         self._file = CurrentWeightsFile(name=name, state_dir=state_dir)
         self.current = self._file.read(self._model)
         self._observe = observe
@@ -128,10 +130,28 @@ class ModelWeights:
         Raises:
             WeightsUpdateError: it cannot begin.
         """
+        if self._is_on_lanes and request.checkpoint is not None and not self._serving():
+            return await self._keep_for_load(request)
         transfer = await self._check(request)
         update, run = self._begin(request, transfer)
         self._start_soon(self._perform, run, self.group if transfer.needs_all else None)
         await run.begun.wait()
+        return update
+
+    async def _keep_for_load(self, request: UpdateRequest) -> WeightUpdate:
+        """Take a checkpoint as the model's though no engine of it is there: the next that is loaded is brought to it.
+
+        Raises:
+            WeightsUpdateError: it cannot be.
+        """
+        self._check_turn(request)
+        await anyio.to_thread.run_sync(check_checkpoint, Path(str(request.checkpoint)), self._model)
+        async with self._lock:
+            update = self._new_update(request, {})
+            update.complete()
+            self.ended[update.state] += 1
+            await self._commit(update)
+            self._bring_all()  # what was loaded meanwhile
         return update
 
     async def wait_over(self, number: int, limit_s: float) -> bool:
@@ -182,9 +202,16 @@ class ModelWeights:
         return group
 
     def _begin(self, request: UpdateRequest, transfer: Transfer) -> tuple[WeightUpdate, UpdateRun]:
+        workers = {worker.spec.id: worker for worker in self._serving()}
+        update = self._new_update(request, workers)
+        for worker in self.workers.values():
+            if worker.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
+                worker.drain_nowait(f"weights {update.version} are on their way", Hold.STALE_WEIGHTS)
+        return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
+
+    def _new_update(self, request: UpdateRequest, workers: Mapping[WorkerId, SupervisedWorker]) -> WeightUpdate:
         self._check_turn(request)  # again: another caller may have been quicker while a checkpoint was looked at
         self._numbers += 1
-        workers = {worker.spec.id: worker for worker in self._serving()}
         update = WeightUpdate(
             self._numbers,
             self.current.version + 1 if request.version is None else request.version,
@@ -194,10 +221,7 @@ class ModelWeights:
             {name: worker.incarnation for name, worker in workers.items()},
         )
         self.updates.append(update)
-        for worker in self.workers.values():
-            if worker.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
-                worker.drain_nowait(f"weights {update.version} are on their way", Hold.STALE_WEIGHTS)
-        return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
+        return update
 
     async def _perform(self, run: UpdateRun, group: Group | None) -> None:
         update = run.update

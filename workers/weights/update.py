@@ -110,6 +110,10 @@ class WeightUpdate:
         for worker, part in progress.parts.items():
             self.shares[WorkerId(worker)].take_part(part, self.clock())
 
+    def complete(self) -> None:
+        """Note that it is over and whole: no engine was there to be changed."""
+        self.state = UpdateState.COMPLETED
+
     def fail(self, because: str) -> None:
         """Note that it was broken off."""
         self.state, self.error = UpdateState.FAILED, because

@@ -57,8 +57,8 @@ CANCELLED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
 class SchedulingCore:
     """Which turn runs where, of all jobs that have not ended."""
 
-    def __init__(self, policy: PolicyFactory, group_by: GroupBy | None = None) -> None:
-        self._ready = ReadyPool(policy, is_grouped=group_by is not None)
+    def __init__(self, policy: PolicyFactory, group_by: GroupBy | None = None, on_demand: Iterable[str] = ()) -> None:
+        self._ready = ReadyPool(policy, is_grouped=group_by is not None, on_demand=on_demand)
         self._group_by = group_by
         self._in_flight = InFlightPool()
         self._jobs: dict[JobId, LiveJob] = {}

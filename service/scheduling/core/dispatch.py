@@ -118,7 +118,7 @@ class Dispatcher:
         if cached is None or turn.is_front or turn.was_held or conversation.live.job.mode is Mode.FREE:
             return None
         free, slots = self._in_flight.offer(cached.worker)
-        if free or not slots:
+        if free or not slots or not self._in_flight.has_model(cached.worker, model):
             return None
         seconds = self._speeds.worth_waiting(model, cached, slots, self._ready.held.count(cached.worker))
         if seconds is None:

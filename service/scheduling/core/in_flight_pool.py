@@ -51,6 +51,10 @@ class InFlightPool:
         self._reserved = {of: tries for of, tries in self._reserved.items() if tries != worker}
         return closed[0] if closed else None
 
+    def has_model(self, worker: str, model: str) -> bool:
+        """Whether a worker is ready and serves a model now."""
+        return self._slots.get(worker, ("", 0))[0] == model
+
     def offer(self, worker: str) -> tuple[int, int]:
         """Return how many slots of a worker are free, and how many it has; nothing of one that lends none."""
         model, slots = self._slots.get(worker, ("", 0))

@@ -8,6 +8,7 @@ from service.conversations.states import TurnState
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveJob
 from service.scheduling.core.queue.ready_pool import ReadyPool
+from workers.policy.placement import Waiting
 
 
 class PoolsView:
@@ -59,6 +60,10 @@ class PoolsView:
     def is_hopeless(self, model: str) -> bool:
         """Whether no worker of a model will be ready without an operator, here or elsewhere."""
         return self._lost.get(model) is False
+
+    def waiting_on_demand(self) -> Mapping[str, Waiting]:
+        """Return what waits for each model that comes to lanes."""
+        return self._ready.arrivals.waiting()
 
     def slots(self, model: str) -> int:
         """Count the slots of a model's ready workers."""

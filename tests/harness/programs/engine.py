@@ -26,6 +26,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--echo", help="answer with what this pattern finds in the messages, instead of counting")
     parser.add_argument("--tokens", type=int, default=3, help="tokens of an answer")
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between tokens")
+    parser.add_argument("--hold", help="wait until there is the file that this pattern finds last in the messages")
     parser.add_argument("--prefill", type=float, default=0.0, help="seconds before the first token, with no byte sent")
     parser.add_argument("--prompt-tokens", type=int, default=7, help="tell that every prompt has so many tokens")
     parser.add_argument("--load", type=float, default=0.0, help="seconds of 503 before it is ready")
@@ -188,6 +189,7 @@ class Engine:
             os._exit(1)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         await writer.drain()
+        await self._held(request)
         await self._prefill(writer, slot)
         deltas = self._deltas(request)
         for number, delta in enumerate(deltas):
@@ -206,6 +208,11 @@ class Engine:
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
         _event(writer, {"choices": [], "usage": usage})
         writer.write(b"data: [DONE]\n\n")
+
+    async def _held(self, request: dict[str, Any]) -> None:
+        found = re.findall(self.options.hold, json.dumps(request["messages"])) if self.options.hold else []
+        while found and not _is_there(found[-1]):  # noqa: ASYNC110 - a file tells of itself to none
+            await asyncio.sleep(0.005)
 
     async def _prefill(self, writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
         options = self.options
@@ -286,6 +293,10 @@ class Engine:
             found = list(dict.fromkeys(re.findall(self.options.echo, text)))
             return [f"{word} " for word in found]
         return [f"word{number} " for number in range(self.options.tokens)]
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).exists()
 
 
 def _scripted(entry: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers.errors import OffloadCrowded
-from workers.offload.pool import CROWD, Lane, offload, offloading
+from workers.offload.pool import CROWD, Purpose, offload, offloading
 
 
 def spin(seconds: float) -> float:
@@ -103,13 +103,13 @@ async def test_answers_wait_for_no_document(tmp_path: Path) -> None:
         waiting: list[str] = []
 
         async def look_at_document() -> None:
-            waiting.append(await offload(wait, go, limit_s=LIMIT_S, lane=Lane.DOCUMENTS))
+            waiting.append(await offload(wait, go, limit_s=LIMIT_S, purpose=Purpose.DOCUMENTS))
 
         for _ in range(CROWD + 2):
             tasks.start_soon(look_at_document)
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(OffloadCrowded):
-            await offload(wait, go, limit_s=LIMIT_S, lane=Lane.DOCUMENTS)
+            await offload(wait, go, limit_s=LIMIT_S, purpose=Purpose.DOCUMENTS)
         assert await offload(spin, 0.0, limit_s=LIMIT_S) == 0.0
         assert waiting == []
         (tmp_path / "go").touch()

@@ -1,13 +1,14 @@
 """The ready pool: the turns of all models that wait for nothing but a slot. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.backlog import JobBacklog
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.suspects import SuspectQueue
 from service.scheduling.core.queue.affinity import Deferrals
+from service.scheduling.core.queue.arrivals import Arrivals
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
 
@@ -19,8 +20,9 @@ class ReadyPool:
     an engine, that of the suspects; or it is held for one certain worker.
     """
 
-    def __init__(self, policy: PolicyFactory, *, is_grouped: bool = False) -> None:
+    def __init__(self, policy: PolicyFactory, *, is_grouped: bool = False, on_demand: Iterable[str] = ()) -> None:
         self._policy = policy
+        self.arrivals = Arrivals(on_demand)
         self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
         self.suspects: dict[str, SuspectQueue] = {}
@@ -41,6 +43,7 @@ class ReadyPool:
         else:
             self.suspect(turn, model, trial)
         self.by_job[turn.key.job_id] += 1
+        self.arrivals.add(turn, model)
 
     def suspect(self, turn: ReadyTurn, model: str, trial: Trial) -> None:
         """Have a turn tried that is counted already, and was taken from its queue."""
@@ -58,6 +61,7 @@ class ReadyPool:
 
     def count_out(self, key: TurnKey) -> None:
         """Count a turn no more that was taken from its queue."""
+        self.arrivals.remove(key)
         self.by_job[key.job_id] -= 1
         if not self.by_job[key.job_id]:
             del self.by_job[key.job_id]

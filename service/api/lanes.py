@@ -1,0 +1,39 @@
+"""GET /v1/lanes: which models stand on which devices, and which come."""
+
+from fastapi import APIRouter
+
+from service.api import schemas
+from service.api.problems import refused
+from workers.lanes.lane_pool import LanePool
+from workers.lanes.lane_workers import LaneWorkers
+
+
+def lanes_router(pool: LanePool) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(prefix="/v1/lanes", tags=["lanes"])
+
+    @router.get("", summary="List lanes, and what stands on each", responses=refused(401))
+    async def list_lanes() -> schemas.LaneList:
+        return schemas.LaneList(lanes=[lane_document(lane) for lane in pool.lanes])
+
+    return router
+
+
+def lane_document(workers: LaneWorkers) -> schemas.LaneOut:
+    """Return a lane as it is shown."""
+    lane, resident = workers.lane, workers.resident
+    return schemas.LaneOut(
+        lane=lane.id,
+        device=lane.device.uuid,
+        layout=lane.layout,
+        memory_mib=lane.memory_mib,
+        port=lane.port,
+        resident=[resident] if resident else [],
+        phase=workers.phase,
+        next=workers.next,
+        because=workers.current.because,
+        need_mib=workers.current.spec.need_mib if resident else None,
+        swaps=workers.swaps,
+        load_s={model: round(seconds, 3) for model, seconds in workers.loads_s.items()},
+        barred=sorted(workers.barred_now()),
+    )

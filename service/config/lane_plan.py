@@ -1,0 +1,66 @@
+"""What a configuration makes of the devices, before anything is started."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from service.config.inventory import devices_of, document_of, lanes_on
+from service.config.load import load_config
+from service.config.schema import Config
+from service.config.workers import worker_specs
+from workers.devices.layout import Lane
+from workers.policy.placement import AssignLane, LaneView, ModelDemand, Placement, SwapRule
+from workers.spec import WorkerSpec
+
+
+def with_mig(config: Config, *, enable_mig: bool) -> Config:
+    """Return a configuration that uses MIG slices where ``enable_mig`` asks for them."""
+    return config.model_copy(update={"gpus": replace(config.gpus, enable_mig=True)}) if enable_mig else config
+
+
+def plan_of(path: Path | None, *, enable_mig: bool = False) -> dict[str, Any]:
+    """Return the devices of this machine or of a configuration's inventory, and with a configuration its lanes.
+
+    Raises:
+        ConfigError: the configuration, or its inventory, has faults.
+        DevicesUnreadable: the machine's driver fails.
+    """
+    if path is None:
+        return {"devices": [document_of(gpu) for gpu in devices_of(None, Path())]}
+    config = with_mig(load_config(path), enable_mig=enable_mig)
+    gpus = devices_of(config.gpus.inventory, path.parent)
+    specs = [spec for spec in worker_specs(config, path.parent, config.server.state_dir) if spec.lane is not None]
+    lanes = lanes_on(gpus, config.gpus)
+    first = first_residents(lanes, specs)
+    return {
+        "devices": [document_of(gpu) for gpu in gpus],
+        "lanes": [_lane_document(lane, first.get(lane.id)) for lane in lanes],
+    }
+
+
+def first_residents(lanes: Sequence[Lane], specs: Sequence[WorkerSpec]) -> dict[str, WorkerSpec]:
+    """Return who stands on each lane if every model is asked for once, in the order of the configuration."""
+    models = {spec.name: spec for spec in specs}
+    demands = [
+        ModelDemand(name=name, need_mib=spec.need_mib, is_pinned=spec.pin, waiting=1, first=(number,))
+        for number, (name, spec) in enumerate(models.items())
+    ]
+    views = [LaneView(id=lane.id, device=lane.device.uuid, memory_mib=lane.memory_mib) for lane in lanes]
+    rooms = {lane.device.uuid: lane.device.room_mib for lane in lanes}
+    actions = Placement(rooms, SwapRule.FAIR).decide(views, demands, 0.0)
+    return {action.lane: models[action.model] for action in actions if isinstance(action, AssignLane)}
+
+
+def _lane_document(lane: Lane, first: WorkerSpec | None) -> dict[str, Any]:
+    need = None if first is None else lane.memory_mib if first.need_mib is None else first.need_mib
+    return {
+        "lane": lane.id,
+        "device": lane.device.uuid,
+        "layout": lane.layout.value,
+        "memory_mib": lane.memory_mib,
+        "port": lane.port,
+        "resident": [] if first is None else [first.name],
+        "need_mib": need,
+        "room_mib": lane.device.room_mib,
+    }

@@ -1,0 +1,101 @@
+"""What befalls lanes and agents, told from the states of workers, and who follows it."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Final
+
+from workers.states import WorkerState
+from workers.supervised import SupervisedWorker
+
+REMEMBERED: Final = 10_000  # events that a slow reader may be behind
+News = dict[str, Any]  # ``event``, ``time`` in seconds since the epoch, and what the event is about
+
+
+class LaneNews:
+    """Knows the lanes that are in the dead pool: their engines failed, and are tried again with growing pauses.
+
+    ``agents_of`` lists the agents of a model.
+    """
+
+    def __init__(self, agents_of: Callable[[str], Sequence[str]]) -> None:
+        self._agents_of = agents_of
+        self._dead: dict[tuple[str, str], float] = {}  # a lane and its model, and since when
+
+    def __repr__(self) -> str:
+        return f"<LaneNews dead={sorted(self._dead)}>"
+
+    def take_change(self, worker: SupervisedWorker) -> Iterator[News]:
+        """Return what the change of a worker's state means."""
+        place = (worker.spec.id, worker.spec.name)
+        is_broken = worker.state in {WorkerState.BACKOFF, WorkerState.FAILED}
+        if is_broken and place not in self._dead:
+            self._dead[place] = time.time()
+            yield self._news("lane_dead", worker)
+            for agent in self._agents_of(worker.spec.name):
+                yield self._news("agent_disconnected", worker) | {"agent": agent}
+        elif worker.state is WorkerState.READY and place in self._dead:
+            yield self._news("lane_back", worker) | {"after_s": time.time() - self._dead.pop(place)}
+        elif worker.state is WorkerState.STOPPED:
+            self._dead.pop(place, None)  # another model has its lane
+
+    def moved(self, agent: str, left: str, worker: SupervisedWorker) -> News:
+        """Return the event of a run that goes on elsewhere."""
+        return self._news("agent_moved", worker) | {"agent": agent, "left": left}
+
+    def _news(self, event: str, worker: SupervisedWorker) -> News:
+        lane = worker.spec.lane
+        return {
+            "event": event,
+            "time": time.time(),
+            "lane": worker.spec.id,
+            "gpu": lane.device.uuid if lane is not None else None,
+            "model": worker.spec.name,
+            "because": worker.because,
+        }
+
+
+class NewsReaders:
+    """Those who follow events, each from its own beginning; one that lags loses the oldest."""
+
+    def __init__(self) -> None:
+        self._readers: set[_Reader] = set()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<NewsReaders {len(self._readers)}>"
+
+    def tell(self, news: News) -> None:
+        """Give an event to all."""
+        for reader in self._readers:
+            reader.behind.append(news)
+            reader.more.set()
+
+    def close(self) -> None:
+        """End all, after what they have not read yet."""
+        self._is_closed = True
+        for reader in self._readers:
+            reader.more.set()
+
+    async def follow(self) -> AsyncIterator[News]:
+        """Yield events from now on, until ``close``."""
+        reader = _Reader()
+        self._readers.add(reader)
+        try:
+            while not (self._is_closed and not reader.behind):
+                while reader.behind:
+                    yield reader.behind.popleft()
+                if not self._is_closed:
+                    reader.more.clear()
+                    await reader.more.wait()
+        finally:
+            self._readers.discard(reader)
+
+
+class _Reader:
+    """One who follows."""
+
+    def __init__(self) -> None:
+        self.behind: deque[News] = deque(maxlen=REMEMBERED)
+        self.more = asyncio.Event()

@@ -1,0 +1,96 @@
+"""One queue over all agents, first in, first out, in front of the slots of all lanes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from workers.lanes.lane_pool import LanePool
+from workers.policy.placement import AHEAD, Waiting
+from workers.requests.slots import Lease
+from workers.states import WorkerState
+from workers.supervised import SupervisedWorker
+
+Order = Literal["fair", "fcfs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A slot that a run was given: the worker, and the lease that gives it back."""
+
+    worker: SupervisedWorker
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ticket:
+    order: int
+    model: str
+    seat: asyncio.Future[Seat]
+
+
+class Turnstile:
+    """Gives slots to runs in the order in which they came.
+
+    With ``fcfs`` none starts before one that came earlier. With ``fair`` one may, on a lane whose model the earlier
+    ones do not want; who has waited longest gets the next lane that is free.
+    """
+
+    def __init__(self, pool: LanePool, order: Order) -> None:
+        self._pool = pool
+        self._order = order
+        self._tickets: list[_Ticket] = []
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<Turnstile {self._order} waiting={len(self._tickets)}>"
+
+    async def enter(self, model: str, *, again: int | None = None) -> tuple[int, Seat]:
+        """Return the place in the order of arrival, and a slot; ``again`` is the place of a run that had one before."""
+        self._count += again is None
+        order = self._count if again is None else again
+        ticket = _Ticket(order=order, model=model, seat=asyncio.get_running_loop().create_future())
+        self._tickets.append(ticket)
+        self._tickets.sort(key=lambda each: each.order)
+        self.look()
+        try:
+            return ticket.order, await ticket.seat
+        except asyncio.CancelledError:
+            if ticket.seat.done() and not ticket.seat.cancelled():
+                ticket.seat.result().lease.release()
+            raise
+        finally:
+            if ticket in self._tickets:
+                self._tickets.remove(ticket)
+            self.look()
+
+    def look(self) -> None:
+        """Start what can start; called after every change of a lane and of the queue."""
+        for ticket in list(self._tickets):
+            worker = self._free_worker(ticket.model)
+            if worker is not None:
+                self._tickets.remove(ticket)
+                self._pool.note_start(worker.spec.id, ticket.model)
+                ticket.seat.set_result(Seat(worker=worker, lease=worker.lease_nowait()))
+            elif self._order == "fcfs":
+                break
+        self._pool.note_waiting(self._waiting())
+
+    def fail_all(self, error: Callable[[], Exception]) -> None:
+        """End every wait."""
+        tickets, self._tickets = self._tickets, []
+        for ticket in tickets:
+            ticket.seat.set_exception(error())
+
+    def _free_worker(self, model: str) -> SupervisedWorker | None:
+        on_lanes = [worker for worker in self._pool if worker.spec.name == model]
+        free = [worker for worker in on_lanes if worker.state is WorkerState.READY]
+        free = [worker for worker in free if worker.slots_in_use < worker.slots]
+        hint = self._pool.hints.get(model)
+        return min(free, key=lambda worker: (worker.spec.id != hint, worker.slots_in_use), default=None)
+
+    def _waiting(self) -> dict[str, Waiting]:
+        orders: dict[str, list[int]] = {}
+        for ticket in self._tickets:
+            orders.setdefault(ticket.model, []).append(ticket.order)
+        return {model: Waiting(count=len(of), first=tuple(of[:AHEAD])) for model, of in orders.items()}

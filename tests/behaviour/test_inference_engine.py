@@ -1,0 +1,270 @@
+"""``InferenceEngine`` on real processes of the scripted engine: one queue, lanes, faults, and its end."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import pytest
+
+from service import InferenceEngine, InferenceRequest
+from service.errors import ConfigError
+from service.inference.event_log import INFER_DONE, INFER_START, replay
+from service.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
+from tests.conftest import ENGINE_PROGRAM
+from tests.harness.service import recorded
+from tests.harness.waiting import LIMIT_S, wait_until
+from workers.errors import InvalidSpec
+
+LIMIT = 3 * LIMIT_S
+
+
+def engine(first_port: int, *, count: int = 2, flags: dict[str, Any] | None = None, **fields: Any) -> InferenceEngine:  # noqa: ANN401
+    return InferenceEngine(
+        engine="llama-server",
+        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
+        args=flags or {},
+        max_agents_per_gpu=count,
+        ports=(first_port, first_port + count - 1),
+        **fields,
+    )
+
+
+def processes() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+async def say(lanes: InferenceEngine, agent: str, prompt: str = "Who?", **fields: Any) -> str:  # noqa: ANN401
+    return await lanes.run(agent, prompt, **{"step": "act", "max_tokens": 9, **fields})
+
+
+async def test_a_game_of_three_agents_on_two_slots_goes_as_it_was_drawn(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Turns end in a given order; who starts then has waited longest, and knows what was said before it was queued."""
+    chat: list[str] = []
+    heard: dict[str, list[list[str]]] = {"A1": [], "A2": [], "A3": []}
+    log = tmp_path / "game_logger.jsonl"
+    game = engine(free_ports(2), flags={"hold": r"HOLD=(\S+?)!"}, event_log=log)
+    async with asyncio.timeout(LIMIT), game:
+        for name in heard:
+            await game.register_agent(agent_id=name, model_ckpt="town")
+
+        async def play(name: str) -> None:
+            for number in range(2):
+                heard[name].append(list(chat))
+                await say(game, name, f"{chat} HOLD={tmp_path}/{name}T{number}!")
+                chat.append(f"{name}T{number}")
+
+        async with asyncio.TaskGroup() as players:
+            for name in heard:
+                players.create_task(play(name))
+            for ended, expected in zip(
+                ("", "A1T0", "A2T0", "A3T0", "A1T1", "A3T1"),
+                ("A1 A2", "A1 A2 A3", "A1 A2 A3 A1", "A1 A2 A3 A1 A2", "A1 A2 A3 A1 A2 A3", "A1 A2 A3 A1 A2 A3"),
+                strict=True,
+            ):
+                if ended:
+                    (tmp_path / ended).touch()
+                    await wait_until(lambda ended=ended: ended in chat, f"{ended} is over")  # type: ignore[misc]
+                await wait_until(partial(_started, log, expected), f"after {ended or 'nothing'}: {expected}")
+            (tmp_path / "A2T1").touch()
+    assert chat == ["A1T0", "A2T0", "A3T0", "A1T1", "A3T1", "A2T1"]
+    assert heard["A1"] == [[], ["A1T0"]]
+    assert heard["A2"] == [[], ["A1T0", "A2T0"]]
+    assert heard["A3"] == [[], ["A1T0", "A2T0", "A3T0"]]
+
+
+def _started(log: Path, agents: str) -> bool:
+    """Whether runs of these agents have started, in this order and no other."""
+    started = [event["agent"] for event in replay(log) if event["event"] == INFER_START]
+    if len(started) > 1:
+        started[:2] = sorted(started[:2])  # the two lanes are loaded side by side
+    assert " ".join(started) in agents
+    return " ".join(started) == agents
+
+
+async def test_five_checkpoints_share_two_lanes(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """More agents than room: each prompt is answered once, by its own checkpoint, and the events tell of it."""
+    record, log = tmp_path / "asked.jsonl", tmp_path / "events.jsonl"
+    flags = {"record": str(record), "echo": r"PROMPT-\w+"}
+    game = engine(free_ports(2), flags=flags, event_log=log, system="SYSTEM")
+    prompts = [(name, f"PROMPT-{name}{number}") for number in range(4) for name in "abcde"]
+    async with asyncio.timeout(LIMIT), game:
+        for name in "abcde":
+            await game.register_agent(agent_id=name, model_ckpt=f"/models/{name}.gguf")
+        answers = await game.batch_run(
+            [InferenceRequest(agent_id=name, prompt=prompt, step="act", max_tokens=5) for name, prompt in prompts]
+        )
+    assert [answer.strip() for answer in answers] == [prompt for _, prompt in prompts]
+    asked = [(request["model"], request["messages"]) for request in recorded(record)]
+    assert {messages[0]["content"] for _, messages in asked} == {"SYSTEM"}
+    assert sorted((model, messages[1]["content"]) for model, messages in asked) == sorted(prompts)
+    events = list(replay(log))
+    assert [sum(event["event"] == kind for event in events) for kind in (INFER_START, INFER_DONE)] == [20, 20]
+    assert {event["gpu"] for event in events} == {"cpu"}
+    done = [event for event in events if event["event"] == INFER_DONE]
+    assert all(event["tokens_out"] == 1 and event["latency_ms"] > 0 for event in done)
+
+
+async def test_what_is_wrong_is_told_at_once(free_ports: Callable[[int], int], tmp_path: Path) -> None:
+    """An agent that is not known, one twice, a lane that is none, a step that is none, and a call after the end."""
+    inventory = tmp_path / "gpus.yaml"
+    inventory.write_text("devices: [{index: 0, uuid: GPU-0, name: T4}, {index: 1, uuid: GPU-0, name: T4}]")
+    with pytest.raises(ConfigError, match=r"devices\[1\].uuid: GPU-0 is that of devices\[0\]"):
+        engine(1, inventory=inventory)
+    with pytest.raises(ConfigError, match="max_agents_per_gpu: 0 leaves no lane"):
+        engine(1, count=0)
+    game = engine(free_ports(1), count=1)
+    before = processes()
+    async with asyncio.timeout(LIMIT), game:
+        with pytest.raises(UnknownAgent, match="'ghost'"):
+            await say(game, "ghost")
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        with pytest.raises(AgentExists, match="'a' is registered already"):
+            await game.register_agent(agent_id="a", model_ckpt="m")
+        other = InferenceEngine(engine="llama-server", command=["no-such-server"])
+        with pytest.raises(InvalidSpec, match="no such program: 'no-such-server'"):
+            await other.register_agent(agent_id="a", model_ckpt="m")
+        await other.shutdown()
+        with pytest.raises(NoLane, match="lane_hint: 7 is no lane"):
+            await game.register_agent(agent_id="b", model_ckpt="m", lane_hint=7)
+        with pytest.raises(ValueError, match="step: 'shout' is none"):
+            await say(game, "a", step="shout")
+        assert await say(game, "a")
+    for call in (say(game, "a"), game.register_agent(agent_id="c", model_ckpt="m")):
+        with pytest.raises(EngineClosed):
+            await call
+    await game.shutdown()  # a second time is nothing
+    await wait_until(lambda: processes() <= before, "no process is left")
+
+
+async def test_steps_show_and_hide_what_they_should(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Thoughts come with ``think`` alone; ``act`` is what is said aloud, nothing for who waits."""
+    script = tmp_path / "script.json"
+    text = "<thinking>I am the doctor.</thinking>Quiet. <answer>Hang him.</answer>"
+    script.write_text(
+        f'[{{"content": "{text}"}}, {{"content": "{text}"}}, {{"content": "{text}"}}, {{"content": "<wait/>"}}]'
+    )
+    game = engine(free_ports(1), count=1, flags={"script": str(script)})
+    async with asyncio.timeout(LIMIT), game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        assert await say(game, "a", step="think") == text
+        assert await say(game, "a", step="plan") == "Quiet. <answer>Hang him.</answer>"
+        assert await say(game, "a", step="act") == "Hang him."
+        assert await say(game, "a", step="act") == ""
+
+
+async def test_runs_of_one_agent_are_done_in_their_order(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Though two slots are free; other agents use the second one meanwhile."""
+    log = tmp_path / "events.jsonl"
+    game = engine(free_ports(1), count=1, flags={"interval": 0.01}, slots=2, event_log=log)
+    async with asyncio.timeout(LIMIT), game:
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt="m")
+        await asyncio.gather(*(say(game, name, f"{number}") for number in range(5) for name in "ab"))
+    events = list(replay(log))
+    of_a = [event["event"] for event in events if event["agent"] == "a"]
+    assert of_a == [INFER_START, INFER_DONE] * 5
+    assert any(one["agent"] != other["agent"] and one["event"] == other["event"] for one, other in pairwise(events))
+
+
+@pytest.mark.parametrize(("policy", "started"), [("fcfs", ["a1", "b", "a2"]), ("fair", ["a1", "a2", "b"])])
+async def test_a_strict_order_lets_no_run_pass(
+    policy: Literal["fair", "fcfs"], started: list[str], tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """While an older run waits for its model to load on one lane, a slot of another lane is free for a later one."""
+    log = tmp_path / "events.jsonl"
+    flags = {"hold": r"HOLD=(\S+?)!", "load": 0.7}
+    game = engine(free_ports(2), slots=2, flags=flags, scheduler_policy=policy, event_log=log)
+    before = processes()
+    async with asyncio.timeout(LIMIT), game:
+        for name, model in (("a1", "a"), ("a2", "a"), ("b", "b")):
+            await game.register_agent(agent_id=name, model_ckpt=model)
+        runs = [asyncio.create_task(say(game, "a1", f"HOLD={tmp_path}/go!"))]
+        await wait_until(lambda: len(list(replay(log))) == 1, "it runs")
+        runs.append(asyncio.create_task(say(game, "b")))
+        await wait_until(lambda: sum(map(_is_engine, processes() - before)) == 2, "the other model is being loaded")
+        runs.append(asyncio.create_task(say(game, "a2")))
+        await wait_until(lambda: len(list(replay(log))) == 5, "both have run")
+        (tmp_path / "go").touch()
+        await asyncio.gather(*runs)
+    assert [event["agent"] for event in replay(log) if event["event"] == INFER_START] == started
+
+
+async def test_lanes_that_are_killed_heal_and_every_answer_is_given_once(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Sixteen agents of three checkpoints; engines are killed while they talk."""
+    log = tmp_path / "events.jsonl"
+    game = engine(free_ports(2), flags={"interval": 0.02, "tokens": 5}, event_log=log)
+    told: list[dict[str, Any]] = []
+    async with asyncio.timeout(2 * LIMIT), game:
+        for number in range(16):
+            await game.register_agent(agent_id=f"a{number}", model_ckpt=f"m{number % 3}")
+
+        async def follow() -> None:
+            told.extend([event async for event in game.events()])
+
+        following = asyncio.create_task(follow())
+
+        async def play(agent: str) -> list[str]:
+            return [await say(game, agent, f"turn {number}") for number in range(4)]
+
+        playing = [asyncio.create_task(play(f"a{number}")) for number in range(16)]
+        for _ in range(6):
+            await wait_until(lambda: any(map(_is_engine, processes())), "an engine is there")
+            with suppress(ProcessLookupError, StopIteration):
+                os.kill(next(pid for pid in processes() if _is_engine(pid)), signal.SIGKILL)
+            await wait_until(lambda: any(map(_is_engine, processes())), "another follows")
+        answers = await asyncio.gather(*playing)
+    await following
+    assert [len(each) for each in answers] == [4] * 16
+    assert {len(text.split()) for each in answers for text in each} == {5}
+    kinds = {event["event"] for event in told}
+    assert {"lane_dead", "agent_disconnected", "swap"} <= kinds
+    ended = [event for event in replay(log) if event["event"] == INFER_DONE and event["outcome"] == "completed"]
+    assert len(ended) == 64
+
+
+def _is_engine(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).cmdline()[3:4] == [str(ENGINE_PROGRAM)]  # a guardian has it further behind
+    except psutil.Error:
+        return False
+
+
+async def test_a_prompt_that_kills_every_engine_is_given_up(free_ports: Callable[[int], int]) -> None:
+    """Its caller is told why, and the others' runs go on."""
+    game = engine(free_ports(2), flags={"die-on": "DEADLY"})
+    async with asyncio.timeout(2 * LIMIT), game:
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt="m")
+        deadly = asyncio.create_task(say(game, "a", "DEADLY"))
+        assert await say(game, "b")
+        with pytest.raises(InferenceFailed) as caught:
+            await deadly
+        assert caught.value.reason == "poisoned"
+        assert await say(game, "a")
+
+
+async def test_a_shutdown_ends_what_waits_and_what_runs(free_ports: Callable[[int], int]) -> None:
+    """Every caller gets an answer: none hangs."""
+    game = engine(free_ports(1), count=1, flags={"interval": 0.5, "tokens": 100})
+    before = processes()
+    async with asyncio.timeout(LIMIT):
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt=name)
+        runs = [asyncio.create_task(say(game, name)) for name in "ab"]
+        await wait_until(lambda: any(map(_is_engine, processes() - before)), "an engine is there")
+        await game.shutdown()
+        ended = await asyncio.gather(*runs, return_exceptions=True)
+    assert [type(each) for each in ended] == [EngineClosed, EngineClosed]
+    await wait_until(lambda: processes() <= before, "no process is left")

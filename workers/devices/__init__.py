@@ -1,0 +1,1 @@
+"""The accelerators of a machine: what they are, and who says so."""

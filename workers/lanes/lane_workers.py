@@ -1,0 +1,98 @@
+"""One lane with the workers of all models that may come to it: at most one of them has an engine.
+
+The life of a lane: empty; loading, when ``LanePool`` starts the engine of a model there; ready, while its turns run;
+leaving, when it takes nothing new because another model wants the place or because it was idle; and empty again, once
+its engine's tree is gone. An engine that breaks is started again by its own supervisor, as everywhere, unless another
+model takes the lane meanwhile; one that gives up leaves the lane to others.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+
+from workers.devices.layout import Lane
+from workers.policy.placement import LanePhase, LaneView
+from workers.states import PASSING, Hold, WorkerState
+from workers.supervised import SupervisedWorker
+
+_PHASES: Mapping[WorkerState, LanePhase] = {
+    WorkerState.STOPPED: LanePhase.EMPTY,
+    WorkerState.STARTING: LanePhase.LOADING,
+    WorkerState.READY: LanePhase.READY,
+    WorkerState.DRAINING: LanePhase.READY,
+    WorkerState.STOPPING: LanePhase.LEAVING,
+    WorkerState.BACKOFF: LanePhase.BROKEN,
+    WorkerState.FAILED: LanePhase.BROKEN,
+}
+
+
+class LaneWorkers:
+    """Written by its pool alone; ``workers`` are by model."""
+
+    def __init__(self, first: SupervisedWorker) -> None:
+        self.workers = {first.spec.name: first}
+        self.current = first  # whose engine is there, or was last
+        self.next: str | None = None  # the model that it is kept for
+        self.used_at = 0.0  # when a turn last started, in monotonic seconds
+        self.idle_since = 0.0  # when the last one ended
+        self.loading_since = 0.0
+        self.swaps = 0
+        self.loads_s: dict[str, float] = {}  # how long each model's last load took
+        self.barred: dict[str, float] = {}  # models that gave up there, and until when
+
+    def __repr__(self) -> str:
+        return f"<LaneWorkers {self.lane.id} {self.resident or 'empty'} next={self.next}>"
+
+    def __iter__(self) -> Iterator[SupervisedWorker]:
+        """Iterate over the workers of all models."""
+        return iter(self.workers.values())
+
+    @property
+    def lane(self) -> Lane:
+        """Where it is."""
+        lane = self.current.spec.lane
+        assert lane is not None  # noqa: S101 - the pool has no other workers
+        return lane
+
+    @property
+    def phase(self) -> LanePhase:
+        """What its engine does."""
+        worker = self.current
+        if worker.state is WorkerState.STOPPING and worker.is_coming:
+            return LanePhase.LOADING
+        if worker.state is WorkerState.DRAINING and Hold.SWAP in worker.holds:
+            return LanePhase.LEAVING
+        return _PHASES[worker.state]
+
+    @property
+    def resident(self) -> str | None:
+        """The model whose engine has its memory."""
+        return None if self.phase is LanePhase.EMPTY else self.current.spec.name
+
+    def view(self, now: float, *, is_changed: bool) -> LaneView:
+        """Return it as decisions are made on it."""
+        return LaneView(
+            id=self.lane.id,
+            device=self.lane.device.uuid,
+            memory_mib=self.lane.memory_mib,
+            phase=self.phase,
+            resident=self.resident,
+            next=self.next,
+            in_flight=self.current.slots_in_use,
+            slots=self.current.slots,
+            used_at=self.used_at,
+            barred=self.barred_now(now),
+            idle_since=self.idle_since,
+            is_held=Hold.OPERATOR in self.current.holds,
+            is_changed=is_changed or not self.current.holds.isdisjoint(PASSING),
+        )
+
+    def barred_now(self, now: float | None = None) -> frozenset[str]:
+        """Return the models that gave up here, and are not tried again yet."""
+        at = time.monotonic() if now is None else now
+        return frozenset(model for model, until in self.barred.items() if until > at)
+
+    def may_hold(self, model: str) -> bool:
+        """Whether a model fits here when nothing else is on the device."""
+        room = self.lane.device.room_mib
+        need = self.workers[model].spec.need_mib if model in self.workers else None
+        return model in self.workers and (room is None or need is None or need <= room)

@@ -1,0 +1,348 @@
+"""Which model goes to which lane, and who leaves for it: all that is so in, what is to be done out. Pure.
+
+A lane holds one model at a time. Memory decides what fits: models stand on a device together as long as its room
+lasts. Neither a request in flight nor an engine that loads is ever ended for another: a lane that is assigned anew
+takes no new turns, and loads the other model when it is empty.
+
+Source: specification, "Models on demand"; L. Belady, "A study of replacement algorithms for a virtual-storage computer"
+(1966), for whom to evict: the one that is needed last. What waits says so; among those that nothing waits for, the one
+that is asked for least stands in for it (``heat``).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+PATIENCE_S: Final = 60.0  # for which ``few`` lets a model wait while others that are there have turns
+AHEAD: Final = 16  # turns of a model whose places in the order are known
+FIRST: Final = -1  # before every turn that waits
+NEVER: Final = 2**62  # behind every one
+
+
+class SwapRule(StrEnum):
+    """Who gets a lane when there are more models than room."""
+
+    FAIR = "fair"  # whoever has waited longest gets the next lane that is free
+    FEW = "few"  # a model stays while turns of it wait, up to a bound
+
+
+class LanePhase(StrEnum):
+    """What the engine of a lane does."""
+
+    EMPTY = "empty"  # there is none, and its memory is free
+    LOADING = "loading"
+    READY = "ready"
+    LEAVING = "leaving"  # it takes no new turns, and ends when those on it have
+    BROKEN = "broken"  # it has failed, and waits for its next start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneView:
+    """A lane as it is: ``resident`` is the model whose engine has its memory, ``next`` the one that it is kept for.
+
+    ``used_at`` is when a turn last started there, in the seconds of ``now``. ``barred`` are models that failed there.
+    """
+
+    id: str
+    device: str
+    memory_mib: int | None
+    phase: LanePhase = LanePhase.EMPTY
+    resident: str | None = None
+    next: str | None = None
+    in_flight: int = 0
+    slots: int = 1
+    used_at: float = 0.0
+    barred: frozenset[str] = frozenset()
+    idle_since: float = 0.0  # when the last turn there ended, or its engine got ready
+    is_held: bool = False  # an operator wants nothing new there
+    is_changed: bool = False  # its weights or adapters are being changed, or kept
+
+    @property
+    def planned(self) -> str | None:
+        """The model that is or will be there when all that was begun is done."""
+        return self.next or (None if self.phase is LanePhase.LEAVING else self.resident)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The turns that wait for a model: how many, and the places of the first in the order of arrival."""
+
+    count: int = 0
+    first: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDemand:
+    """A model, and the turns that wait for it.
+
+    ``need_mib`` is what it takes of a device, None where that is not known: then a whole lane's part. ``first`` are
+    the numbers, in the order of arrival over all models, of those that have waited longest: of all, or of ``AHEAD``;
+    ``waits_since`` is since when turns of it wait without a lane of it. ``keep_s`` is for how long it stays idle, None
+    is until its lane is needed.
+    """
+
+    name: str
+    need_mib: int | None = None
+    is_pinned: bool = False
+    keep_s: float | None = None
+    waiting: int = 0
+    first: tuple[int, ...] = ()
+    waits_since: float | None = None
+    heat: float = 0.0  # how much it was asked for of late
+    hint: str | None = None  # the lane that it goes to first
+
+    @property
+    def oldest(self) -> int:
+        """The number of the turn that has waited longest."""
+        return self.first[0] if self.first else NEVER
+
+    def next_after(self, order: int) -> int:
+        """Return the number of its first turn behind a place in the order of arrival."""
+        return next((each for each in self.first if each > order), NEVER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignLane:
+    """Keep a lane for a model; the lanes in ``leaving``, itself mostly among them, take no new turns."""
+
+    lane: str
+    model: str
+    leaving: tuple[str, ...]
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadModel:
+    """Start the engine of the model that a lane is kept for: there is room."""
+
+    lane: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveLane:
+    """End an engine when its turns have ended."""
+
+    lane: str
+    because: str
+
+
+PlacementAction = AssignLane | LoadModel | LeaveLane
+
+
+class Placement:
+    """Decides for the lanes of one machine; ``rooms`` is what each device's lanes may fill together, in MiB."""
+
+    def __init__(self, rooms: Mapping[str, int | None], rule: SwapRule, patience_s: float = PATIENCE_S) -> None:
+        self._rooms = rooms
+        self._rule = rule
+        self._patience_s = patience_s
+
+    def __repr__(self) -> str:
+        return f"<Placement {self._rule} {dict(self._rooms)}>"
+
+    def decide(self, lanes: Sequence[LaneView], models: Iterable[ModelDemand], now: float) -> list[PlacementAction]:
+        """Return what is to be done now."""
+        moment = _Moment(self._rooms, lanes, models)
+        return [
+            *self._leave_idle(moment, now),
+            *(action for model in self._in_order(moment, now) for action in self._place(moment, model, now)),
+            *_add_replicas(moment),
+            *_load(moment),
+        ]
+
+    def next_look(self, lanes: Sequence[LaneView], models: Iterable[ModelDemand], now: float) -> float | None:
+        """Return when something is to be done though nothing happens before; None is never."""
+        by_name = {model.name: model for model in models}
+        ends = [
+            lane.idle_since + keep_s
+            for lane in lanes
+            if lane.phase is LanePhase.READY
+            and lane.resident is not None
+            and (keep_s := by_name[lane.resident].keep_s) is not None
+            and not by_name[lane.resident].is_pinned
+        ]
+        if self._rule is SwapRule.FEW:
+            ends += [
+                model.waits_since + self._patience_s for model in by_name.values() if model.waits_since is not None
+            ]
+        return min((end for end in ends if end > now), default=None)
+
+    def _leave_idle(self, moment: "_Moment", now: float) -> Iterator[LeaveLane]:
+        for lane in list(moment.lanes.values()):
+            model = moment.models.get(lane.resident or "")
+            if lane.phase is not LanePhase.READY or lane.in_flight or model is None or model.keep_s is None:
+                continue
+            is_idle = not model.waiting and not model.is_pinned and not lane.is_changed
+            if is_idle and now - lane.idle_since >= model.keep_s:
+                moment.lanes[lane.id] = replace(lane, phase=LanePhase.LEAVING)
+                yield LeaveLane(lane=lane.id, because=f"{model.name} was idle for {model.keep_s:g} s")
+
+    def _in_order(self, moment: "_Moment", now: float) -> list[ModelDemand]:
+        """Return the models that wait for a lane, the first to get one first."""
+        there = {lane.planned for lane in moment.lanes.values() if lane.next or _serves(lane)}
+        unplaced = [model for model in moment.models.values() if model.name not in there]
+        pinned = [model for model in unplaced if model.is_pinned]
+        waiting = [model for model in unplaced if model.waiting and not model.is_pinned]
+        if self._rule is SwapRule.FAIR:
+            return pinned + sorted(waiting, key=lambda model: model.oldest)
+        return pinned + sorted(
+            waiting,
+            key=lambda model: (0, model.oldest) if self._is_overdue(model, now) else (1, -model.waiting, model.oldest),
+        )
+
+    def _is_overdue(self, model: ModelDemand, now: float) -> bool:
+        return model.waits_since is not None and now - model.waits_since >= self._patience_s
+
+    def _place(self, moment: "_Moment", model: ModelDemand, now: float) -> Iterator[AssignLane]:
+        oldest = FIRST if model.is_pinned else model.oldest
+
+        def may_leave(lane: LaneView) -> bool:
+            resident = moment.models.get(lane.resident or "")
+            if lane.next is not None or lane.phase is LanePhase.LOADING or lane.is_held or lane.is_changed:
+                return False
+            if resident is None or lane.phase in {LanePhase.EMPTY, LanePhase.LEAVING, LanePhase.BROKEN}:
+                return True
+            if resident.is_pinned:
+                return False
+            if self._rule is SwapRule.FEW and not self._is_overdue(model, now) and not model.is_pinned:
+                return not resident.waiting and not lane.in_flight
+            return not resident.waiting or resident.oldest > oldest
+
+        chosen = moment.cheapest(model, may_leave)
+        if chosen is not None and (self._rule is SwapRule.FEW or not moment.has_better(chosen, model)):
+            yield moment.assign(chosen, model, "a turn of it waits" if model.waiting else "it is pinned")
+
+
+class _Moment:
+    """What is so, changed by what was decided already."""
+
+    def __init__(
+        self, rooms: Mapping[str, int | None], lanes: Sequence[LaneView], models: Iterable[ModelDemand]
+    ) -> None:
+        self.rooms = rooms
+        self.lanes = {lane.id: lane for lane in lanes}
+        self.models = {model.name: model for model in models}
+        self._numbers = {lane.id: number for number, lane in enumerate(lanes)}
+
+    def need(self, lane: LaneView, model: str | None) -> int:
+        """Return the MiB that a model takes on a lane."""
+        if model is None:
+            return 0
+        known = self.models[model].need_mib if model in self.models else None
+        return (lane.memory_mib or 0) if known is None else known
+
+    def cheapest(self, model: ModelDemand, may_leave: Callable[[LaneView], bool]) -> list[LaneView] | None:
+        """Return the lane for a model, and behind it those that have to leave with it; None where there is none."""
+        ways = [
+            way
+            for lane in self.lanes.values()
+            if may_leave(lane) and _may_load(lane, model) and (way := self._way(lane, model, may_leave))
+        ]
+        return min(ways, key=lambda way: self._cost(way, model), default=None)
+
+    def _way(self, lane: LaneView, model: ModelDemand, may_leave: Callable[[LaneView], bool]) -> list[LaneView] | None:
+        room = self.rooms[lane.device]
+        if room is None:
+            return [lane]
+        others = [each for each in self.lanes.values() if each.device == lane.device and each.id != lane.id]
+        free = room - sum(self.need(each, each.planned) for each in others) - self.need(lane, model.name)
+        way = [lane]
+        for other in sorted((each for each in others if each.planned and may_leave(each)), key=self._last_needed):
+            if free >= 0:
+                break
+            free += self.need(other, other.planned)
+            way.append(other)
+        return way if free >= 0 else None
+
+    def _cost(self, way: list[LaneView], model: ModelDemand) -> tuple[object, ...]:
+        lane = way[0]
+        busy = [each for each in way if each.phase is LanePhase.READY]
+        beside = sum(
+            each.planned is not None for each in self.lanes.values() if each.device == lane.device and each not in way
+        )
+        return (
+            len(busy),
+            lane.id != model.hint if model.hint else False,
+            any(each.in_flight for each in busy),  # one that is free now is the next that is free
+            [self._last_needed(each) for each in busy],
+            beside,  # distinct devices first
+            self._numbers[lane.id],
+        )
+
+    def has_better(self, way: list[LaneView], model: ModelDemand) -> bool:
+        """Whether to wait for a lane that others were promised, whose model is needed later than those of ``way``.
+
+        Only where it is to be had after one wave of turns; who is waited for is older, so the order holds.
+        """
+        soonest = min((self._next_need(lane, model.oldest) for lane in way), default=NEVER)
+        if soonest == NEVER:
+            return False
+        for lane in self.lanes.values():
+            coming = self.models.get(lane.planned or "")
+            if coming is None or lane.id in {each.id for each in way} or coming.oldest > model.oldest:
+                continue
+            older = sum(each < model.oldest for each in coming.first)
+            if older <= lane.slots and coming.next_after(model.oldest) > soonest:
+                return True
+        return False
+
+    def _next_need(self, lane: LaneView, order: int) -> int:
+        resident = self.models.get(lane.resident or "")
+        return NEVER if resident is None else resident.next_after(order)
+
+    def _last_needed(self, lane: LaneView) -> tuple[float, ...]:
+        """Order lanes by when their resident is needed next, the last one first."""
+        resident = self.models.get(lane.resident or "")
+        if resident is None:
+            return (0, 0.0, lane.used_at)
+        return (1, -resident.oldest) if resident.waiting else (0, resident.heat, lane.used_at)
+
+    def assign(self, way: list[LaneView], model: ModelDemand, because: str) -> AssignLane:
+        """Note that a lane is kept for a model, and return the action that says so."""
+        leaving = tuple(lane.id for lane in way if lane.phase in {LanePhase.READY, LanePhase.BROKEN})
+        for lane in way:
+            phase = LanePhase.LEAVING if lane.id in leaving else lane.phase
+            self.lanes[lane.id] = replace(lane, phase=phase, next=model.name if lane is way[0] else None)
+        return AssignLane(lane=way[0].id, model=model.name, leaving=leaving, because=because)
+
+
+def _serves(lane: LaneView) -> bool:
+    return lane.phase is not LanePhase.BROKEN and not lane.is_held
+
+
+def _may_load(lane: LaneView, model: ModelDemand) -> bool:
+    """Whether a model may be tried on a lane: where it has just failed it waits for its own next start."""
+    return model.name not in lane.barred and not (lane.phase is LanePhase.BROKEN and lane.resident == model.name)
+
+
+def _add_replicas(moment: _Moment) -> Iterator[AssignLane]:
+    """Give empty lanes to models of which more turns wait than the lanes of it have slots: nobody leaves for that."""
+    for model in sorted(moment.models.values(), key=lambda each: each.oldest):
+        lanes = [lane for lane in moment.lanes.values() if lane.planned == model.name]
+        if not lanes or model.waiting <= sum(lane.slots - lane.in_flight for lane in lanes if _serves(lane)):
+            continue
+
+        def is_empty(lane: LaneView) -> bool:
+            return lane.phase is LanePhase.EMPTY and lane.next is None and not lane.is_held
+
+        chosen = moment.cheapest(model, is_empty)
+        if chosen is not None:
+            yield moment.assign(chosen, model, "more turns of it wait than it has slots")
+
+
+def _load(moment: _Moment) -> Iterator[LoadModel]:
+    """Load what lanes are kept for, where the memory is free: not only will be."""
+    for lane in list(moment.lanes.values()):
+        if lane.phase is not LanePhase.EMPTY or lane.next is None:
+            continue
+        room = moment.rooms[lane.device]
+        held = sum(
+            moment.need(each, each.resident)
+            for each in moment.lanes.values()
+            if each.device == lane.device and each.phase is not LanePhase.EMPTY
+        )
+        if room is None or held + moment.need(lane, lane.next) <= room:
+            moment.lanes[lane.id] = replace(lane, phase=LanePhase.LOADING, resident=lane.next, next=None)
+            yield LoadModel(lane=lane.id, model=lane.next)
