@@ -1,13 +1,10 @@
 """More models than lanes, over HTTP: who is loaded, who leaves, and that no turn pays for it."""
 
-import os
-import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tests.harness.service import Document, Service, recorded, scripted_model, serving
-from tests.harness.waiting import is_alive, wait_for
+from tests.harness.waiting import wait_for
 
 TALKS = 4
 
@@ -93,37 +90,6 @@ def test_what_is_pinned_stays_and_what_is_idle_leaves(tmp_path: Path, free_ports
         assert house["swaps"] == 1
 
 
-def test_an_engine_of_a_lane_that_is_killed_costs_no_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Five kills while three models talk on two lanes: all turns complete, each once."""
-    models = {name: placed(tokens=6, interval=0.02) for name in "abc"}
-    with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
-        job = service.post_job(talk("abc", rounds=3))
-        for _ in range(5):
-            kill_engine(service)
-        assert service.wait_ended(job)["state"] == "completed"
-        turns = turns_of(service, job)
-        assert {turn["state"] for turn in turns} == {"completed"}
-        assert any(len(turn["attempts"]) > 1 for turn in turns)  # some were on an engine that died
-        assert len(turns) == 3 * 3 * TALKS
-
-
-def kill_engine(service: Service) -> None:
-    """Kill an engine that has a turn on it."""
-    killed: list[int] = []
-
-    def is_killed() -> bool:
-        workers = service.get("/v1/workers")["workers"]
-        busy = [worker["pid"] for worker in workers if worker["slots"]["in_use"] and worker["state"] == "ready"]
-        with suppress(ProcessLookupError):  # it has left since
-            for pid in busy[:1]:
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-        return bool(killed)
-
-    wait_for(is_killed, "a turn is on a lane")
-    wait_for(lambda: not is_alive(killed[0]), "it is dead")
-
-
 def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Its turns end, and the others' go on; it has given up on both lanes."""
     broken = {**placed(exit_at_once=3), "restart": {"initial_s": 0.05, "max_s": 0.1, "failures": 2, "retry_s": None}}
@@ -148,20 +114,6 @@ def test_a_lane_that_an_operator_drains_is_left_alone(tmp_path: Path, free_ports
         job = service.post_job(talk("ab", name="second"))
         assert service.wait_ended(job)["state"] == "completed"
         assert {turn["worker"] for turn in turns_of(service, job)} == {"lane-0", "lane-1"} - {held}
-
-
-def test_a_job_goes_on_after_the_service_was_killed(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """No engine is left, and no turn is lost."""
-    models = {name: placed(tokens=6, interval=0.02) for name in "abc"}
-    with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
-        job = service.post_job(talk("abc"))
-        wait_for(lambda: len(residents(service)) == 2, "both lanes have a model")
-        engines = service.tree()
-        service.kill()
-        wait_for(lambda: not any(map(is_alive, engines)), "no engine is left")
-        service.start()
-        assert service.wait_ended(job)["state"] == "completed"
-        assert len(turns_of(service, job)) == 2 * 3 * TALKS
 
 
 def test_a_job_that_will_not_wait_is_refused_where_its_model_is_not_there(

@@ -245,10 +245,14 @@ def all_events(now: Lifecycle) -> Iterator[Event]:
     for timer in (now.timer - 1, now.timer):
         yield TimerElapsed(timer=timer)
     yield StartRequested()
-    yield from (DrainRequested(because="drain", hold=hold) for hold in Hold)
-    yield from (ResumeRequested(because="over", hold=hold) for hold in Hold)
+    yield from (DrainRequested(because="drain", hold=hold) for hold in KINDS)
+    yield from (ResumeRequested(because="over", hold=hold) for hold in KINDS)
     yield StopRequested(because="stop")
     yield StopRequested(because="stop", at_once=True)
+
+
+# An operator's hold and a swap's end with a start; the others are all as that of an update.
+KINDS = (Hold.OPERATOR, Hold.SWAP, Hold.UPDATE)
 
 
 @functools.cache
