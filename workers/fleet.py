@@ -164,7 +164,7 @@ class Fleet:
 
     def drain_nowait(self, because: str) -> None:
         """Let no worker admit anything new, and load no model."""
-        self.lanes.close(because)
+        self.lanes.close()
         for worker in self._all:
             worker.drain_nowait(because)
 
@@ -175,7 +175,7 @@ class Fleet:
 
     async def stop(self, because: str, *, at_once: bool = False) -> None:
         """Stop all workers at the same time; one that cannot be stopped does not keep the others."""
-        self.lanes.close(because)
+        self.lanes.close()
         async with anyio.create_task_group() as tasks:
             for worker in self._all:
                 tasks.start_soon(_stop, worker, because, at_once)

@@ -17,7 +17,7 @@ from service.formats.hosts import canonical_host, canonical_origin
 from service.formats.signatures import signing_key
 from service.scheduling.core.policies import POLICIES
 from workers.devices.layout import Layout, LayoutPolicy
-from workers.lanes.lane_spec import DEVICE_VARIABLES
+from workers.engine.launch.devices import DEVICE_VARIABLES
 from workers.policy.limits import Seconds
 from workers.policy.placement import SwapRule
 from workers.policy.repetition import RepetitionLimits

@@ -19,8 +19,8 @@ from workers.engine.embedded.small_model import small_model_path
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
-from workers.files.model_memory import model_memory
 from workers.lanes.lane_spec import on_lane
+from workers.lanes.memory_need import memory_need, most_room
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import BiosPolicy
@@ -67,7 +67,7 @@ def _specs_on_lanes(config: Config, base: Path, state_dir: Path) -> list[WorkerS
         return []
     lanes = lanes_on(devices_of(config.gpus.inventory, base), config.gpus)
     specs = [_with_need(_spec(name, model, base, state_dir), lanes) for name, model in placed.items()]
-    check_pins(specs, lanes)
+    _check_pins(specs, lanes)
     return [
         on_lane(spec, lane, socket_of(sockets, WorkerId(lane.id)) if sockets else None)
         for lane in lanes
@@ -82,23 +82,18 @@ def _with_need(spec: WorkerSpec, lanes: Sequence[Lane]) -> WorkerSpec:
     Raises:
         ConfigError: no device has room for it.
     """
-    known = model_memory(spec.model) if spec.model else None
-    rooms = [lane.device.room_mib for lane in lanes]
-    if known is None or None in rooms:
+    need, most = memory_need(spec), most_room(lanes)
+    if need is None:
         return spec
-    tokens = spec.context * (1 if spec.engine is EngineKind.VLLM else spec.slots)
-    need, most = known.need_mib(tokens) or known.weights_mib, max(room for room in rooms if room is not None)
-    if need > most:
+    if most is not None and need.least > most:
         raise ConfigError(
-            f"models.{spec.name}.model: {spec.model} takes {need} MiB with {tokens} tokens of context, and the largest "
-            f"device has room for {most} MiB; give a smaller context, fewer slots, or another model"
+            f"models.{spec.name}.model: {spec.model} takes {need.least} MiB with {need.tokens} tokens of context, and "
+            f"the largest device has room for {most} MiB; give a smaller context, fewer slots, or another model"
         )
-    # vLLM fills the part of the device that it is given, whatever its model takes.
-    is_filling = spec.engine is EngineKind.VLLM
-    return spec if is_filling else replace(spec, need_mib=known.need_mib(tokens))
+    return replace(spec, need_mib=need.taken)
 
 
-def check_pins(specs: Sequence[WorkerSpec], lanes: Sequence[Lane]) -> None:
+def _check_pins(specs: Sequence[WorkerSpec], lanes: Sequence[Lane]) -> None:
     """Return if pinned models leave a lane to the others.
 
     Raises:

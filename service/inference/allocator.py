@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from service.inference.failures import NoLane
 from workers.devices.layout import Lane
+from workers.lanes.memory_need import most_room
 
 
 class Allocator:
@@ -31,7 +32,7 @@ class Allocator:
             raise NoLane(f"lane_hint: {hint} is no lane; there are 0 to {len(self._lanes) - 1}")
         able = [lane for lane in self._lanes if _fits(lane, need_mib)]
         if not able:
-            most = max(lane.device.room_mib or 0 for lane in self._lanes)
+            most = most_room(self._lanes)
             raise NoLane(f"{model} takes {need_mib} MiB, and the largest device has room for {most} MiB")
         if model in self._pins:
             return self._pins[model]

@@ -29,10 +29,10 @@ from workers.devices.layout import Lane, Layout, LayoutPolicy
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
-from workers.files.model_memory import model_memory
 from workers.health.diary import Diary
 from workers.lanes.lane_pool import LanePool, Swap
 from workers.lanes.lane_spec import on_lane
+from workers.lanes.memory_need import memory_need
 from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer
 from workers.requests.prompts.bios import BiosFrame, BiosPolicy, seed_words
@@ -121,7 +121,7 @@ class InferenceEngine:
             tool_runner=tool_runner,
             state_dir=self._state_dir,
         )
-        self._diaries = {each.id: Diary.of(replace(self._base, id=WorkerId(each.id))) for each in self.lanes}
+        self._diaries = [Diary.of(replace(self._base, id=WorkerId(each.id))) for each in self.lanes]
         self._system = system
         self._tools = parse_tools(tools)
         self._allocator = Allocator(self.lanes)
@@ -133,7 +133,7 @@ class InferenceEngine:
         self._log = EventLog(Path(event_log)) if event_log is not None else None
         self._readers = NewsReaders()
         self._site: Site | None = None
-        self._starting = asyncio.Lock()
+        self._starting, self._registering = asyncio.Lock(), asyncio.Lock()
         self._is_closed = False
         self._began = datetime.now().astimezone()
 
@@ -163,36 +163,39 @@ class InferenceEngine:
             EngineClosed: it was shut down.
         """
         site = await self._started()
-        if agent_id in self._agents:
-            raise AgentExists(agent_id)
         checkpoint = str(model_ckpt)
-        name = self._models.get(checkpoint) or self._name(checkpoint)
-        spec = replace(self._base, name=name, model=checkpoint, need_mib=self._need_mib(checkpoint))
-        specs = [on_lane(spec, lane, self._socket(lane)) for lane in self.lanes]
-        _check(specs[0])
-        pin = self._allocator.pin(name, spec.need_mib, lane_hint)
-        if checkpoint not in self._models:
-            workers = [
-                SupervisedWorker(each, os.environ, self._changed, diary=self._diaries[each.id]) for each in specs
-            ]
-            self._models[checkpoint] = name
-            self._pool.hints[name] = pin.id
-            for worker in workers:
-                site.tasks.start_soon(worker.run, site.registry, site.gate)
-            self._pool.add(workers)
-        self._agents[agent_id] = _Agent(id=agent_id, model=name, turn=asyncio.Lock())
+        async with self._registering:
+            if agent_id in self._agents:
+                raise AgentExists(agent_id)
+            name = self._models.get(checkpoint)
+            if name is None:
+                name = await self._add_model(site, checkpoint, lane_hint)
+            else:
+                self._allocator.pin(name, None, lane_hint)
+            self._agents[agent_id] = _Agent(id=agent_id, model=name, turn=asyncio.Lock())
+
+    async def _add_model(self, site: Site, checkpoint: str, lane_hint: int | None) -> str:
+        name = self._name(checkpoint)
+        spec = replace(self._base, name=name, model=checkpoint)
+        _check(spec)
+        need = await asyncio.to_thread(memory_need, spec)
+        spec = replace(spec, need_mib=need.taken if need else None)
+        workers = [
+            SupervisedWorker(on_lane(spec, lane, self._socket(lane)), os.environ, self._changed, diary=diary)
+            for lane, diary in zip(self.lanes, self._diaries, strict=True)
+        ]
+        self._pool.hints[name] = self._allocator.pin(name, need.least if need else None, lane_hint).id
+        for worker in workers:
+            site.tasks.start_soon(worker.run, site.registry, site.gate)
+        self._pool.add(workers)
+        self._models[checkpoint] = name
+        return name
 
     def _name(self, checkpoint: str) -> str:
         """Return what a checkpoint is called: its file's or folder's name, with a number where that is taken."""
         stem = Path(checkpoint).name.removesuffix(".gguf") or "model"
         taken = set(self._models.values())
         return stem if stem not in taken else next(name for n in count(2) if (name := f"{stem}-{n}") not in taken)
-
-    def _need_mib(self, checkpoint: str) -> int | None:
-        known = model_memory(checkpoint)
-        if known is None or self._base.engine is EngineKind.VLLM:
-            return None  # vLLM fills the part of the device that it is given
-        return known.need_mib(self._base.context * self._base.slots)
 
     def _socket(self, lane: Lane) -> Path | None:
         if self._base.engine is not EngineKind.VLLM or self._state_dir is None:
@@ -278,14 +281,14 @@ class InferenceEngine:
         answer = Answer(time.monotonic)
         worker, began = seat.worker, time.monotonic()
         gpu = _device(worker)
-        self._write(event=INFER_START, agent=agent.id, gpu=gpu, prompt_len=len(request.conversation[0].content))
+        self._write(INFER_START, agent=agent.id, gpu=gpu, prompt_len=len(request.conversation[0].content))
         try:
             with seat.lease:
                 outcome = await worker.perform(request, answer)
         finally:
             self._turnstile.look()
         self._write(
-            event=INFER_DONE,
+            INFER_DONE,
             agent=agent.id,
             gpu=gpu,
             tokens_out=answer.output_tokens,
@@ -302,9 +305,9 @@ class InferenceEngine:
         async for news in self._readers.follow():
             yield news
 
-    def _write(self, **event: object) -> None:
+    def _write(self, event: str, **about: object) -> None:
         if self._log is not None:
-            self._log.write({"event": event.pop("event"), "time": time.time(), **event})
+            self._log.write({"event": event, "time": time.time(), **about})
 
     def _note_swap(self, swap: Swap) -> None:
         self._readers.tell(
@@ -328,7 +331,7 @@ class InferenceEngine:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._pool.close("the engine is shut down")
+            self._pool.close()
             self._turnstile.fail_all(lambda: EngineClosed(CLOSED))
             if self._site is not None:
                 await self._site.end()

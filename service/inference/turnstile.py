@@ -56,7 +56,7 @@ class Turnstile:
         try:
             return ticket.order, await ticket.seat
         except asyncio.CancelledError:
-            if ticket.seat.done() and not ticket.seat.cancelled():
+            if ticket.seat.done() and not ticket.seat.cancelled() and ticket.seat.exception() is None:
                 ticket.seat.result().lease.release()
             raise
         finally:
@@ -66,6 +66,8 @@ class Turnstile:
 
     def look(self) -> None:
         """Start what can start; called after every change of a lane and of the queue."""
+        # One whose run was cancelled is there until its task has run: it must not be given what none gives back.
+        self._tickets = [ticket for ticket in self._tickets if not ticket.seat.done()]
         for ticket in list(self._tickets):
             worker = self._free_worker(ticket.model)
             if worker is not None:
@@ -80,7 +82,8 @@ class Turnstile:
         """End every wait."""
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
-            ticket.seat.set_exception(error())
+            if not ticket.seat.done():
+                ticket.seat.set_exception(error())
 
     def _free_worker(self, model: str) -> SupervisedWorker | None:
         on_lanes = [worker for worker in self._pool if worker.spec.name == model]

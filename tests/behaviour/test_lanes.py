@@ -99,7 +99,10 @@ def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, fre
         good = service.post_job(talk("ab", name="good"))
         assert service.wait_ended(good)["state"] == "completed"
         assert service.wait_ended(bad)["state"] == "failed"
-        assert {turn["reason"] for turn in turns_of(service, bad, 1)[:1]} == {"engine_unreachable"}
+        (turn, *_) = turns_of(service, bad, 1)
+        assert turn["reason"] == "engine_unreachable"
+        assert "failed on every lane that could hold it: lane-" in turn["detail"]
+        assert "status 3" in turn["detail"]  # and why: what a person looks for
         assert [lane["barred"] for lane in lanes_of(service)] == [["broken"], ["broken"]]
         assert service.http.get("/readyz").json()["code"] == "not_ready"
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,7 +55,7 @@ class LanePool:
         is_changed: Callable[[SupervisedWorker], bool] = lambda _worker: False,
     ) -> None:
         self._is_changed = is_changed
-        self.lanes: list[LaneWorkers] = []
+        self._lanes: dict[str, LaneWorkers] = {}
         self.hints: dict[str, str] = {}  # of models: the lane that they are loaded on first
         self._specs: dict[str, WorkerSpec] = {}
         self._rooms: dict[str, int | None] = {}
@@ -67,10 +67,10 @@ class LanePool:
         self._heat = Heat()
         self._on_swap = on_swap
         self._changed = Notifier()
-        self._closing: str | None = None
+        self._is_closing = False
 
     def __repr__(self) -> str:
-        return f"<LanePool {self.lanes}>"
+        return f"<LanePool {list(self.lanes)}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
         """Iterate over the workers that are on the lanes, or were last."""
@@ -79,23 +79,25 @@ class LanePool:
     def add(self, workers: Iterable[SupervisedWorker]) -> None:
         """Take the workers of a model, one for each lane that it may come to; their ``run`` is their owner's."""
         for worker in workers:
-            lane = self.find(worker.spec.id)
-            if lane is None:
-                self.lanes.append(LaneWorkers(worker))
-            else:
-                lane.workers[worker.spec.name] = worker
+            lane = self._lanes.setdefault(worker.spec.id, LaneWorkers(worker))
+            lane.workers[worker.spec.name] = worker
             self._specs[worker.spec.name] = worker.spec
         self._rooms |= {lane.lane.device.uuid: lane.lane.device.room_mib for lane in self.lanes}
         self._changed.notify()
 
     @property
-    def models(self) -> Sequence[str]:
+    def lanes(self) -> Collection[LaneWorkers]:
+        """All lanes, device by device."""
+        return self._lanes.values()
+
+    @property
+    def models(self) -> Collection[str]:
         """The models that come to lanes."""
-        return list(self._specs)
+        return self._specs.keys()
 
     def find(self, worker_id: str) -> LaneWorkers | None:
         """Return the lane of a worker's id."""
-        return next((lane for lane in self.lanes if lane.lane.id == worker_id), None)
+        return self._lanes.get(worker_id)
 
     def slots_of(self, model: str) -> int:
         """Count the slots of a model on one lane."""
@@ -113,14 +115,16 @@ class LanePool:
 
     def trouble_of(self, model: str) -> str:
         """Return what the turns of a model wait for that is not loaded."""
+        if not self.has_room(model):
+            failed = [lane.workers[model] for lane in self.lanes if model in lane.barred]
+            causes = "; ".join(f"{worker.spec.id}: {worker.because}" for worker in failed)
+            return f"{model} has failed on every lane that could hold it: {causes}"
         coming = [lane for lane in self.lanes if model in {lane.next, lane.resident}]
         if coming:
             lane = coming[0]
             if lane.next == model:
                 return f"{lane.lane.id} is kept for it: {lane.resident or 'nothing'} leaves first"
             return f"{lane.lane.id} is {lane.current.state}: {lane.current.because}"
-        if not self.has_room(model):
-            return f"{model} has failed on every lane that could hold it"
         residents = ", ".join(f"{lane.lane.id} has {lane.resident or 'none'}" for lane in self.lanes)
         return f"a lane: {residents}"
 
@@ -176,15 +180,15 @@ class LanePool:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Place models until cancelled."""
         task_status.started()
-        while self._closing is None:
+        while not self._is_closing:
             changed = self._changed.next  # what follows changes states itself
             look = self._place()
             with anyio.move_on_after(None if look is None else max(0.0, look - time.monotonic())):
                 await changed.wait()
 
-    def close(self, because: str) -> None:
+    def close(self) -> None:
         """Load nothing more."""
-        self._closing = because
+        self._is_closing = True
         self._changed.notify()
 
     def _place(self) -> float | None:
@@ -227,13 +231,13 @@ class LanePool:
         return demands
 
     def _act(self, action: PlacementAction) -> None:
-        lane = self._lane(action.lane)
+        lane = self._lanes[action.lane]
         match action:
             case AssignLane():
                 lane.next = action.model
                 self._reasons[action.lane] = action.because, lane.resident
                 for leaving in action.leaving:
-                    self._lane(leaving).current.drain_nowait(f"{action.model} wants its place", Hold.SWAP)
+                    self._lanes[leaving].current.drain_nowait(f"{action.model} wants its place", Hold.SWAP)
             case LeaveLane():
                 lane.current.drain_nowait(action.because, Hold.SWAP)
             case LoadModel():
@@ -254,9 +258,8 @@ class LanePool:
             worker.drain_nowait(f"{lane.next} wants its place", Hold.SWAP)
         is_draining = worker.state is WorkerState.DRAINING and Hold.SWAP in worker.holds
         is_left = is_draining and not worker.slots_in_use and worker.holds.isdisjoint(PASSING)  # else it is worked on
-        is_broken = lane.phase is LanePhase.BROKEN and (lane.next is not None or worker.state is WorkerState.FAILED)
-        if is_left or is_broken:
+        has_given_up = worker.state is WorkerState.FAILED
+        if has_given_up:
+            worker.stop_nowait(worker.because)  # the cause is what its turns are told
+        elif is_left or (lane.phase is LanePhase.BROKEN and lane.next is not None):
             worker.stop_nowait(f"{lane.next} wants its place" if lane.next else "its lane is left")
-
-    def _lane(self, lane_id: str) -> LaneWorkers:
-        return next(lane for lane in self.lanes if lane.lane.id == lane_id)

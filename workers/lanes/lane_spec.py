@@ -15,7 +15,6 @@ from workers.engine.launch.flags import named
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec
 
 SLICE_BATCH: Final = 2048  # tokens: what vLLM chooses by itself would be for the whole GPU
-DEVICE_VARIABLES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 
 
 def on_lane(spec: WorkerSpec, lane: Lane, socket: Path | None) -> WorkerSpec:

@@ -1,16 +1,22 @@
 """The parts of the inference engine that need no engine: pins, patience, the log of events and its replay."""
 
+import asyncio
 from pathlib import Path
 
+import anyio.lowlevel
 import pytest
 
 from service.inference.allocator import Allocator
 from service.inference.event_log import EventLog, replay
-from service.inference.failures import NoLane
+from service.inference.failures import EngineClosed, NoLane
 from service.inference.patience import MOST_DEATHS, Patience
+from service.inference.turnstile import Turnstile
 from workers.devices.device import Gpu
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of
+from workers.lanes.lane_pool import LanePool
+from workers.lanes.memory_need import memory_need
 from workers.outcome import EngineFailed, FailureReason
+from workers.spec import EngineKind, WorkerSpec
 
 
 def lanes(gpus: int, each: int = 2) -> tuple[Lane, ...]:
@@ -41,6 +47,18 @@ class TestAllocator:
         with pytest.raises(NoLane, match="m takes 90000 MiB, and the largest device has room for 76000 MiB"):
             allocator.pin("m", 90_000)
 
+    def test_a_checkpoint_whose_files_are_too_large_is_known_before_a_start(self, tmp_path: Path) -> None:
+        """VLLM takes a lane's part whatever it loads, and cannot do without the weights."""
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(3 * 2**30)
+        spec = WorkerSpec(engine=EngineKind.VLLM, model=str(tmp_path))
+        need = memory_need(spec)
+        assert need is not None
+        assert (need.least, need.taken) == (3072, None)
+        small = lanes_of([], LayoutPolicy(), host_memory_mib=1000)
+        with pytest.raises(NoLane, match="m takes 3072 MiB, and the largest device has room for 950 MiB"):
+            Allocator(small).pin("m", need.least)
+
 
 class TestPatience:
     def test_deaths_are_counted_but_for_those_from_outside(self) -> None:
@@ -60,6 +78,29 @@ class TestPatience:
         assert patience.pause_s(later, 9.5, 10.0) == 7.0
         assert patience.pause_s(refused, 10.0, 10.0) is None
         assert Patience().pause_s(refused, 1e9, None) == 0.1
+
+
+class TestTurnstile:
+    async def test_a_run_that_was_cancelled_is_given_nothing(self) -> None:
+        """Its task has not run yet: neither a shutdown nor a free slot at that moment breaks over it."""
+        turnstile = Turnstile(LanePool(), "fair")
+        waiting = asyncio.create_task(turnstile.enter("m"))
+        await anyio.lowlevel.checkpoint()
+        waiting.cancel()
+        turnstile.look()
+        turnstile.fail_all(lambda: EngineClosed("over"))
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    async def test_a_cancel_behind_a_shutdown_is_a_cancel(self) -> None:
+        """A run that was told of the end and is cancelled then has no slot to give back."""
+        turnstile = Turnstile(LanePool(), "fair")
+        waiting = asyncio.create_task(turnstile.enter("m"))
+        await anyio.lowlevel.checkpoint()
+        turnstile.fail_all(lambda: EngineClosed("over"))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
 
 class TestEventLog:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.swaps import Arrival, Simulation, belady, lru, mixes
+from tests.harness.lanes import Arrival, Simulation, belady, lru, mixes
 from workers.policy.heat import Heat
 from workers.policy.placement import (
     AssignLane,

@@ -13,7 +13,7 @@ from workers.spec import EngineKind, WorkerSpec
 
 BUSY_STALL_S: Final = 900.0  # a batch of 2,048 tokens at two a second
 ASK_LIMIT_S: Final = 30.0
-_HIDDEN: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+DEVICE_VARIABLES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 _LAYERS: Final = frozenset({"ngl", "gpu-layers", "n-gpu-layers"})
 
 
@@ -45,7 +45,7 @@ def computes_on_cpu(spec: WorkerSpec, environment: Mapping[str, str], *, is_gpu_
     given = named(spec.args)
     if spec.engine is EngineKind.VLLM and given.get("device") == "cpu":
         return True
-    is_hidden = any(spec.env.get(name, environment.get(name)) in {"", "-1"} for name in _HIDDEN)
+    is_hidden = any(spec.env.get(name, environment.get(name)) in {"", "-1"} for name in DEVICE_VARIABLES)
     has_no_layers = any(str(given.get(name)) == "0" for name in _LAYERS)
     return not is_gpu_there or is_hidden or has_no_layers
 
