@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -11,7 +11,7 @@ import anyio
 import httpx
 import msgspec
 
-from transport.counters import EngineCounters
+from transport.counters import EngineCounters, KvCache
 from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.openai import CHAT_PATH, MODELS_PATH
@@ -25,7 +25,7 @@ from transport.errors import (
     EngineUnreachable,
 )
 from transport.exchange import Exchange, Receiver
-from transport.request import ChatRequest
+from transport.request import ChatRequest, Thought
 
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
@@ -85,6 +85,28 @@ class EngineClient:
         """
         return await self._read(self.dialect.capacity) if self.dialect.capacity else None
 
+    async def read_kv_cache(self) -> KvCache | None:
+        """Return how full the engine's KV cache is, and how large; None where it does not tell.
+
+        Raises:
+            EngineError: it does not answer.
+        """
+        return await self._read(self.dialect.kv_cache) if self.dialect.kv_cache else None
+
+    async def read_thought(self, params: Mapping[str, object]) -> Thought:
+        """Return what its model's template puts before an answer, with those parameters that shape a prompt.
+
+        Raises:
+            EngineError: it does not answer, or cannot tell.
+        """
+        query = self.dialect.thoughts
+        if query is None:
+            return Thought.NONE
+        body = {**params, "messages": [{"role": "user", "content": "?"}]}
+        async with open_http(self.endpoint, self._tls) as client:
+            rendered = await self._get(client, query.render_path, body)
+            return query.decode(rendered, await self._get(client, query.path))
+
     async def _read(self, reading: EngineQuery[T]) -> T:
         return reading.decode(*await self._get_all(reading.paths))
 
@@ -92,12 +114,14 @@ class EngineClient:
         async with open_http(self.endpoint, self._tls) as client:
             return [await self._get(client, path) for path in paths]
 
-    async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
+    async def _get(self, client: httpx.AsyncClient, path: str, body: Mapping[str, object] | None = None) -> bytes:
+        """Return the answer to GET, or to POST of a body."""
+        method = "GET" if body is None else "POST"
         try:
             with anyio.fail_after(PROBE_LIMIT_S):  # over the whole answer; httpx's own limits are on each read
-                response = await client.get(path)
+                response = await client.request(method, path, json=body)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise EngineTimeout(f"answer to GET {path}", PROBE_LIMIT_S) from error
+            raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
         except (httpx.HTTPError, OSError) as error:
             raise connection_error(error) from error
         if response.status_code != _OK:

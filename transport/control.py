@@ -51,6 +51,22 @@ class EngineControl:
         """
         await self._call("POST", "/resume")
 
+    async def sleep(self) -> None:
+        """Return when the engine's weights are in the host's memory, and its device's memory is free.
+
+        Raises:
+            EngineError: it does not sleep.
+        """
+        await self._call("POST", "/sleep", params={"level": 1})
+
+    async def wake(self) -> None:
+        """Return when they are back.
+
+        Raises:
+            EngineError: it does not wake.
+        """
+        await self._call("POST", "/wake_up")
+
     async def call_workers(self, method: str, arguments: Mapping[str, object]) -> list[object]:
         """Return what each of the engine's worker processes answers to a call.
 

@@ -19,6 +19,15 @@ class SlotWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvCache:
+    """An engine's KV cache: tokens that it has room for, tokens in use, and how often requests had to give way."""
+
+    tokens: int
+    used: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
     """An engine's slots at one moment."""
 

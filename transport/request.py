@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -26,18 +27,27 @@ class Message:
     call_id: str | None = None
 
 
+class Thought(StrEnum):
+    """What may stand before an answer that is constrained."""
+
+    NONE = "none"
+    OPTIONAL = "optional"  # a thought in ``<think>``, or none
+    OPEN = "open"  # the prompt ends in ``<think>``: the rest of the thought, and its end
+    ENDED = "ended"  # the prompt ends so as well, and its thought ends at once
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
     """What an answer has to be, for an engine that can hold its model to it: one of three kinds.
 
-    An answer is one of ``choices``, or all of it matches ``pattern``, or it is JSON that fits ``json_schema``. With
-    ``may_think`` a thought in ``<think>`` may stand before it.
+    An answer is one of ``choices``, or all of it matches ``pattern``, or it is JSON that fits ``json_schema``; what
+    stands before it is not constrained.
     """
 
     choices: tuple[str, ...] = ()
     pattern: str | None = None
     json_schema: Mapping[str, object] | None = None
-    may_think: bool = False
+    thought: Thought = Thought.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

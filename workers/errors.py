@@ -8,6 +8,7 @@
     ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
     ├── StopTimedOut      the engine's tree did not die
     ├── DevicesUnreadable a driver or a program that tells of GPUs fails
+    ├── DeviceSick        a device is left alone: nothing is started there
     ├── InvalidInventory  there cannot be a machine with these devices
     ├── InvalidLayout     devices cannot be divided into lanes so
     ├── OffloadCrowded    too much waits already to be looked at in other processes
@@ -74,6 +75,13 @@ class InvalidSpec(WorkerError):
 
 class DevicesUnreadable(WorkerError):
     """A driver, or a program, that tells of GPUs fails."""
+
+
+class DeviceSick(WorkerError):
+    """A device is left alone; the text says why."""
+
+    def __init__(self, uuid: str, because: str) -> None:
+        super().__init__(f"device {uuid} is left alone: {because}")
 
 
 class InvalidInventory(WorkerError):

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 
 from workers.adapters.model_adapters import ModelAdapters
+from workers.devices.device_health import DeviceHealth
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
 from workers.health.diary import Diary
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 class Fleet:
     """The workers of a configuration, in its order."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its workers are made with
         self,
         specs: Sequence[WorkerSpec],
         environment: Mapping[str, str],
@@ -37,6 +38,7 @@ class Fleet:
         tries_suspects: bool = False,
         count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
         swap_rule: SwapRule = SwapRule.FAIR,
+        health: DeviceHealth | None = None,
     ) -> None:
         diaries = {spec.id: Diary.of(spec) for spec in specs}  # one for all models of a lane
         workers = [
@@ -47,11 +49,12 @@ class Fleet:
                 tries_suspects=tries_suspects,
                 count_pools=count_pools,
                 diary=diaries[spec.id],
+                health=health,
             )
             for spec in specs
         ]
         self._fixed = {worker.spec.id: worker for worker in workers if worker.spec.lane is None}
-        self.lanes = LanePool(swap_rule, is_changed=self._is_changed)
+        self.lanes = LanePool(swap_rule, is_changed=self._is_changed, health=health)
         self.lanes.add(worker for worker in workers if worker.spec.lane is not None)
         self._all = workers
         self._state_dir = state_dir
@@ -147,7 +150,8 @@ class Fleet:
                 await tasks.start(worker.run, registry, gate)
             for worker in self._fixed.values():
                 worker.start_nowait()
-            await tasks.start(self.lanes.run)
+            await tasks.start(self.lanes.run, gate)
+            tasks.start_soon(self.lanes.look_after_devices)
             try:
                 yield
             finally:
@@ -194,6 +198,8 @@ class Fleet:
         if adapters is not None:
             adapters.take_change(worker)
         self.lanes.take_change(worker)
+        if self.get(worker.spec.id) is not worker:  # it slept, and another model has its lane
+            return
         for subscriber in self._subscribers:
             subscriber(worker)
 

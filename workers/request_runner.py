@@ -1,6 +1,7 @@
 """Runs the requests of one worker: each is asked, recovered from where its engine failed, and ended once."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -8,6 +9,7 @@ from datetime import datetime
 from transport.client import EngineClient
 from workers.engine.launch import takes_tools
 from workers.engine.supervisor import Supervisor
+from workers.health.latency_record import LatencyRecord
 from workers.health.recovery import Recovery
 from workers.health.watch import HealthWatch
 from workers.loaded import LoadedWeights
@@ -17,6 +19,7 @@ from workers.requests.constraints import EngineConstraints
 from workers.requests.in_flight import InFlightRequest
 from workers.requests.prompts.bios import CONTEXT, seed_words
 from workers.requests.request import Request
+from workers.requests.thoughts import EngineThoughts
 from workers.requests.tool_loop import RequestSettings, converse
 from workers.spec import WorkerSpec
 
@@ -43,12 +46,15 @@ class RequestRunner:
         self._recovery = recovery
         self._in_flight = recovery.in_flight
         self._weights = weights
+        self.latency = LatencyRecord(watch.observations, spec.max_tokens_per_step)
         self.constraints = EngineConstraints(client.dialect)
+        thoughts = EngineThoughts(client, lambda: supervisor.now.incarnation)
         self._manner = RequestSettings(
             adapted=adapted,
             bios=seed_words(spec.bios),
             context=CONTEXT if spec.bios.context is None else spec.bios.context,
             constrain=client.dialect.constrain,
+            thought=thoughts.before_answer,
             tool_limits=spec.tool_limits,
             runner=spec.tool_runner,
             repetition=spec.repetition,
@@ -68,13 +74,15 @@ class RequestRunner:
 
     async def perform(self, request: Request, answer: Answer, running: InFlightRequest) -> Outcome:
         """Run one request to its ending; ``answer`` holds what came."""
-        worker, incarnation = self._spec.id, self._supervisor.now.incarnation
+        worker, incarnation, began_at = self._spec.id, self._supervisor.now.incarnation, time.monotonic()
         asked = replace(request, params={**self._spec.defaults_beside(request.params), **request.params})
         logger.debug("worker %s: request %d of %s begins", worker, running.id, running.job_name)
         with self._in_flight.admit(running):
             try:
                 with running.scope:
                     outcome = await converse(self._client, self._manner, asked, answer)
+                    if isinstance(outcome, Completed):
+                        self.latency.note_answer(answer, time.monotonic() - began_at)
                     self._watch.observations.learn(running)
                     if isinstance(outcome, EngineFailed):
                         outcome = await self._recovery.recover(incarnation, running, outcome)

@@ -69,6 +69,13 @@ class WorkerTimeouts(Configured):
         )
 
 
+class Capacity(StrEnum):
+    """What bounds how many requests an engine has at once."""
+
+    SLOTS = "slots"  # each slot has room for the whole context
+    TOKENS = "tokens"  # slots share a KV cache, and are lent as far as that has room
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """One engine process and its slots; the names are those of the configuration.
@@ -84,11 +91,14 @@ class WorkerSpec:
     are loaded later among them; None is as many as are given here.
     ``on_cpu`` says whether the engine computes on the CPU; None is found out from the machine and its devices.
     ``max_answer`` bounds an answer in tokens where no parameter does; None is three quarters of the context.
-    ``context`` is in tokens a slot; ``params`` are defaults of generation parameters.
+    ``context`` is in tokens a slot; with ``capacity: tokens`` it is the most that one request may have of the KV cache
+    that vLLM's slots share. ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
     the former. ``lane`` is the place on a device where the engine runs while turns want its model; there it needs
-    ``need_mib`` of memory, where that is known, and stays idle for ``keep_s``, or for ever with ``pin``. ``state_dir``
-    is where incidents and started processes are noted; None notes them nowhere.
+    ``need_mib`` of memory, where that is known, and stays idle for ``keep_s``, or for ever with ``pin``; each engine
+    that starts there first reads ``warm_up`` and ``warm_up_tools``, which prompts begin with. One step of an answer is
+    ``max_tokens_per_step`` tokens, for what an answer should take. ``state_dir`` is where incidents and started
+    processes are noted; None notes them nowhere.
 
     Source: specification, "Worker interface" and "Configuration".
     """
@@ -126,6 +136,10 @@ class WorkerSpec:
     need_mib: int | None = None
     pin: bool = False
     keep_s: float | None = None
+    max_tokens_per_step: int = 1
+    warm_up: str = ""
+    warm_up_tools: Sequence[Mapping[str, object]] = ()
+    capacity: Capacity = Capacity.SLOTS
 
     def __post_init__(self) -> None:
         """Take an engine by its plain name, and name the worker after its model.
@@ -161,6 +175,22 @@ class WorkerSpec:
     def defaults_beside(self, params: Mapping[str, object]) -> Mapping[str, object]:
         """Return the defaults of generation parameters for a request with ``params``, which may bound the answer."""
         return self.bounded_params if ANSWER_BOUNDS.isdisjoint(params) else self.params
+
+    @property
+    def most_answer(self) -> int:
+        """How many tokens an answer may have where its request does not say."""
+        bound = next((self.params[name] for name in sorted(ANSWER_BOUNDS) if name in self.params), None)
+        return bound if isinstance(bound, int) and bound > 0 else self.max_answer or max(1, self.context * 3 // 4)
+
+    def slots_offered(self, told: int | None, most: int | None) -> int:
+        """Return how many requests may be in flight; ``told`` is how many of full length the engine says that it holds.
+
+        ``most`` is how many are lent until further notice.
+        """
+        slots = self.slots
+        if told is not None and self.capacity is Capacity.SLOTS:
+            slots = max(1, min(slots, told))
+        return slots if most is None else min(slots, most)
 
     @property
     def adapter_room(self) -> int:

@@ -23,6 +23,7 @@ class Hold(StrEnum):
     """Why an engine that answers is given nothing new."""
 
     ADAPTERS = "adapters"
+    ASLEEP = "asleep"
     STALE_WEIGHTS = "stale_weights"
     OPERATOR = "operator"
     REFUSING = "refusing"
@@ -32,6 +33,7 @@ class Hold(StrEnum):
 
 HELD: Final[Mapping[Hold, str]] = {
     Hold.ADAPTERS: "its adapters are being changed",
+    Hold.ASLEEP: "it sleeps, and its lane is free for another model",
     Hold.STALE_WEIGHTS: "its weights are not the model's current ones",
     Hold.OPERATOR: "drained by an operator",
     Hold.REFUSING: "it refused a request and a probe of ours, and is asked until it answers one",

@@ -12,18 +12,21 @@ from anyio.abc import TaskStatus
 
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
-from workers.engine.incarnation import Incarnation
+from workers.devices.device_health import DeviceHealth
 from workers.engine.launch import DIALECTS, adapted
 from workers.engine.launch.devices import placed
 from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
 from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot, StartFailed
+from workers.health.calibration import EngineCalibration
 from workers.health.charges import ending_of, may_be_cause
 from workers.health.circuit_breaker import CircuitBreaker
 from workers.health.diary import Diary
 from workers.health.engine_owner import Suspects
 from workers.health.incident import Incidents
+from workers.health.kv_watch import KvWatch
+from workers.health.latency_record import LatencyRecord
 from workers.health.probes import EngineProbes
 from workers.health.recorder import IncidentRecorder
 from workers.health.recovery import Recovery
@@ -39,7 +42,7 @@ from workers.requests.constraints import EngineConstraints
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import Request
 from workers.requests.slots import Lease, Slots
-from workers.spec import EngineKind, WorkerSpec
+from workers.spec import Capacity, EngineKind, WorkerSpec
 from workers.states import LEASABLE, PASSING, SERVING, Hold, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -52,6 +55,7 @@ class SupervisedWorker:
     gone. ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that
     the runner of requests finds out which of them an engine died of, and tells what none explains (``count_failure``).
     ``count_pools`` says how many turns wait and run in all: incidents keep it. Workers of one id share a ``diary``.
+    ``health`` looks after the devices of lanes.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class SupervisedWorker:
         tries_suspects: bool = False,
         count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
         diary: Diary | None = None,
+        health: DeviceHealth | None = None,
     ) -> None:
         diary = diary or Diary.of(spec)
         environment = os.environ if environment is None else environment
@@ -78,17 +83,20 @@ class SupervisedWorker:
             self._client,
             diary.log,
             on_end=self._end_requests,
-            on_gone=self._keep_incident,
+            on_gone=lambda incarnation, because: self.recorder.keep(incarnation, because),  # noqa: PLW0108 - not yet there
             on_move=self._moved,
             has_suspects=self._has_suspects,
-            calibrate=lambda: self._watch.calibrate(),  # noqa: PLW0108 - there is no watch yet
+            calibrate=self._prepare,
+            health=health,
         )
         self.adapters = LoadedAdapters(spec.adapters)
         self._probes = EngineProbes(
-            self._client, partial(self._asked, None), self._root_pid, lambda: self.log.bytes_taken
+            self._client, partial(self._asked, None), lambda: self.root_pid, lambda: self.log.bytes_taken
         )
         self._watch = HealthWatch(self._in_flight, self._probes, spec.timeouts, self, time.monotonic)
-        self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools, diary.incidents)
+        self._calibration = EngineCalibration(spec, self._probes, self._watch.observations)
+        self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools, diary.incidents, health)
+        self.kv = KvWatch(spec, self._client, lambda: self.is_serving, self._moved)
         self._breaker = CircuitBreaker(self, self._probes, self._in_flight, time.monotonic)
         recovery = Recovery(self, self._probes, self._in_flight, self._breaker)
         self._limit: SlotLimit | None = None
@@ -102,6 +110,8 @@ class SupervisedWorker:
             adapted=self._asked,
             weights=self.weights,
         )
+        self.constraints: EngineConstraints = self._runner.constraints
+        self.latency: LatencyRecord = self._runner.latency
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.spec.id} {self._supervisor!r} {self._slots!r}>"
@@ -118,7 +128,9 @@ class SupervisedWorker:
         """Supervise until cancelled; ``registry`` notes every process, ``gate`` is shared with other workers."""
         gate = gate or StartGate()
         try:
-            await self._supervisor.run(registry, gate, self._watch.run, self._breaker.run, task_status=task_status)
+            await self._supervisor.run(
+                registry, gate, self._watch.run, self._breaker.run, self.kv.run, task_status=task_status
+            )
         finally:
             for running in self._in_flight:
                 running.end(Cancelled(reason=CancelReason.SHUTDOWN))
@@ -173,8 +185,8 @@ class SupervisedWorker:
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is an engine that is ready."""
-        return self.state in SERVING
+        """Whether there is an engine that is ready, and awake."""
+        return self.state in SERVING and Hold.ASLEEP not in self.holds
 
     @property
     def is_starting(self) -> bool:
@@ -200,6 +212,11 @@ class SupervisedWorker:
     def log(self) -> LogRing:
         """What its engines have printed."""
         return self._supervisor.log
+
+    @property
+    def root_pid(self) -> int | None:
+        """The process above the tree of the present engine."""
+        return self._supervisor.running.root_pid if self._supervisor.running else None
 
     @property
     def has_given_up(self) -> bool:
@@ -277,11 +294,6 @@ class SupervisedWorker:
         """Return a request of this worker with its id, not yet in flight."""
         return self._runner.prepare(request, answer)
 
-    @property
-    def constraints(self) -> EngineConstraints:
-        """What the engine takes of constraints on answers."""
-        return self._runner.constraints
-
     async def perform(self, request: Request, answer: Answer, running: InFlightRequest | None = None) -> Outcome:
         """Run one request; the caller holds a lease of this worker meanwhile.
 
@@ -356,6 +368,10 @@ class SupervisedWorker:
             )
         )
 
+    async def _prepare(self) -> None:
+        await self._calibration.run()
+        await self.kv.begin()
+
     def _end_requests(self, action: lifecycle.EndRequests) -> None:
         if not self.recorder.has_viewed:
             self.recorder.view(action.reason)
@@ -369,26 +385,14 @@ class SupervisedWorker:
         """Whether a death of this moment is to be found out about by trying what is in flight."""
         return self._tries_suspects and self.owns_engine and any(map(may_be_cause, self._in_flight))
 
-    def _keep_incident(self, incarnation: Incarnation, because: str) -> None:
-        self.recorder.keep(incarnation, because)
-
     def _moved(self) -> None:
         if self.is_starting:
             self.adapters.begin()
             self._watch.begin()
         if self.state is WorkerState.READY:
-            self._slots.total = self._effective_slots()
+            told = self._supervisor.running.capacity if self._supervisor.running else None
+            self._slots.total = self.spec.slots_offered(told, self._limit.slots if self._limit else None)
+            if told is not None and told < self.spec.slots and self.spec.capacity is Capacity.SLOTS:
+                logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, self.spec.slots)
         if self._on_change is not None:
             self._on_change(self)
-
-    def _effective_slots(self) -> int:
-        """Return how many requests may be in flight: what was configured, or less where the engine holds less."""
-        running, slots = self._supervisor.running, self.spec.slots
-        capacity = running.capacity if running is not None else None
-        if capacity is not None and capacity < slots:
-            logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, capacity, slots)
-            slots = max(1, capacity)
-        return slots if self._limit is None else min(slots, self._limit.slots)
-
-    def _root_pid(self) -> int | None:
-        return self._supervisor.running.root_pid if self._supervisor.running else None

@@ -40,7 +40,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
     )
     problems.install(app)
     app.include_router(jobs_router(node.jobs, node.prompts, limits))
-    app.include_router(workers_router(node.fleet))
+    app.include_router(workers_router(node.fleet, node.scheduler.reserved))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))

@@ -8,10 +8,12 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from service.conversations.job import JobId
+from service.conversations.transcript import rfc3339
 from service.errors import JobNotFound
 from service.node.jobs import Jobs
 from service.scheduling.turn import Progress
 from service.store.records import StoredEvent
+from workers.lanes.lane_pool import Swap
 
 PROGRESS_INTERVAL_S: Final = 0.5  # as often as a person reads; tokens are coalesced in between
 KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
@@ -33,6 +35,7 @@ async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
 async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]:
     reported: Sequence[Progress] = ()
     silent_s = 0.0
+    told = [swap.number for swap in jobs.swaps(job_id)]  # those before are no news
     while not jobs.watch.is_closed:
         change = jobs.watch.next_change(job_id)
         try:
@@ -51,6 +54,10 @@ async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]
             continue
         with anyio.move_on_after(PROGRESS_INTERVAL_S):
             await change.wait()
+        swaps = [swap for swap in jobs.swaps(job_id) if swap.number not in told]
+        told += [swap.number for swap in swaps]
+        if swaps:
+            yield b"".join(map(_swap_frame, swaps))
         progress = jobs.progress(job_id)
         silent_s += PROGRESS_INTERVAL_S
         if progress != reported:
@@ -68,6 +75,22 @@ def _frame(event: StoredEvent) -> bytes:
 def _gap(first: int, last: int) -> bytes:
     """Say which events are there no more: of each job the newest are kept."""
     return b"event: gap\ndata: %s\n\n" % msgspec.json.encode({"first": first, "last": last})
+
+
+def _swap_frame(swap: Swap) -> bytes:
+    return b"event: swap\ndata: %s\n\n" % msgspec.json.encode(swap_document(swap))
+
+
+def swap_document(swap: Swap) -> dict[str, object]:
+    """Return the load of a model on a lane as it is shown."""
+    return {
+        "lane": swap.lane,
+        "model": swap.model,
+        "left": swap.left,
+        "because": swap.because,
+        "seconds": round(swap.seconds, 3),
+        "at": rfc3339(swap.at),
+    }
 
 
 def _turn(progress: Progress) -> dict[str, object]:

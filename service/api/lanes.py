@@ -14,14 +14,15 @@ def lanes_router(pool: LanePool) -> APIRouter:
 
     @router.get("", summary="List lanes, and what stands on each", responses=refused(401))
     async def list_lanes() -> schemas.LaneList:
-        return schemas.LaneList(lanes=[lane_document(lane) for lane in pool.lanes])
+        return schemas.LaneList(lanes=[lane_document(pool, lane) for lane in pool.lanes])
 
     return router
 
 
-def lane_document(workers: LaneWorkers) -> schemas.LaneOut:
+def lane_document(pool: LanePool, workers: LaneWorkers) -> schemas.LaneOut:
     """Return a lane as it is shown."""
     lane, resident = workers.lane, workers.resident
+    memory = pool.health.memory.get(lane.device.uuid) if pool.health is not None else None
     return schemas.LaneOut(
         lane=lane.id,
         device=lane.device.uuid,
@@ -36,4 +37,7 @@ def lane_document(workers: LaneWorkers) -> schemas.LaneOut:
         swaps=workers.swaps,
         load_s={model: round(seconds, 3) for model, seconds in workers.loads_s.items()},
         barred=sorted(workers.barred_now()),
+        sick=pool.mark_of(workers),
+        device_memory=memory and schemas.DeviceMemoryOut(total_mib=memory.total_mib, used_mib=memory.used_mib),
+        measured_mib=dict(pool.memory_use.most_mib) if pool.memory_use is not None else {},
     )

@@ -10,6 +10,7 @@ from service.conversations.transcript import TokenUsage
 from service.node.status import ConversationsSoFar, Head, Pools, PrefixTokens
 from workers.health.incident import RequestView
 from workers.health.probes import KernelView
+from workers.policy.pace import Spread
 
 
 class Body(BaseModel):
@@ -198,6 +199,14 @@ class ExitOut(Body):
     cpu_s: float | None
 
 
+class MemoryAtIncident(Body):
+    """MiB of a device's memory at the last look before, and what each process had by its pid, where that was seen."""
+
+    total_mib: int
+    used_mib: int
+    held: dict[int, int] | None
+
+
 class IncidentOut(Body):
     """One broken incarnation; the tails are the last lines of its two streams, ``pools`` all turns at that moment."""
 
@@ -213,6 +222,9 @@ class IncidentOut(Body):
     kernel: KernelView
     in_flight: list[RequestView]
     finding: str | None
+    model: str | None  # None where an older version kept it
+    device: str | None  # of a lane
+    device_memory: MemoryAtIncident | None
     pools: Pools | None
 
 
@@ -221,6 +233,22 @@ class IncidentsOut(Body):
 
     id: str
     incidents: list[IncidentOut]
+
+
+class PaceOut(Body):
+    """How fast an engine is, and by what part of what they took predictions of its answers were off, in the middle."""
+
+    prefill_ms: Spread | None  # a token of a prompt
+    decode_ms: Spread | None  # a token of an answer
+    error: float | None
+
+
+class KvOut(Body):
+    """A KV cache that is lent by tokens: how many are lent in all, to the turns there, and how many the engine uses."""
+
+    budget: int
+    reserved: int
+    used: int
 
 
 class WorkerOut(Body):
@@ -243,6 +271,8 @@ class WorkerOut(Body):
     verdict: str | None
     requests: list[RequestView]
     tokens_per_s: float
+    pace: PaceOut
+    kv: KvOut | None
     weight_version: int | None
 
 
@@ -250,6 +280,13 @@ class WorkerList(Body):
     """All workers, in the order of the configuration."""
 
     workers: list[WorkerOut]
+
+
+class DeviceMemoryOut(Body):
+    """A device's memory in MiB."""
+
+    total_mib: int
+    used_mib: int
 
 
 class LaneOut(Body):
@@ -268,6 +305,9 @@ class LaneOut(Body):
     swaps: int
     load_s: dict[str, float]  # of each model that was loaded here: its last load
     barred: list[str]  # models that gave up here, and are tried elsewhere meanwhile
+    sick: str | None  # why its device is left alone, where it is
+    device_memory: DeviceMemoryOut | None  # at the last look, where it can be looked at
+    measured_mib: dict[str, int]  # the most that an engine of each model was seen to take, on any lane
 
 
 class LaneList(Body):

@@ -36,6 +36,6 @@ def status_document(node: Node, unclaimed: Mapping[str, str] = MappingProxyType(
         unclaimed=dict(unclaimed),
         store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
         tool_servers=tool_servers(node.tools),
-        lanes=[lane_document(lane) for lane in node.fleet.lanes.lanes],
-        workers=[worker_document(worker) for worker in node.fleet],
+        lanes=[lane_document(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes],
+        workers=[worker_document(node.scheduler.reserved, worker) for worker in node.fleet],
     )

@@ -1,7 +1,8 @@
 """The HTTP surface of workers and of the service's own health."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query
@@ -15,15 +16,19 @@ from service.store.store import Store
 from workers.engine.log_ring import LogLine
 from workers.fleet import Fleet
 from workers.health.incident import Incident, incident_document
+from workers.health.kv_watch import KvWatch
+from workers.health.latency_record import LatencyRecord
 from workers.process.child import EngineExit
 from workers.supervised import SupervisedWorker
 
 STREAMS: Final[Mapping[int, Literal["roundhouse", "stdout", "stderr"]]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}
 
 
-def workers_router(fleet: Fleet) -> APIRouter:
+def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
     """Return the routes of workers."""
     router = APIRouter(prefix="/v1/workers", tags=["workers"])
+
+    shown = partial(worker_document, reserved)
 
     def find(worker_id: str) -> SupervisedWorker:
         worker = fleet.get(worker_id)
@@ -33,11 +38,11 @@ def workers_router(fleet: Fleet) -> APIRouter:
 
     @router.get("", summary="List workers", responses=refused(401))
     async def list_workers() -> schemas.WorkerList:
-        return schemas.WorkerList(workers=[worker_document(worker) for worker in fleet])
+        return schemas.WorkerList(workers=[shown(worker) for worker in fleet])
 
     @router.get("/{worker_id}", summary="Look at a worker", responses=refused(401, 404))
     async def get_worker(worker_id: str) -> schemas.WorkerOut:
-        return worker_document(find(worker_id))
+        return shown(find(worker_id))
 
     @router.get("/{worker_id}/logs", summary="Read the engine's last output lines", responses=refused(400, 401, 404))
     async def get_logs(
@@ -59,13 +64,13 @@ def workers_router(fleet: Fleet) -> APIRouter:
     async def restart(worker_id: str) -> schemas.WorkerOut:
         worker = find(worker_id)
         worker.restart_nowait("an operator asked for a restart")
-        return worker_document(worker)
+        return shown(worker)
 
     @router.post("/{worker_id}/drain", summary="Admit nothing new", status_code=202, responses=refused(401, 404))
     async def drain(worker_id: str) -> schemas.WorkerOut:
         worker = find(worker_id)
         worker.drain_nowait("drained by an operator")
-        return worker_document(worker)
+        return shown(worker)
 
     @router.post(
         "/{worker_id}/resume",
@@ -75,8 +80,9 @@ def workers_router(fleet: Fleet) -> APIRouter:
     )
     async def resume(worker_id: str) -> schemas.WorkerOut:
         worker = find(worker_id)
+        fleet.lanes.forgive(worker_id)
         worker.resume_nowait("an operator asked to resume")
-        return worker_document(worker)
+        return shown(worker)
 
     return router
 
@@ -112,8 +118,8 @@ def tool_servers(tools: Equipment) -> list[schemas.ToolServerOut]:
     ]
 
 
-def worker_document(worker: SupervisedWorker) -> schemas.WorkerOut:
-    """Return a worker as it is shown."""
+def worker_document(reserved: Callable[[str], int], worker: SupervisedWorker) -> schemas.WorkerOut:
+    """Return a worker as it is shown; ``reserved`` tells what turns have of its KV cache, in tokens."""
     now = worker.snapshot()
     return schemas.WorkerOut(
         id=now.id,
@@ -133,6 +139,8 @@ def worker_document(worker: SupervisedWorker) -> schemas.WorkerOut:
         verdict=now.verdict,
         requests=list(now.requests),
         tokens_per_s=round(now.tokens_per_s, 1),
+        pace=_pace(worker.latency),
+        kv=_kv(worker.kv, reserved(now.id)),
         weight_version=now.weight_version,
     )
 
@@ -141,6 +149,21 @@ def _line(line: LogLine) -> schemas.LogLineOut:
     at = rfc3339(line.at_utc) or ""
     stream = STREAMS[line.stream]
     return schemas.LogLineOut(number=line.number, incarnation=line.incarnation, stream=stream, at=at, text=line.text)
+
+
+def _pace(latency: LatencyRecord) -> schemas.PaceOut:
+    pace, error = latency.pace, latency.error
+    return schemas.PaceOut(
+        prefill_ms=pace.prefill_ms,
+        decode_ms=pace.kernel_ms(),
+        error=None if error is None else round(error, 3),
+    )
+
+
+def _kv(watch: KvWatch, reserved: int) -> schemas.KvOut | None:
+    if watch.budget is None or watch.cache is None:
+        return None
+    return schemas.KvOut(budget=watch.budget, reserved=reserved, used=watch.cache.used)
 
 
 def _exit(ended: EngineExit | None) -> schemas.ExitOut | None:

@@ -356,6 +356,9 @@ def _event_line(kind: str, data: Mapping[str, Any]) -> str:
         case "progress":
             tokens = sum(turn["output_tokens"] for turn in data["turns"])
             return f"{len(data['turns'])} turns in flight, {tokens} tokens so far"
+        case "swap":
+            left = f" in place of {data['left']}" if data["left"] else ""
+            return f"{data['lane']}: {data['model']} is loaded{left} in {data['seconds']:.1f} s: {data['because']}"
         case "gap":
             return f"events {data['first']} to {data['last']} are kept no more"
         case _:

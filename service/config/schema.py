@@ -5,7 +5,7 @@ Source: specification, "Configuration files".
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
@@ -24,7 +24,7 @@ from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import Clock
-from workers.spec import LOOPBACK, WorkerTimeouts
+from workers.spec import LOOPBACK, Capacity, WorkerTimeouts
 from workers.tools.calls import WrongArguments
 
 LANE = "lane"  # what the workers on lanes are called, with a number
@@ -203,6 +203,10 @@ class BiosConfig(StrictModel):
 ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
 
 
+SLOTS: Final = 4  # each with room for the whole context
+SHARED_SLOTS: Final = 256  # that share a KV cache
+
+
 class ModelConfig(StrictModel):
     """One model, and the workers that serve it."""
 
@@ -220,7 +224,8 @@ class ModelConfig(StrictModel):
     socket_dir: Place | Literal[False] | None = None
     url: HttpUrl | None = None
     headers: dict[str, str] = Field(default_factory=dict)
-    slots: int = Field(default=4, ge=1, le=4096)
+    slots: int = Field(default=SLOTS, ge=1, le=4096)
+    capacity: Capacity = Capacity.SLOTS
     context: int = Field(default=4096, ge=16)
     max_answer: int | None = Field(default=None, ge=1)
     params: dict[str, object] = Field(default_factory=dict)
@@ -259,6 +264,20 @@ class ModelConfig(StrictModel):
             raise ValueError("socket_dir: only vllm listens on a UNIX socket")
         if self.engine == "vllm" and self.socket_dir is False and self.host not in LOOPBACK:
             raise ValueError(f"host {self.host} is reachable from outside, and vLLM's control endpoints know no key")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_cache(cls, given: object) -> object:
+        """Give an engine whose slots share a KV cache as many as it may come to hold."""
+        if isinstance(given, dict) and given.get("capacity") == Capacity.TOKENS and given.get("slots") is None:
+            return {**given, "slots": SHARED_SLOTS}
+        return given
+
+    @model_validator(mode="after")
+    def _shares_what_it_has(self) -> "ModelConfig":
+        if self.capacity is Capacity.TOKENS and self.engine != "vllm":
+            raise ValueError("capacity: only vllm's slots share their KV cache safely; leave capacity: slots")
         return self
 
     @model_validator(mode="after")

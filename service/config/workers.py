@@ -69,9 +69,10 @@ def _specs_on_lanes(config: Config, base: Path, state_dir: Path) -> list[WorkerS
     specs = [_with_need(_spec(name, model, base, state_dir), lanes) for name, model in placed.items()]
     _check_pins(specs, lanes)
     return [
-        on_lane(spec, lane, socket_of(sockets, WorkerId(lane.id)) if sockets else None)
+        # One each: an engine that sleeps goes on listening.
+        on_lane(spec, lane, socket_of(sockets, f"{lane.id}-{number}") if sockets else None)
         for lane in lanes
-        for spec in specs
+        for number, spec in enumerate(specs)
         for sockets in [_socket_folder(placed[spec.name], base, state_dir)]
     ]
 
@@ -179,6 +180,7 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         url=str(model.url) if model.url else None,
         headers=model.headers,
         slots=model.slots,
+        capacity=model.capacity,
         context=model.context,
         max_answer=model.max_answer,
         command=tuple(model.command),

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from transport.request import ToolCall
+from transport.request import Thought, ToolCall
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.tools.call_parser import Fallback
 from workers.tools.calls import ToolRecord, encode_result
@@ -27,7 +27,8 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``heard`` is how many turns were visible (free mode), ``rejected`` how many answers had been rejected,
     ``is_told`` whether the demand on the answer was said in words, ``addition`` what was said at the end.
     ``iterations`` and ``has_fallback`` are the model's limits on tools, ``defaults`` its parameters, ``changes`` those
-    that a retry changed.
+    that a retry changed. ``thought`` is what could stand before an answer that was constrained,
+    None where an older version asked.
     """
 
     heard: int | None = None
@@ -39,6 +40,7 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     defaults: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     exchanges: tuple[ExchangeRecord, ...] = ()
+    thought: Thought | None = None
 
 
 def keep_exchanges(exchanges: Iterable[ToolExchange]) -> tuple[ExchangeRecord, ...]:

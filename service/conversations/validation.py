@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from service.conversations.markup import without_markup
-from transport.request import Constraint
+from transport.request import Constraint, Thought
 from workers.offload.pool import ELSEWHERE_S
 from workers.tools.call_parser import read_json
 from workers.tools.schemas import cut, is_found, schema_fault, within
@@ -49,11 +49,11 @@ class Validation:
         """The schema as a model is shown it."""
         return json.dumps(self.json_schema or {}, ensure_ascii=False)
 
-    def constraint(self, *, may_think: bool) -> Constraint | None:
+    def constraint(self, thought: Thought = Thought.NONE) -> Constraint | None:
         """Return what an engine can hold its model to; None where every answer is valid."""
         if self.pattern == "":
             return None
-        return Constraint(choices=self.choices, pattern=self.pattern, json_schema=self.json_schema, may_think=may_think)
+        return Constraint(choices=self.choices, pattern=self.pattern, json_schema=self.json_schema, thought=thought)
 
     def fault_of(self, answer: str, limit_s: float = ELSEWHERE_S) -> str | None:
         """Return what is wrong with an answer, in words that its model can mend it by; None where nothing is.

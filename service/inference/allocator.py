@@ -1,7 +1,7 @@
 """Where agents are pinned: round robin over devices. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from service.inference.failures import NoLane
 from workers.devices.layout import Lane
@@ -22,17 +22,20 @@ class Allocator:
     def __repr__(self) -> str:
         return f"<Allocator {[(model, lane.id) for model, lane in self._pins.items()]}>"
 
-    def pin(self, model: str, need_mib: int | None, hint: int | None = None) -> Lane:
-        """Return the lane of a model, the one it has already if it has one.
+    def pin(
+        self, model: str, need_mib: int | None, hint: int | None = None, among: Collection[int] | None = None
+    ) -> Lane:
+        """Return the lane of a model, the one it has already if it has one; a new one is ``among`` these, or any.
 
         Raises:
             NoLane: no device has room for it, or the hint is no lane.
         """
         if hint is not None and not 0 <= hint < len(self._lanes):
             raise NoLane(f"lane_hint: {hint} is no lane; there are 0 to {len(self._lanes) - 1}")
-        able = [lane for lane in self._lanes if _fits(lane, need_mib)]
+        lanes = [lane for lane in self._lanes if among is None or lane.number in among]
+        able = [lane for lane in lanes if _fits(lane, need_mib)]
         if not able:
-            most = most_room(self._lanes)
+            most = most_room(lanes)
             raise NoLane(f"{model} takes {need_mib} MiB, and the largest device has room for {most} MiB")
         if model in self._pins:
             return self._pins[model]

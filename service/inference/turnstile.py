@@ -27,6 +27,7 @@ class _Ticket:
     order: int
     model: str
     seat: asyncio.Future[Seat]
+    last: str  # the lane that it was on before, "" for none
 
 
 class Turnstile:
@@ -45,11 +46,14 @@ class Turnstile:
     def __repr__(self) -> str:
         return f"<Turnstile {self._order} waiting={len(self._tickets)}>"
 
-    async def enter(self, model: str, *, again: int | None = None) -> tuple[int, Seat]:
-        """Return the place in the order of arrival, and a slot; ``again`` is the place of a run that had one before."""
+    async def enter(self, model: str, *, again: int | None = None, last: str = "") -> tuple[int, Seat]:
+        """Return the place in the order of arrival, and a slot; ``again`` is the place of a run that had one before.
+
+        ``last`` is the lane that the agent was on last: what it has read is in the cache there, if anywhere.
+        """
         self._count += again is None
         order = self._count if again is None else again
-        ticket = _Ticket(order=order, model=model, seat=asyncio.get_running_loop().create_future())
+        ticket = _Ticket(order=order, model=model, seat=asyncio.get_running_loop().create_future(), last=last)
         self._tickets.append(ticket)
         self._tickets.sort(key=lambda each: each.order)
         self.look()
@@ -69,7 +73,7 @@ class Turnstile:
         # One whose run was cancelled is there until its task has run: it must not be given what none gives back.
         self._tickets = [ticket for ticket in self._tickets if not ticket.seat.done()]
         for ticket in list(self._tickets):
-            worker = self._free_worker(ticket.model)
+            worker = self._free_worker(ticket.model, ticket.last)
             if worker is not None:
                 self._tickets.remove(ticket)
                 self._pool.note_start(worker.spec.id, ticket.model)
@@ -85,12 +89,17 @@ class Turnstile:
             if not ticket.seat.done():
                 ticket.seat.set_exception(error())
 
-    def _free_worker(self, model: str) -> SupervisedWorker | None:
+    def _free_worker(self, model: str, last: str) -> SupervisedWorker | None:
         on_lanes = [worker for worker in self._pool if worker.spec.name == model]
         free = [worker for worker in on_lanes if worker.state is WorkerState.READY]
         free = [worker for worker in free if worker.slots_in_use < worker.slots]
         hint = self._pool.hints.get(model)
-        return min(free, key=lambda worker: (worker.spec.id != hint, worker.slots_in_use), default=None)
+        # Back to where it was pinned only where it has nothing to lose elsewhere.
+        return min(
+            free,
+            key=lambda worker: (worker.spec.id != last, worker.spec.id != hint, worker.slots_in_use),
+            default=None,
+        )
 
     def _waiting(self) -> dict[str, Waiting]:
         orders: dict[str, list[int]] = {}

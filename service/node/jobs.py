@@ -27,6 +27,7 @@ from service.store import deliveries, queries
 from service.store.neighbours import Neighbours
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
+from workers.lanes.lane_pool import Swap
 
 SMALL_BYTES: Final = 16 * 1024  # of a body or a job that is looked at sooner than a thread would take it up
 EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
@@ -203,6 +204,10 @@ class Jobs:
     def progress(self, job_id: JobId) -> Sequence[Progress]:
         """Return how far the turns of a job are that are in flight."""
         return self._scheduler.progress(job_id)
+
+    def swaps(self, job_id: JobId) -> Sequence[Swap]:
+        """Return the newest loads of a job's models on lanes."""
+        return self._scheduler.swaps(job_id)
 
     # Reading
 

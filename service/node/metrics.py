@@ -56,8 +56,35 @@ class _FleetCollector(Collector):
         in_use = GaugeMetricFamily("roundhouse_worker_slots_in_use", "How many requests it has.", labels=names)
         starts = CounterMetricFamily("roundhouse_worker_starts", "How many engines it has started.", labels=names)
         version = GaugeMetricFamily("roundhouse_worker_weight_version", "Which weights it has.", labels=names)
+        prefill = GaugeMetricFamily(
+            "roundhouse_worker_prefill_token_seconds", "What a token of a prompt takes its engine.", labels=names
+        )
+        decode = GaugeMetricFamily(
+            "roundhouse_worker_decode_token_seconds", "What a token of an answer takes its engine.", labels=names
+        )
+        error = GaugeMetricFamily(
+            "roundhouse_worker_latency_error_ratio",
+            "By what part of what they took predictions of its answers were off, in the middle.",
+            labels=names,
+        )
+        budget = GaugeMetricFamily(
+            "roundhouse_worker_kv_budget_tokens", "How much of its KV cache a worker lends to turns.", labels=names
+        )
+        used = GaugeMetricFamily(
+            "roundhouse_worker_kv_used_tokens", "How much of its KV cache an engine uses.", labels=names
+        )
         for worker in self._fleet:
             place = (worker.spec.name, worker.spec.id)
+            measured = (
+                (prefill, worker.latency.pace.prefill_s),
+                (decode, worker.latency.pace.step_s),
+                (error, worker.latency.error),
+                (budget, worker.kv.budget),
+                (used, worker.kv.cache.used if worker.kv.cache and worker.kv.budget else None),
+            )
+            for gauge, value in measured:
+                if value is not None:
+                    gauge.add_metric(place, value)
             ready.add_metric(place, float(worker.is_available))
             slots.add_metric(place, worker.slots)
             in_use.add_metric(place, worker.slots_in_use)
@@ -87,4 +114,20 @@ class _FleetCollector(Collector):
             current.add_metric((name,), weights.current.version)
             for state, count in weights.ended.items():
                 updates.add_metric((name, state.value), count)
-        return (ready, slots, in_use, starts, version, swaps, resident, load, updates, current)
+        return (
+            ready,
+            slots,
+            in_use,
+            starts,
+            version,
+            prefill,
+            decode,
+            error,
+            budget,
+            used,
+            swaps,
+            resident,
+            load,
+            updates,
+            current,
+        )

@@ -33,6 +33,8 @@ from service.scheduling.scheduler import Scheduler
 from service.store.neighbours import Alone, Neighbours, NodeReport
 from service.store.store import Store, open_store
 from transport.request import Constraint
+from workers.devices.device_health import DeviceHealth
+from workers.devices.readers import MachineReader
 from workers.engine.launch import DIALECTS, takes_tools
 from workers.fleet import Fleet
 from workers.offload.pool import offloading
@@ -136,6 +138,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                 tries_suspects=True,
                 count_pools=count_pools,
                 swap_rule=config.scheduling.swap,
+                health=_health(config, specs),
             )
             metrics.watch(fleet)
             cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet))
@@ -183,6 +186,12 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
                     catalog=catalog,
                 )
             tasks.cancel_scope.cancel()
+
+
+def _health(config: Config, specs: Sequence[WorkerSpec]) -> DeviceHealth | None:
+    """Return what looks after this machine's devices; None without lanes, or where a file stands in for the devices."""
+    has_lanes = any(spec.lane is not None for spec in specs)
+    return DeviceHealth(MachineReader()) if has_lanes and config.gpus.inventory is None else None
 
 
 def _constrain(specs: Mapping[str, WorkerSpec], model: str, constraint: Constraint) -> Mapping[str, object]:

@@ -18,7 +18,7 @@ from service.scheduling.scheduler import Scheduler
 from service.store import queries
 from service.store.databases.database import Connection
 from service.store.store import Store
-from transport.request import Constraint, Message
+from transport.request import Constraint, Message, Thought
 from workers.requests.prompts.render import ToolBudget, render_messages
 from workers.requests.request import CONSTRAINTS
 
@@ -130,7 +130,8 @@ class PromptHistory:
             params["tool_choice"] = "none"
         if constrained_by in params or agent.validation is None:
             return params
-        constraint = agent.validation.constraint(may_think=agent.markup)
+        asked_before = Thought.OPTIONAL if agent.markup else Thought.NONE
+        constraint = agent.validation.constraint(asked_before if record.thought is None else record.thought)
         return params | dict(self._constrain(agent.model, constraint) if constraint is not None else {})
 
 

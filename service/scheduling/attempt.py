@@ -83,7 +83,9 @@ class RunningAttempt:
         """What is kept of its prompt, with the exchanges with tools by which it has grown."""
         if self.prompt is None:
             return None
-        return msgspec.structs.replace(self.prompt, exchanges=keep_exchanges(self.answer.exchanges))
+        return msgspec.structs.replace(
+            self.prompt, exchanges=keep_exchanges(self.answer.exchanges), thought=self.answer.thought
+        )
 
     @property
     def reading(self) -> PromptReading | None:
@@ -96,6 +98,7 @@ class RunningAttempt:
             fresh_tokens=usage.prompt_tokens - usage.cached_tokens,
             seconds=max(0.0, generation.first_token_at - asked_at),
             context_tokens=usage.prompt_tokens + usage.completion_tokens,
+            answer_tokens=usage.completion_tokens,
         )
 
     def said(self, *, has_markup: bool) -> Said:

@@ -37,6 +37,7 @@ from service.scheduling.worker_findings import WorkerFindings
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
+from workers.lanes.lane_pool import Swap
 from workers.notifier import Notifier
 from workers.outcome import Completed
 from workers.requests.prompts.bios import BiosPolicy
@@ -165,6 +166,16 @@ class Scheduler:
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
         return self._turns.progress(job_id)
+
+    def reserved(self, worker: str) -> int:
+        """Return how many tokens of a worker's KV cache the turns on it have reserved."""
+        return self.view.reserved(worker)
+
+    def swaps(self, job_id: JobId) -> Sequence[Swap]:
+        """Return the newest loads, on lanes, of models that a job's agents have; none of a job that has ended."""
+        prompts = self._jobs.get(job_id)
+        models = set() if prompts is None else {agent.model for agent in prompts.agents.values()}
+        return [swap for swap in self._fleet.lanes.swaps if swap.model in models]
 
     # Pausing and ending
 
@@ -329,7 +340,16 @@ class Scheduler:
     def _worker_changed(self, worker: SupervisedWorker) -> None:
         if worker.state is WorkerState.READY:
             spec = worker.spec
-            self._post(events.WorkerReady(worker=spec.id, model=spec.name, slots=worker.slots))
+            self._post(
+                events.WorkerReady(
+                    worker=spec.id,
+                    model=spec.name,
+                    slots=worker.slots,
+                    read_s=worker.latency.pace.prefill_s,
+                    kv_tokens=worker.kv.budget,
+                    most_answer=spec.most_answer,
+                )
+            )
         else:
             self._post(events.WorkerNotReady(worker=worker.spec.id, returns=worker.is_coming))
             model = worker.spec.name

@@ -11,7 +11,7 @@ from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.scheduling.answer_validity import judge
 from service.scheduling.attempt import RunningAttempt
-from transport.request import Constraint
+from transport.request import Constraint, Thought
 from workers.outcome import FailureReason, Outcome
 from workers.policy.liveness import Verdict
 from workers.requests.request import Demand
@@ -86,7 +86,7 @@ class TurnRun:
         validation = self._agent.validation
         if validation is None or not validation.is_constrained or self._agent.is_constrained:
             return None
-        return validation.constraint(may_think=self._agent.markup)
+        return validation.constraint(Thought.OPTIONAL if self._agent.markup else Thought.NONE)
 
     def demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
         """Return what the answer is held to: ``constraint``, or what its author's parameters or the model's say.

@@ -1,6 +1,7 @@
 """``InferenceEngine`` on real processes of the scripted engine: one queue, lanes, faults, and its end."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from tests.conftest import ENGINE_PROGRAM
 from tests.harness.service import recorded
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.errors import InvalidSpec
+from workers.policy.placement import Placement
 
 LIMIT = 3 * LIMIT_S
 
@@ -103,7 +105,13 @@ async def test_five_checkpoints_share_two_lanes(tmp_path: Path, free_ports: Call
     assert [answer.strip() for answer in answers] == [prompt for _, prompt in prompts]
     asked = [(request["model"], request["messages"]) for request in recorded(record)]
     assert {messages[0]["content"] for _, messages in asked} == {"SYSTEM"}
-    assert sorted((model, messages[1]["content"]) for model, messages in asked) == sorted(prompts)
+    contents = [(model, messages[1]["content"]) for model, messages in asked]
+    assert sorted(each for each in contents if each[1] != "ping") == sorted(prompts)
+    first_of: dict[int, str] = {}
+    for entry in map(json.loads, record.read_text().splitlines()):
+        first_of.setdefault(entry["pid"], entry["request"]["messages"][1]["content"])
+    assert set(first_of.values()) == {"ping"}  # every engine reads the common segment before its first run, and once
+    assert sum(content == "ping" for _, content in contents) == len(first_of) >= 5
     events = list(replay(log))
     assert [sum(event["event"] == kind for event in events) for kind in (INFER_START, INFER_DONE)] == [20, 20]
     assert {event["gpu"] for event in events} == {"cpu"}
@@ -157,6 +165,81 @@ async def test_steps_show_and_hide_what_they_should(tmp_path: Path, free_ports: 
         assert await say(game, "a", step="plan") == "Quiet. <answer>Hang him.</answer>"
         assert await say(game, "a", step="act") == "Hang him."
         assert await say(game, "a", step="act") == ""
+
+
+@pytest.mark.parametrize("emulates", [True, False])
+async def test_an_answer_comes_no_sooner_than_its_engine_would_bring_it(
+    tmp_path: Path, free_ports: Callable[[int], int], *, emulates: bool
+) -> None:
+    """A step of 16 tokens takes 16 x 20 ms, and an answer of three tokens has one; else it comes as it comes.
+
+    Specification, "Latency model".
+    """
+    log = tmp_path / "events.jsonl"
+    game = engine(
+        free_ports(1), count=1, flags={"interval": 0.02, "prefill": 0.05}, event_log=log, emulate_latency=emulates
+    )
+    async with asyncio.timeout(LIMIT), game:
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt="m")
+        await asyncio.gather(say(game, "a"), say(game, "b"))
+    first, second = (event for event in replay(log) if event["event"] == INFER_DONE)
+    for done in (first, second):
+        assert done["predicted_ms"] - done["swap_ms"] >= 320
+        assert (done["latency_ms"] >= done["predicted_ms"]) is emulates
+    assert first["swap_ms"] > 15 * 2 * 20  # measured twice before the first run
+    assert second["swap_ms"] == 0 or second["queue_ms"] > 0
+    assert second["queue_ms"] >= first["latency_ms"] - first["swap_ms"] - 1
+
+
+async def test_a_run_has_until_its_deadline(free_ports: Callable[[int], int]) -> None:
+    """And is told what it waited for."""
+    async with asyncio.timeout(LIMIT), engine(free_ports(1), count=1, flags={"exit-at-once": 3}) as game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        with pytest.raises(InferenceFailed, match=r"no answer within 0\.5 s; m: lane-0 is") as failed:
+            await say(game, "a", deadline_s=0.5)
+        assert failed.value.reason == "deadline"
+
+
+async def test_a_defect_is_told_to_those_who_wait(
+    free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for what has ended: neither a run that waits, nor one that comes later."""
+    real = Placement.decide
+
+    def fail(self: Placement, lanes: Any, models: Any, now: float) -> Any:  # noqa: ANN401 - as it is
+        if any(model.waiting for model in models):
+            raise ZeroDivisionError("as it was told")
+        return real(self, lanes, models, now)
+
+    monkeypatch.setattr(Placement, "decide", fail)
+    async with asyncio.timeout(LIMIT), engine(free_ports(1), count=1) as game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        for _ in range(2):
+            with pytest.raises(EngineClosed, match="a defect of Roundhouse: ZeroDivisionError: as it was told"):
+                await say(game, "a")
+
+
+async def test_an_agent_stays_where_its_cache_is(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It has moved for a run that was in its way; its pin's lane, which is free again, has nothing for it."""
+    log = tmp_path / "events.jsonl"
+    game = engine(free_ports(2), flags={"hold": r"HOLD=(\S+?)!"}, event_log=log)
+    async with asyncio.timeout(LIMIT), game:
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt="m")
+        held = [asyncio.create_task(say(game, name, f"HOLD={tmp_path}/{name}!")) for name in "ab"]
+        await wait_until(lambda: len(list(replay(log))) == 2, "both lanes have a run")
+        for name in "ab":
+            (tmp_path / name).touch()
+        await asyncio.gather(*held)
+        for _ in range(3):
+            await say(game, "b")
+            await say(game, "a")
+    lanes: dict[str, set[str]] = {"a": set(), "b": set()}
+    for event in replay(log):
+        lanes[event["agent"]].add(event["lane"])
+    assert sorted(map(len, lanes.values())) == [1, 1]
+    assert lanes["a"] != lanes["b"]
 
 
 async def test_runs_of_one_agent_are_done_in_their_order(tmp_path: Path, free_ports: Callable[[int], int]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.behaviour.test_http import read_events
 from tests.harness.service import Document, Service, recorded, scripted_model, serving
 from tests.harness.waiting import wait_for
 
@@ -49,6 +50,10 @@ def test_every_model_gets_its_turns_and_no_turn_is_ended_for_another(
     with serving(tmp_path / "s", free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
         assert residents(service) == []  # none is loaded before a turn wants it, and the service is ready
         job = service.post_job(talk("abcd"))
+        swaps = [data for _, kind, data in read_events(service, job) if kind == "swap"]
+        assert {swap["model"] for swap in swaps} >= set("bcd")  # the first may be loaded before anybody looks
+        assert all(swap["lane"] in {"lane-0", "lane-1"} and swap["seconds"] > 0 for swap in swaps)
+        assert {swap["because"] for swap in swaps} == {"a turn of it waits"}
         assert service.wait_ended(job)["state"] == "completed"
         turns = turns_of(service, job)
         assert len(turns) == 2 * 4 * TALKS

@@ -19,8 +19,11 @@ from tests.engines.conftest import SLOTS
 from tests.engines.subjects import KEY, Subject
 from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
 from tests.harness.waiting import LIMIT_S, wait_until
-from transport.request import Constraint
+from transport.client import EngineClient
+from transport.dialects.llama_server import LLAMA_SERVER
+from transport.request import Constraint, Thought
 from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Verdict, Worker
+from workers.engine.embedded.tiny_model import CHAT_TEMPLATE
 from workers.outcome import Completed
 from workers.requests.answer import Answer
 from workers.requests.request import Demand, Request, user_conversation
@@ -35,7 +38,7 @@ async def test_it_answers_and_tells_what_that_cost(subject: Subject) -> None:
         assert (told.state, told.finish_reason, told.usage.completion_tokens) == (RequestState.COMPLETED, "length", 20)
         assert told.text
         assert (told.usage.prompt_tokens or 0) > 100  # the BIOS, in single characters
-        assert worker._watch.observations.speed.tokens_per_s is not None
+        assert worker._watch.observations.pace.tokens_per_s is not None
         again = await result(worker, await submit(worker, "Go.", max_tokens=1))
         assert (again.usage.cached_tokens or 0) > 100
 
@@ -47,8 +50,20 @@ CONSTRAINTS = [
         Constraint(json_schema={"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}),
         r"\{.*\}",
     ),
-    (Constraint(choices=("yes", "no"), may_think=True), r"(<think>[^<]*</think>\s*)?(yes|no)"),
+    (Constraint(choices=("yes", "no"), thought=Thought.OPTIONAL), r"(<think>[^<]*</think>\s*)?(yes|no)"),
 ]
+# As those of real models are made: llama.cpp knows by it what of an answer is the thought.
+_BEFORE = (
+    "{% for m in messages %}{{ '[' + m.role + ']\n' }}{% if m.reasoning_content %}"
+    "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}{{ m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant]\n' }}{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\n\n</think>\n\n' }}"
+)
+TEMPLATES = {
+    Thought.OPEN: _BEFORE + "{% else %}{{ '<think>\n' }}{% endif %}{% endif %}",
+    Thought.OPTIONAL: _BEFORE + "{% endif %}{% endif %}",
+    Thought.NONE: CHAT_TEMPLATE,
+}
 
 
 async def test_it_holds_its_model_to_a_constraint(subject: Subject) -> None:
@@ -58,19 +73,43 @@ async def test_it_holds_its_model_to_a_constraint(subject: Subject) -> None:
             if not worker.constraints.plan(constraint).is_sent:
                 assert subject.foreign is not None, constraint
                 continue
-            answer = Answer(time.monotonic)
-            request = Request(
-                job_name="a job",
-                system="",
-                conversation=user_conversation("Go."),
-                params={"max_tokens": 400, "temperature": 0},
-                demand=Demand(constraint=constraint),
-            )
-            with worker.lease_nowait():
-                outcome = await worker.perform(request, answer)
-            assert isinstance(outcome, Completed), outcome
+            answer, outcome = await _answer(worker, Demand(constraint=constraint), max_tokens=400)
             assert outcome.finish_reason == "length" or re.fullmatch(form, answer.text.strip(), re.DOTALL), answer.text
-            assert outcome.finish_reason == "stop" or constraint.may_think or constraint.json_schema
+            assert outcome.finish_reason == "stop" or constraint.thought is not Thought.NONE or constraint.json_schema
+
+
+async def _answer(worker: Worker, demand: Demand, **params: object) -> tuple[Answer, Completed]:
+    answer = Answer(time.monotonic)
+    request = Request(
+        job_name="a job",
+        system="",
+        conversation=user_conversation("Go."),
+        params={"temperature": 0, **params},
+        demand=demand,
+    )
+    with worker.lease_nowait():
+        outcome = await worker.perform(request, answer)
+    assert isinstance(outcome, Completed), outcome
+    return answer, outcome
+
+
+async def test_it_tells_where_its_model_thinks(subject: Subject) -> None:
+    """A thought that its template begins ends before an answer is one: by itself, or at once in a retry."""
+    if subject.name == "vllm" or subject.foreign:
+        pytest.skip("it is not asked for its template")
+    thinking, silent = ({"chat_template_kwargs": {"enable_thinking": is_on}} for is_on in (True, False))
+    for thought, template in TEMPLATES.items():
+        args = {**subject.spec.args, "jinja": True, "chat_template": template}
+        async with subject.working(args=args) as worker:
+            client = EngineClient(worker.endpoint, LLAMA_SERVER)
+            assert await client.read_thought(thinking) is thought
+            assert await client.read_thought(silent) is Thought.NONE
+            demand = Demand(constraint=Constraint(choices=("yes", "no")))
+            answer, outcome = await _answer(worker, demand, max_tokens=50, **thinking)
+            assert (answer.thought, answer.constrained_by) == (thought, "grammar")
+            assert answer.text in ("yes", "no") or (thought, outcome.finish_reason) == (Thought.OPEN, "length")
+            answer, _ = await _answer(worker, replace(demand, at_once=True), max_tokens=50, **thinking)
+            assert answer.text in ("yes", "no")
 
 
 async def test_a_cancel_frees_the_slot_and_costs_nothing(subject: Subject) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.behaviour.test_prompts import prompts_of
 from tests.harness.service import Document, recorded, scripted_model, serving
 from transport.dialects.dialect import PLAIN
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.vllm import VLLM
-from transport.request import Constraint
+from transport.request import Constraint, Thought
 from workers.requests.constraints import ConstraintPlan, EngineConstraints
 
 CHOICES = Constraint(choices=("yes", "no"))
@@ -21,7 +22,7 @@ SENT, BOTH, TOLD = (
     ConstraintPlan(is_sent=False, is_told=True),
 )
 AS_JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
-THOUGHT = 'thought ::= "<think>" [^<]* "</think>" [ \\t\\n]*\n'
+THOUGHT = 'thought ::= ([^<] | "<" [^/] | "</" [^t])* "</think>" [ \\t\\n]*\n'
 QUOTED = {"type": "string", "enum": ["yes", "no"]}
 
 
@@ -42,10 +43,10 @@ QUOTED = {"type": "string", "enum": ["yes", "no"]}
         ),
         (Constraint(pattern=r"(?=a)"), None, {"structured_outputs": {"regex": "((?=a))"}}, None),
         (Constraint(json_schema=SCHEMA), AS_JSON, {"structured_outputs": {"json": SCHEMA}}, AS_JSON),
-        (Constraint(json_schema=SCHEMA, may_think=True), None, None, None),
+        (Constraint(json_schema=SCHEMA, thought=Thought.OPTIONAL), None, None, None),
         (
-            Constraint(choices=("a.b",), may_think=True),
-            {"grammar": f'root ::= thought? answer\nanswer ::= "a.b"\n{THOUGHT}'},
+            Constraint(choices=("a.b",), thought=Thought.OPTIONAL),
+            {"grammar": f'root ::= ("<think>" thought)? answer\nanswer ::= "a.b"\n{THOUGHT}'},
             {"structured_outputs": {"regex": r"(<think>[^<]*</think>\s*)?(a\.b)"}},
             None,
         ),
@@ -211,3 +212,117 @@ def test_the_same_call_with_the_same_result_ends_the_loop(ask: Ask) -> None:
     stuck, _ = ask([CALL, CALL, CALL, CALL], {"tools": [LOOK]})
     assert (stuck["state"], stuck["reason"]) == ("failed", "tool_budget")
     assert "the same calls brought the same results" in stuck["detail"]
+
+
+HELD = 'root ::= "yes" | "no"\n'
+FREE = 'answer ::= "yes" | "no"\n'
+FIRST = f"root ::= thought answer\n{FREE}{THOUGHT}"
+MAYBE = f'root ::= ("<think>" thought)? answer\n{FREE}{THOUGHT}'
+ENDED = f'root ::= "</think>" [ \\t\\n]* answer\n{FREE}'
+JUDGE: Document = {"id": "a", "validation": {"choices": ["yes", "no"]}}
+SILENT: Document = {"chat_template_kwargs": {"enable_thinking": False}}
+THOUGHTFUL, THOUGHTLESS = {"content": "Hm <b>.</think>\n\nyes"}, {"content": "yes"}
+Think = Callable[..., tuple[list[Document], list[Document], list[Document]]]
+
+
+@pytest.fixture
+def think(tmp_path: Path, free_ports: Callable[[int], int]) -> Think:
+    """Ask agents of an engine with a template; return their turns, what it was sent, and what it had to render.
+
+    What the service tells of their prompts is what was sent, byte for byte.
+    """
+
+    def think(
+        answers: list[object], *agents: Document, rounds: int = 1, **args: object
+    ) -> tuple[list[Document], list[Document], list[Document]]:
+        (tmp_path / "script").write_text(json.dumps(answers))
+        flags: Document = {"script": str(tmp_path / "script"), "record": str(tmp_path / "record"), **args}
+        with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1), **flags)}) as service:
+            job = service.post_job(
+                {
+                    "agents": [{"model": "m", **agent} for agent in agents],
+                    "conversations": [{"prompt": "Go."}],
+                    "rounds": rounds,
+                }
+            )
+            service.wait_ended(job)
+            (talk,) = service.get(f"/v1/jobs/{job}/result")["conversations"]
+            told = prompts_of(service, job)
+        requests = recorded(tmp_path / "record")
+        sent = [request for request in requests if "stream" in request]
+        for asked, request in zip(told, sent, strict=True):
+            assert asked["messages"] == request["messages"]
+            assert asked["params"] == {name: request[name] for name in asked["params"]}
+            assert asked["params"].get("grammar") == request.get("grammar")
+        return talk["turns"], sent, [request for request in requests if "stream" not in request]
+
+    return think
+
+
+@pytest.mark.parametrize(
+    ("thinks", "grammar", "answer"),
+    [
+        ("first", FIRST, THOUGHTFUL),
+        ("maybe", MAYBE, {"reasoning": "Hm.", "content": "\n\nyes"}),
+        ("never", HELD, THOUGHTLESS),
+        (None, HELD, THOUGHTLESS),
+    ],
+)
+def test_a_thought_stands_where_the_template_has_it(
+    think: Think, thinks: str | None, grammar: str, answer: Document
+) -> None:
+    """Before the answer, which is the choice alone; an engine that cannot tell is held from the first token."""
+    (turn,), sent, rendered = think([answer], JUDGE, thinks=thinks)
+    assert (turn["state"], turn["text"], len(turn["attempts"])) == ("completed", "yes", 1)
+    assert [request["grammar"] for request in sent] == [grammar]
+    assert len(rendered) == (thinks is not None)
+
+
+@pytest.mark.parametrize(
+    ("agent", "thinks", "answers", "grammars"),
+    [
+        (JUDGE, "first", ["Hm, yes or no: let me s", "</think>\n\nyes"], [FIRST, ENDED]),
+        ({**JUDGE, "markup": True}, "first", ["Hm, yes or no: let me s", "</think>\n\nyes"], [FIRST, ENDED]),
+        (JUDGE, "maybe", ["<think>Hm, let me s", "yes"], [MAYBE, HELD]),
+        ({**JUDGE, "markup": True}, "never", ["<think>Hm, let me s", "yes"], [MAYBE, MAYBE]),
+    ],
+)
+def test_a_retry_answers_at_once(
+    think: Think, agent: Document, thinks: str, answers: list[str], grammars: list[str]
+) -> None:
+    """A thought that was cut left no room; one that the prompt begins is ended, or the answer would be part of it."""
+    (turn,), sent, rendered = think([{"content": answer} for answer in answers], agent, thinks=thinks)
+    assert (turn["state"], turn["text"]) == ("completed", "yes")
+    assert [attempt["reason"] for attempt in turn["attempts"]] == ["invalid_answer", None]
+    assert [request["grammar"] for request in sent] == grammars
+    assert len(rendered) == 1
+
+
+def test_an_engine_is_asked_once_for_each_way_to_render(think: Think) -> None:
+    """Agents whose parameters shape the prompt otherwise may have no thought; other parameters change nothing."""
+    agents = (
+        {**JUDGE, "params": {**SILENT, "temperature": 0.5}},
+        {**JUDGE, "id": "b", "speak_after_within_round": ["a"]},
+        {**JUDGE, "id": "c", "speak_after_within_round": ["b"], "params": {"temperature": 0.7}},
+    )
+    turns, sent, rendered = think([THOUGHTLESS, THOUGHTFUL, THOUGHTFUL] * 2, *agents, rounds=2, thinks="first")
+    assert [turn["text"] for turn in turns] == ["yes"] * 6
+    assert [request["grammar"] for request in sent] == [HELD, FIRST, FIRST] * 2
+    probe = {"messages": [{"role": "user", "content": "?"}]}
+    assert rendered == [{**SILENT, **probe}, probe]
+
+
+def test_the_next_life_of_an_engine_is_asked_anew(think: Think, tmp_path: Path) -> None:
+    """It may have another template."""
+    args = {"die-on": "Go.", "die-once": str(tmp_path / "died")}
+    (turn,), sent, rendered = think([THOUGHTFUL], JUDGE, thinks="first", **args)
+    assert (turn["text"], [request["grammar"] for request in sent]) == ("yes", [FIRST, FIRST])
+    assert len(rendered) == 2
+
+
+def test_a_schema_is_sent_as_it_is(think: Think) -> None:
+    """Where a thought stands before it is llama.cpp's own affair."""
+    judge = {**JUDGE, "validation": {"json_schema": SCHEMA}}
+    (turn,), sent, rendered = think([{"content": 'Hm.</think>{"age": 5}'}], judge, thinks="first")
+    assert (turn["text"], turn["attempts"][0]["constrained_by"]) == ('{"age": 5}', "response_format")
+    assert (sent[0]["response_format"], rendered) == (AS_JSON["response_format"], [])

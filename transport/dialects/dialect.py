@@ -6,9 +6,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from transport.counters import EngineCounters
+from transport.counters import EngineCounters, KvCache
 from transport.dialects.openai import MODELS_PATH, body_of, respond_in_format
-from transport.request import ChatRequest, Constraint
+from transport.request import ChatRequest, Constraint, Thought
 
 T_co = TypeVar("T_co", covariant=True)
 Params = Mapping[str, object]
@@ -25,6 +25,20 @@ class EngineQuery(Generic[T_co]):
     decode: Callable[..., T_co]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtQuery:
+    """How an engine tells where a model's own thought stands.
+
+    A prompt is rendered at ``render_path`` with those of a request's ``params`` that shape it; ``decode`` takes that
+    answer and the one of ``path``, and raises ``MalformedFrame`` where they are not what they should be.
+    """
+
+    render_path: str
+    path: str
+    params: frozenset[str]
+    decode: Callable[[bytes, bytes], Thought]
+
+
 def encode_plainly(request: ChatRequest) -> bytes:
     """Return the JSON body with nothing in it that only some engines know."""
     return msgspec.json.encode(body_of(request))
@@ -36,7 +50,8 @@ class Dialect:
 
     An engine is ready when all ``ready_paths`` answer 200; ``canary_params`` make it write one token and keep nothing.
     ``constrain`` gives the parameters that hold a model to a constraint, None where there are none that say it;
-    ``always_constrains`` says that such an engine keeps it or refuses it, and never passes over it.
+    ``always_constrains`` says that such an engine keeps it or refuses it, and never passes over it. ``thoughts`` is for
+    engines that hold an answer from its first token, and so have to be told of what stands before it.
     """
 
     name: str
@@ -44,10 +59,11 @@ class Dialect:
     encode: Callable[[ChatRequest], bytes] = encode_plainly
     counters: EngineQuery[EngineCounters] | None = None
     capacity: EngineQuery[int | None] | None = None
+    kv_cache: EngineQuery[KvCache | None] | None = None
     canary_params: Params = field(default_factory=lambda: {"max_tokens": 1})
-    tells_timings: bool = False  # how long it read, with each answer
     constrain: Callable[[Constraint], Params | None] = respond_in_format
     always_constrains: bool = True
+    thoughts: ThoughtQuery | None = None
 
 
 PLAIN = Dialect(name="openai", always_constrains=False)

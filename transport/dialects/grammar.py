@@ -10,6 +10,8 @@ from re import _constants as code  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, Final
 
+from transport.request import Thought
+
 MAX_REPEATS: Final = 1000  # llama.cpp refuses grammars that unfold to more
 LAST_SHORT: Final = 0xFFFF  # of the characters that four hexadecimal digits say
 Parsed = Sequence[tuple[Any, Any]]
@@ -24,19 +26,26 @@ _NEGATED: Final = {
     code.CATEGORY_NOT_WORD: code.CATEGORY_WORD,
     code.CATEGORY_NOT_SPACE: code.CATEGORY_SPACE,
 }
-_THOUGHT: Final = 'thought ::= "<think>" [^<]* "</think>" [ \\t\\n]*\n'
+_END: Final = '"</think>" [ \\t\\n]*'
+# What is thought may hold any tag but the end of a thought; ``</t`` begins that, so it stands for it alone.
+_THOUGHT: Final = f'thought ::= ([^<] | "<" [^/] | "</" [^t])* {_END}\n'
+_ROOTS: Final = {
+    Thought.OPTIONAL: ('("<think>" thought)? answer', _THOUGHT),
+    Thought.OPEN: ("thought answer", _THOUGHT),
+    Thought.ENDED: (f"{_END} answer", ""),
+}
 
 
 class Inexpressible(Exception):
     """A pattern says what a grammar cannot: it looks around, refers back, or stands at a place within the text."""
 
 
-def grammar_of_choices(choices: Iterable[str], *, may_think: bool) -> str:
-    """Return the grammar of an answer that is one of ``choices``, after a thought in ``<think>`` if it may think."""
-    return _grammar(" | ".join(_literal(choice) for choice in choices), may_think=may_think)
+def grammar_of_choices(choices: Iterable[str], thought: Thought = Thought.NONE) -> str:
+    """Return the grammar of an answer that is one of ``choices``, after what may stand before it."""
+    return _grammar(" | ".join(_literal(choice) for choice in choices), thought)
 
 
-def grammar_of_pattern(pattern: str, *, may_think: bool) -> str | None:
+def grammar_of_pattern(pattern: str, thought: Thought = Thought.NONE) -> str | None:
     """Return the grammar of an answer that a regular expression matches as a whole; None where there is none."""
     try:
         parsed = parser.parse(pattern)
@@ -45,7 +54,7 @@ def grammar_of_pattern(pattern: str, *, may_think: bool) -> str | None:
         body = _sequence(_unanchored(list(parsed)), is_folded=bool(parsed.state.flags & re.IGNORECASE))
     except (re.error, Inexpressible, OverflowError, RecursionError):
         return None
-    return _grammar(body, may_think=may_think)
+    return _grammar(body, thought)
 
 
 def without_anchors(pattern: str) -> str:
@@ -62,10 +71,11 @@ def without_anchors(pattern: str) -> str:
     return pattern
 
 
-def _grammar(answer: str, *, may_think: bool) -> str:
-    if may_think:
-        return f"root ::= thought? answer\nanswer ::= {answer}\n{_THOUGHT}"
-    return f"root ::= {answer}\n"
+def _grammar(answer: str, thought: Thought) -> str:
+    if thought is Thought.NONE:
+        return f"root ::= {answer}\n"
+    root, rule = _ROOTS[thought]
+    return f"root ::= {root}\nanswer ::= {answer}\n{rule}"
 
 
 def _unanchored(parsed: Parsed) -> Parsed:

@@ -10,14 +10,17 @@ import msgspec
 from msgspec import Struct
 
 from transport.counters import EngineCounters, SlotWork
-from transport.dialects.dialect import Dialect, EngineQuery
+from transport.dialects.dialect import Dialect, EngineQuery, ThoughtQuery
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
 from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of, respond_in_format
 from transport.errors import MalformedFrame
-from transport.request import ChatRequest, Constraint
+from transport.request import ChatRequest, Constraint, Thought
 
 SLOTS_PATH: Final = "/slots"
 PROPS_PATH: Final = "/props"
+RENDER_PATH: Final = "/apply-template"
+_SHAPES_PROMPT: Final = frozenset({"chat_template_kwargs", "reasoning_format", "reasoning_effort", "enable_thinking"})
+_BEGIN, _END = "<think>", "</think>"
 
 
 class _NextToken(Struct, gc=False):
@@ -26,6 +29,11 @@ class _NextToken(Struct, gc=False):
 
 class _Props(Struct, gc=False):
     total_slots: int | None = None
+    chat_template: str = ""
+
+
+class _Rendered(Struct, gc=False):
+    prompt: str
 
 
 class _Slot(Struct, gc=False):
@@ -42,6 +50,7 @@ class _Slot(Struct, gc=False):
 
 
 _decode_props = msgspec.json.Decoder(_Props).decode
+_decode_rendered = msgspec.json.Decoder(_Rendered).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
 
@@ -57,8 +66,8 @@ def constrain(constraint: Constraint) -> Mapping[str, object] | None:
     if constraint.json_schema is not None:
         return respond_in_format(constraint)
     if constraint.pattern is None:
-        return {"grammar": grammar_of_choices(constraint.choices, may_think=constraint.may_think)}
-    grammar = grammar_of_pattern(constraint.pattern, may_think=constraint.may_think)
+        return {"grammar": grammar_of_choices(constraint.choices, constraint.thought)}
+    grammar = grammar_of_pattern(constraint.pattern, constraint.thought)
     return None if grammar is None else {"grammar": grammar}
 
 
@@ -72,6 +81,23 @@ def decode_capacity(props: bytes) -> int | None:
         return _decode_props(props).total_slots
     except UNDECODABLE as error:
         raise MalformedFrame(f"GET /props: {error}: {props[:200]!r}") from error
+
+
+def decode_thought(rendered: bytes, props: bytes) -> Thought:
+    """Return where the thought stands: begun by a rendered prompt, closed by it, or left to the model by its template.
+
+    Raises:
+        MalformedFrame: not the JSON of this dialect.
+    """
+    try:
+        prompt, template = _decode_rendered(rendered).prompt, _decode_props(props).chat_template
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {RENDER_PATH}: {error}: {rendered[:200]!r}") from error
+    if prompt.rstrip().endswith(_BEGIN):
+        return Thought.OPEN
+    if prompt.rstrip().endswith(_END):
+        return Thought.NONE
+    return Thought.OPTIONAL if _BEGIN in template else Thought.NONE
 
 
 def decode_counters(slots: bytes) -> EngineCounters:
@@ -104,6 +130,6 @@ LLAMA_SERVER: Final = Dialect(
     counters=EngineQuery(paths=(SLOTS_PATH,), decode=decode_counters),
     capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
-    tells_timings=True,
     constrain=constrain,
+    thoughts=ThoughtQuery(render_path=RENDER_PATH, path=PROPS_PATH, params=_SHAPES_PROMPT, decode=decode_thought),
 )

@@ -22,7 +22,7 @@ from transport.events import (
     ToolCallDelta,
     Usage,
 )
-from transport.request import ChatRequest, Constraint, Message
+from transport.request import ChatRequest, Constraint, Message, Thought
 
 CHAT_PATH: Final = "/v1/chat/completions"
 MODELS_PATH: Final = "/v1/models"
@@ -130,7 +130,7 @@ def respond_in_format(constraint: Constraint) -> Mapping[str, object] | None:
     schema = constraint.json_schema
     if constraint.choices:
         schema = {"type": "string", "enum": list(constraint.choices)}
-    if schema is None or constraint.may_think:
+    if schema is None or constraint.thought is not Thought.NONE:
         return None
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 

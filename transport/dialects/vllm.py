@@ -13,12 +13,12 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from transport.counters import EngineCounters, SlotWork
+from transport.counters import EngineCounters, KvCache, SlotWork
 from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.grammar import without_anchors
 from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
 from transport.errors import MalformedFrame
-from transport.request import ChatRequest, Constraint
+from transport.request import ChatRequest, Constraint, Thought
 
 HEALTH_PATH: Final = "/health"
 METRICS_PATH: Final = "/metrics"
@@ -27,6 +27,8 @@ PROMPT: Final = "vllm:prompt_tokens_total"
 OUTPUT: Final = "vllm:generation_tokens_total"
 RUNNING: Final = "vllm:num_requests_running"
 CACHE: Final = "vllm:cache_config_info"
+USAGE: Final = "vllm:kv_cache_usage_perc"  # from 0 to 1
+PREEMPTIONS: Final = "vllm:num_preemptions_total"
 THOUGHT: Final = r"(<think>[^<]*</think>\s*)?"
 UNWATCHED_INTERVAL: Final = 16  # tokens a chunk; a sixteenth of the frames to make, send and read
 
@@ -56,13 +58,14 @@ def encode(request: ChatRequest) -> bytes:
 
 def constrain(constraint: Constraint) -> Mapping[str, object] | None:
     """Return vLLM's ``structured_outputs``; behind a reasoning parser it holds for what follows the thought."""
+    may_think = constraint.thought is not Thought.NONE
     if constraint.json_schema is not None:
-        return None if constraint.may_think else {"structured_outputs": {"json": constraint.json_schema}}
-    if constraint.pattern is None and not constraint.may_think:
+        return None if may_think else {"structured_outputs": {"json": constraint.json_schema}}
+    if constraint.pattern is None and not may_think:
         return {"structured_outputs": {"choice": list(constraint.choices)}}
     pattern = constraint.pattern
     answer = "|".join(map(re.escape, constraint.choices)) if pattern is None else without_anchors(pattern)
-    thought = THOUGHT if constraint.may_think else ""
+    thought = THOUGHT if may_think else ""
     return {"structured_outputs": {"regex": f"{thought}({answer})"}}
 
 
@@ -114,6 +117,30 @@ def decode_capacity(metrics: bytes, models: bytes) -> int | None:
     return max(1, int(blocks * size // lengths[0])) if blocks and size and lengths else None
 
 
+def decode_kv_cache(metrics: bytes) -> KvCache | None:
+    """Return its KV cache, over all of its engines; None where it does not tell how large that is.
+
+    Raises:
+        MalformedFrame: these are not vLLM's answers.
+    """
+    samples = list(_samples(metrics, CACHE, USAGE, PREEMPTIONS))
+    engines = [sample.labels for sample in samples if sample.name == CACHE]
+    sizes = [_number(labels.get("kv_cache_size_tokens")) for labels in engines]
+    if engines and all(sizes):
+        tokens = int(sum(sizes))
+    else:  # before 0.24 blocks are told as the sum over all engines, and repeated with each
+        labels = engines[0] if engines else {}
+        tokens = int(_number(labels.get("num_gpu_blocks")) * _number(labels.get("block_size")))
+    if not tokens:
+        return None
+    used = [sample.value for sample in samples if sample.name == USAGE]
+    return KvCache(
+        tokens=tokens,
+        used=int(tokens * sum(used) / max(1, len(used))),
+        preemptions=sum(int(sample.value) for sample in samples if sample.name == PREEMPTIONS),
+    )
+
+
 def _number(text: str | None) -> float:
     try:
         return float(text or 0)
@@ -138,5 +165,6 @@ VLLM: Final = Dialect(
     encode=encode,
     counters=EngineQuery(paths=(METRICS_PATH,), decode=decode_counters),
     capacity=EngineQuery(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
+    kv_cache=EngineQuery(paths=(METRICS_PATH,), decode=decode_kv_cache),
     constrain=constrain,
 )

@@ -3,6 +3,7 @@
 Only what is plain wrong is refused here; what an engine alone can know, it is asked.
 """
 
+import importlib.util
 from pathlib import Path
 from typing import Final
 
@@ -81,6 +82,15 @@ def check_gguf(file: Path) -> None:
         raise InvalidAdapter(f"it is not a whole GGUF file: {error}") from error
     if kind != "adapter":
         raise InvalidAdapter(f"it is a {kind}, and no adapter")
+
+
+def is_gguf_adapter(file: Path) -> bool:
+    """Whether a GGUF file says that it is an adapter; not, where it cannot be read, or the library is not there."""
+    try:
+        check_gguf(file)
+    except InvalidAdapter:
+        return False
+    return importlib.util.find_spec("gguf") is not None
 
 
 def _config(file: Path) -> _PeftConfig:

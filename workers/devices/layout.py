@@ -50,7 +50,7 @@ class Device:
     """What lanes stand on: a whole GPU, a MIG slice, or the CPU with the machine's memory.
 
     ``visible`` are the variables that show an engine this device alone; ``room_mib`` is what its lanes may fill
-    together, None where the driver tells no memory.
+    together, None where the driver tells no memory. ``parent`` is a slice's GPU.
     """
 
     uuid: str
@@ -58,6 +58,7 @@ class Device:
     memory_mib: int | None
     room_mib: int | None
     is_slice: bool = False
+    parent: str | None = None
     visible: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -156,6 +157,7 @@ def _slices(gpu: Gpu) -> Iterator[Device]:
             memory_mib=each.memory_mib,
             room_mib=_room(each.memory_mib),
             is_slice=True,
+            parent=gpu.uuid,
             visible={"CUDA_VISIBLE_DEVICES": each.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         )
 

@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from workers.devices.device import Gpu, MigSlice
+from workers.devices.memory import DeviceMemory
 from workers.errors import DevicesUnreadable
 
 PROGRAM: Final = "nvidia-smi"
 LIMIT_S: Final = 20.0  # a driver that wakes up all of its GPUs first takes some seconds
 WARNED: Final = 14  # the infoROM of a card is corrupted; the table is whole
 TABLE: Final = ("--query-gpu=index,uuid,name,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
+MEMORY: Final = ("--query-gpu=uuid,pci.bus_id,memory.total,memory.used", "--format=csv,noheader,nounits")
+PROCESSES: Final = ("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
 _LISTED_GPU: Final = re.compile(r"^GPU (?P<index>\d+): .*\(UUID: (?P<uuid>[^)]+)\)")
 _LISTED_SLICE: Final = re.compile(r"^\s+MIG (?P<profile>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>[^)]+)\)")
 
@@ -37,6 +40,32 @@ def read_nvidia_smi() -> list[Gpu] | None:
     if any(row[-1] == "Enabled" for row in _rows(table)):
         listing, details = _ask("-L") or "", _ask("-q", "-x") or ""
     return parse(table, listing, details)
+
+
+def read_memory() -> tuple[dict[str, DeviceMemory], dict[str, str]]:
+    """Return what each GPU's memory holds, by its UUID, and the UUIDs by their places on the PCI bus.
+
+    Raises:
+        DevicesUnreadable: it fails.
+    """
+    memory: dict[str, DeviceMemory] = {}
+    buses: dict[str, str] = {}
+    table = _rows(_ask(*MEMORY) or "")
+    held: dict[str, dict[int, int]] = {}
+    hidden: set[str] = set()  # of a process there it is not told what it has
+    for row in _rows(_ask(*PROCESSES) or "") if table else ():
+        if len(row) == len(("uuid", "pid", "memory")) and row[1].isdecimal() and row[2].isdecimal():
+            held.setdefault(row[0], {})[int(row[1])] = int(row[2])
+        else:
+            hidden.add(row[0])
+    for row in table:
+        if len(row) == len(("uuid", "bus", "total", "used")):
+            uuid, bus, total, used = row
+            buses[bus.lower().split(".")[0]] = uuid
+            if total.isdecimal() and used.isdecimal():
+                seen = held.get(uuid) if uuid not in hidden else None
+                memory[uuid] = DeviceMemory(total_mib=int(total), used_mib=int(used), held=seen)
+    return memory, buses
 
 
 def parse(table: str, listing: str = "", details: str = "") -> list[Gpu]:

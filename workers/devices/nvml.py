@@ -4,11 +4,14 @@ Source: NVIDIA, "NVML API Reference Guide". The binding is ``nvidia-ml-py`` (the
 driver's own library; CUDA's variables hide nothing from it.
 """
 
-from contextlib import suppress
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
 from workers.devices.device import Gpu, MigSlice
+from workers.devices.memory import DeviceMemory
 from workers.errors import DevicesUnreadable
 
 MIB = 1024 * 1024
@@ -16,6 +19,21 @@ MIB = 1024 * 1024
 
 def read_nvml() -> list[Gpu] | None:
     """Return the GPUs in the driver's order; None where there is no binding or no driver to ask.
+
+    Raises:
+        DevicesUnreadable: there is a driver, and it fails.
+    """
+    session = open_nvml()
+    if session is None:
+        return None
+    try:
+        return session.gpus()
+    finally:
+        session.close()
+
+
+def open_nvml() -> "NvmlSession | None":
+    """Return a session with the driver; None where there is no binding or no driver to ask.
 
     Raises:
         DevicesUnreadable: there is a driver, and it fails.
@@ -30,12 +48,105 @@ def read_nvml() -> list[Gpu] | None:
         return None
     except pynvml.NVMLError as error:
         raise DevicesUnreadable(f"NVML: {error}") from error
-    try:
-        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        raise DevicesUnreadable(f"NVML: {error}") from error
-    finally:
-        pynvml.nvmlShutdown()
+    return NvmlSession(pynvml)
+
+
+class NvmlSession:
+    """The driver's library, initialised; ``close`` leaves it as it was found."""
+
+    def __init__(self, nvml: ModuleType) -> None:
+        self._nvml = nvml
+        self._events: Any = None  # of C's: the Xids of all GPUs
+        self._uuids: dict[int, str] = {}  # by their handles: one that has fallen off its bus tells its own no more
+
+    def __repr__(self) -> str:
+        return "<NvmlSession>"
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._nvml.nvmlShutdown()
+
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs in the driver's order.
+
+        Raises:
+            DevicesUnreadable: the driver fails.
+        """
+        with self._readable():
+            return [_gpu(self._nvml, index) for index in range(self._nvml.nvmlDeviceGetCount())]
+
+    def memory(self) -> dict[str, DeviceMemory]:
+        """Return what each GPU's and each slice's memory holds now.
+
+        Raises:
+            DevicesUnreadable: the driver fails.
+        """
+        with self._readable():
+            handles = [handle for gpu in self._handles() for handle in (gpu, *self._slices_of(gpu))]
+            found = {_text(self._nvml.nvmlDeviceGetUUID(handle)): _used(self._nvml, handle) for handle in handles}
+        return {uuid: memory for uuid, memory in found.items() if memory is not None}
+
+    def buses(self) -> dict[str, str]:
+        """Return the UUIDs of the GPUs by their places on the PCI bus.
+
+        Raises:
+            DevicesUnreadable: the driver fails.
+        """
+        buses: dict[str, str] = {}
+        with self._readable():
+            for gpu in self._handles():
+                with _may_be_absent(self._nvml):
+                    bus = _text(self._nvml.nvmlDeviceGetPciInfo(gpu).busId)
+                    buses[bus.lower().split(".")[0]] = _text(self._nvml.nvmlDeviceGetUUID(gpu))
+        return buses
+
+    def faults(self) -> list[tuple[str, int]]:
+        """Return the Xids that came since the last call, each with its GPU; nothing where the driver tells none."""
+        nvml, found = self._nvml, []
+        with suppress(nvml.NVMLError):
+            if self._events is None:
+                self._uuids = {_number(gpu): _text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in self._handles()}
+                self._events = nvml.nvmlEventSetCreate()
+                for gpu in self._handles():
+                    with suppress(nvml.NVMLError):  # not all cards tell
+                        nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, self._events)
+            while True:
+                event = nvml.nvmlEventSetWait(self._events, 0)
+                uuid = self._uuids.get(_number(event.device))
+                found.append((uuid or _text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)))
+        return found
+
+    def _handles(self) -> list[Any]:
+        nvml = self._nvml
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+    def _slices_of(self, gpu: Any) -> Iterator[Any]:  # noqa: ANN401 - a handle of C's
+        places = 0
+        with _may_be_absent(self._nvml):
+            places = self._nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
+        for number in range(places):
+            with _may_be_absent(self._nvml):
+                yield self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            raise DevicesUnreadable(f"NVML: {error}") from error
+
+
+def _used(nvml: ModuleType, handle: Any) -> DeviceMemory | None:  # noqa: ANN401 - a handle of C's
+    held: dict[int, int] | None = None
+    with _may_be_absent(nvml):
+        # Without its number the binding has an error of its own for drivers before R510, which is no NVMLError.
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+        if processes and all(each.usedGpuMemory is not None for each in processes):  # none seen: a container's view
+            held = {int(each.pid): int(each.usedGpuMemory) // MIB for each in processes}
+    with _may_be_absent(nvml):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return DeviceMemory(total_mib=int(memory.total) // MIB, used_mib=int(memory.used) // MIB, held=held)
+    return None
 
 
 def _gpu(nvml: ModuleType, index: int) -> Gpu:
@@ -81,6 +192,10 @@ def _may_be_absent(nvml: ModuleType) -> suppress:
         nvml.NVMLError_NoPermission,
         nvml.NVMLError_FunctionNotFound,
     )
+
+
+def _number(handle: Any) -> int:  # noqa: ANN401 - a handle of C's
+    return ctypes.addressof(handle.contents)
 
 
 def _text(name: str | bytes) -> str:

@@ -17,6 +17,7 @@ import anyio.lowlevel
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from transport.errors import EngineError
+from workers.devices.device_health import DeviceHealth
 from workers.engine import oom_kills
 from workers.engine.launch.keys import VARIABLES, operators_key
 from workers.engine.log_ring import LogRing
@@ -46,7 +47,8 @@ class Starter:
     devices: frozenset[str]  # on which nothing else may start meanwhile
     client: EngineClient
     log: LogRing
-    calibrate: Callable[[], Awaitable[None]]  # asked before an engine that tells what it holds is ready
+    health: DeviceHealth | None  # of the device that it is to have, where that is looked after
+    calibrate: Callable[[], Awaitable[None]]  # asked before an engine is ready
 
 
 class Incarnation:
@@ -151,18 +153,36 @@ class Incarnation:
 
         try:
             await _wait_address(self._client.endpoint)
-            on_begun()
-            self._oom_kills = oom_kills.kills()
-            async with run_engine(command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
-                logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
-                if self._registry is not None:
-                    self._registry.note(self._engine.guardian_pid, self._engine.pid)
-                probing.start_soon(self._probe, ready)
-                ended = await self._engine.wait_gone()
-                probing.cancel_scope.cancel()
+            with await self._on_device():
+                on_begun()
+                self._oom_kills = oom_kills.kills()
+                ended = await self._serve(command, ready)
         finally:
             turn.release()
         return f"the engine {ended}"
+
+    async def _serve(self, command: Command, on_ready: Callable[[], None]) -> EngineExit:
+        async with run_engine(command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
+            logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
+            if self._registry is not None:
+                self._registry.note(self._engine.guardian_pid, self._engine.pid)
+            probing.start_soon(self._probe, on_ready)
+            ended = await self._engine.wait_gone()
+            probing.cancel_scope.cancel()
+        return ended
+
+    async def _on_device(self) -> contextlib.AbstractContextManager[None]:
+        """Wait until the lane's device can be started on; return what notes that an engine is there.
+
+        Raises:
+            WorkerError: nothing is to be started there.
+        """
+        health, lane = self._starter.health, self._spec.lane
+        if health is None or lane is None:
+            return contextlib.nullcontext()
+        await health.wait_free(lane.device)
+        await health.check_slice(lane.device)
+        return health.engine_on(lane.device.uuid)
 
     def _keyed(self, command: Command) -> Command:
         """Have the engine ask for a key, and bring it; an operator's own stands."""
@@ -177,7 +197,7 @@ class Incarnation:
             pause_s = min(pause_s * 1.5, PROBE_LAST_S)
         with contextlib.suppress(EngineError):  # it need not say
             self.capacity = await self._client.read_capacity()
-        if self.capacity is not None and self._spec.on_cpu:
+        if self.capacity is not None or self._spec.lane is not None:
             await self._starter.calibrate()
         on_ready()
 

@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from transport.client import EngineClient
+from workers.devices.device_health import DeviceHealth
 from workers.engine.incarnation import Incarnation, Starter
 from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
@@ -58,6 +59,7 @@ class Supervisor:
         on_move: Callable[[], None],
         has_suspects: Callable[[], bool],
         calibrate: Callable[[], Awaitable[None]],
+        health: DeviceHealth | None,
     ) -> None:
         self.log = log
         self.running: Incarnation | None = None
@@ -71,6 +73,7 @@ class Supervisor:
             client=client,
             log=self.log,
             calibrate=calibrate,
+            health=health,
         )
         self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
         self._has_suspects = has_suspects

@@ -7,7 +7,8 @@ from typing import Final
 from transport.counters import EngineCounters
 from workers.health.incident import Evidence
 from workers.health.probes import KernelView, Probes
-from workers.policy.liveness import BUSY_CORES, EngineObservations, PrefillPace, RequestObservations
+from workers.policy.liveness import BUSY_CORES, EngineObservations, RequestObservations
+from workers.policy.pace import EnginePace
 from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import RequestId
@@ -78,11 +79,11 @@ class Observations:
         self._may_queue = may_queue  # the server may hold requests back, and tells nothing of it
         self._probes = probes
         self._clock = clock
-        self.speed = PrefillPace()
+        self.pace = EnginePace()
         self.forget()
 
     def __repr__(self) -> str:
-        return f"<Observations counters={self.counters} pace={self.speed}>"
+        return f"<Observations counters={self.counters} pace={self.pace}>"
 
     def forget(self) -> None:
         """Forget all that was of another incarnation; how fast it reads stays."""
@@ -152,7 +153,7 @@ class Observations:
         if progress is None or progress.processed <= max(seen, progress.cached):
             return
         since = max(seen, progress.cached)
-        self.speed = self.speed.seen(tokens=progress.processed - since, seconds=(progress.elapsed_ms - seen_ms) / 1000)
+        self.pace = self.pace.read(tokens=progress.processed - since, seconds=(progress.elapsed_ms - seen_ms) / 1000)
         self._batches[running.id] = progress.processed, progress.elapsed_ms
 
     def note_end(self, running: InFlightRequest) -> None:
@@ -187,13 +188,13 @@ class Observations:
         generation = running.answer.generation
         progress = generation.prompt_progress
         left = (
-            progress.total - progress.processed if progress else running.answer.prompt_chars * self.speed.tokens_a_char
+            progress.total - progress.processed if progress else running.answer.prompt_chars * self.pace.tokens_a_char
         )
         return RequestObservations(
             has_token=generation.first_token_at is not None,
             progress_at=generation.last_progress_at,
             has_begun=generation.begun_at is not None,
-            prefill_left_s=self.speed.seconds_for(max(0.0, left)),
+            prefill_left_s=self.pace.seconds_for(max(0.0, left)),
         )
 
     def evidence(self, running: InFlightRequest) -> Evidence:
@@ -219,17 +220,20 @@ class Observations:
         )
 
     def learn(self, running: InFlightRequest) -> None:
-        """Learn how fast the engine reads from an answer that is complete."""
+        """Learn how fast the engine reads and writes from an answer that is complete."""
         generation = running.answer.generation
         first_at = generation.first_token_at
         if generation.usage is not None and first_at is not None:
             seen_s, timings, usage = first_at - generation.started_at, generation.timings, generation.usage
             # No longer than we have seen ourselves: an engine's clock goes on while the machine sleeps.
-            self.speed = self.speed.learned(
+            self.pace = self.pace.learned(
                 tokens=timings.prompt_tokens if timings else usage.prompt_tokens - usage.cached_tokens,
                 seconds=min(timings.prompt_ms / 1000, seen_s) if timings else seen_s,
                 chars=running.answer.prompt_chars,
                 prompt_tokens=usage.prompt_tokens,
+            )
+            self.pace = self.pace.wrote(
+                tokens=usage.completion_tokens - 1, seconds=generation.last_progress_at - first_at
             )
 
     def _compare(self, counters: EngineCounters) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from workers.devices.memory import DeviceMemory
 from workers.health.probes import KernelView
 from workers.policy.liveness import Verdict
 from workers.process.child import EngineExit
@@ -67,6 +68,9 @@ class Incident:
     kernel: KernelView
     in_flight: tuple[RequestView, ...]
     finding: str | None = None  # what trying the turns that were on it has shown
+    model: str | None = None  # None where an older version kept it
+    device: str | None = None  # of a lane: its UUID, or "cpu"
+    device_memory: DeviceMemory | None = None  # at the last look before
     pools: Mapping[str, int] | None = None  # how many turns waited and ran in all, where the owner counts them
 
 

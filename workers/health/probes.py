@@ -1,11 +1,13 @@
 """What an engine shows of itself beside its answers: counters, a canary, and the kernel's view of it."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from secrets import token_hex
 from typing import Final, Protocol
 
 import anyio
@@ -28,9 +30,8 @@ COMPILERS: Final = frozenset(
     }
 )
 CANARY: Final = (Message(role="user", content="ping"),)
-CALIBRATION_WORDS: Final = 200
 CALIBRATION_S: Final = 10.0
-CALIBRATION: Final = (Message(role="user", content="word " * CALIBRATION_WORDS),)
+WARM_UP_S: Final = 60.0
 logger = logging.getLogger(__name__)
 
 
@@ -72,10 +73,12 @@ class KernelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How long an engine took to read so many tokens of a prompt."""
+    """How long an engine took to read so many tokens of a prompt, and to write so many of an answer after the first."""
 
     tokens: int
     seconds: float
+    answer_tokens: int = 0
+    answer_s: float = 0.0
 
 
 class ProbeResult(StrEnum):
@@ -104,8 +107,11 @@ class Probes(Protocol):
     async def ask_canary(self, limit_s: float) -> CanaryResult:
         """Ask for one token as a turn would, and return what came of it."""
 
-    async def calibrate(self) -> Calibration | None:
+    async def calibrate(self, words: int, answer_tokens: int) -> Calibration | None:
         """Return how long the engine takes for a short prompt, or at least takes; None where it does not tell."""
+
+    async def read_prompt(self, system: str, tools: Sequence[Mapping[str, object]]) -> None:
+        """Have the engine read what stands first in prompts, and keep it, if it does so within a limit."""
 
     async def probe(self) -> ProbeResult:
         """Return what came of one readiness probe."""
@@ -142,23 +148,42 @@ class EngineProbes:
     def __repr__(self) -> str:
         return f"<EngineProbes {self._client!r}>"
 
-    async def calibrate(self) -> Calibration | None:
-        """Ask for one token after a short prompt, where the engine tells how long it has read."""
-        if not self._client.dialect.tells_timings:
-            return None
+    async def calibrate(self, words: int, answer_tokens: int) -> Calibration | None:
+        """Ask for so many tokens after a prompt of so many words that no cache holds."""
         generation = Generation(time.monotonic)
         model, params = self._base()
-        params = {**self._client.dialect.canary_params, **params}
-        asked = ChatRequest(model=model, messages=CALIBRATION, params=params)
+        length = {"max_tokens": answer_tokens, "ignore_eos": True}
+        prompt = f"{token_hex(4)} " + "word " * words
+        asked = ChatRequest(
+            model=model,
+            messages=(Message(role="user", content=prompt),),
+            params={**self._client.dialect.canary_params, **params, **length},
+        )
         with anyio.move_on_after(CALIBRATION_S) as limit:
             try:
                 await self._client.stream(asked, generation)
             except EngineError:
                 return None
         if limit.cancelled_caught:  # it is at most as fast as that
-            return Calibration(tokens=CALIBRATION_WORDS, seconds=CALIBRATION_S)
-        timings = generation.timings
-        return Calibration(tokens=timings.prompt_tokens, seconds=timings.prompt_ms / 1000) if timings else None
+            return Calibration(tokens=words, seconds=CALIBRATION_S)
+        timings, usage, first_at = generation.timings, generation.usage, generation.first_token_at
+        if usage is None or first_at is None:
+            return None
+        seen_s = first_at - generation.started_at
+        return Calibration(
+            tokens=timings.prompt_tokens if timings else usage.prompt_tokens - usage.cached_tokens,
+            seconds=min(timings.prompt_ms / 1000, seen_s) if timings else seen_s,
+            answer_tokens=usage.completion_tokens - 1,
+            answer_s=generation.last_progress_at - first_at,
+        )
+
+    async def read_prompt(self, system: str, tools: Sequence[Mapping[str, object]]) -> None:
+        """Ask for one token after a prompt that begins so."""
+        model, params = self._base()
+        messages = (Message(role="system", content=system), *CANARY)
+        asked = ChatRequest(model=model, messages=messages, params={**params, "max_tokens": 1}, tools=tuple(tools))
+        with anyio.move_on_after(WARM_UP_S), contextlib.suppress(EngineError):
+            await self._client.stream(asked, _Listener())
 
     async def read_counters(self) -> EngineCounters | None:
         """Ask /slots once; older builds hold the answer back for a whole batch, so silence says nothing."""

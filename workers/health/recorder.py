@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from workers.devices.device_health import DeviceHealth
 from workers.engine.incarnation import Incarnation
 from workers.engine.supervisor import Supervisor
 from workers.health.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
@@ -38,8 +39,12 @@ class IncidentRecorder:
         watch: HealthWatch,
         count_pools: Callable[[], Mapping[str, int] | None],
         incidents: Incidents,
+        health: DeviceHealth | None,
     ) -> None:
         self._id = spec.id
+        self._model = spec.name
+        self._device = spec.lane.device.uuid if spec.lane is not None else None
+        self._health = health
         self._supervisor = supervisor
         self._watch = watch
         self._count_pools = count_pools
@@ -86,8 +91,12 @@ class IncidentRecorder:
 
     def _add(self, scene: _Scene, because: str, ended: EngineExit | None) -> None:
         stdout_tail, stderr_tail = map(_fitting, self._supervisor.log.tails(TAIL_LINES, incarnation=scene.incarnation))
+        memory = self._health.memory.get(self._device) if self._health and self._device else None
         incident = Incident(
             worker=self._id,
+            model=self._model,
+            device=self._device,
+            device_memory=memory,
             incarnation=scene.incarnation,
             at=datetime.now(UTC),
             reason=scene.reason,

@@ -91,13 +91,6 @@ class HealthWatch:
         self._overdue_since = None
         self._is_paused = False
 
-    async def calibrate(self) -> None:
-        """Learn how fast the engine reads, where nothing has told: its first prompt may be a long one."""
-        if self.observations.speed.tokens_per_s is None:
-            read = await self._probes.calibrate()
-            if read is not None:
-                self.observations.speed = self.observations.speed.seen(tokens=read.tokens, seconds=read.seconds)
-
     def pause(self) -> None:
         """Expect nothing of the engine: it was told to stand still, and that is bounded elsewhere."""
         self._is_paused = True

@@ -1,20 +1,28 @@
 """Acts out what the placement decides: loads models on lanes when turns want them, and has others leave."""
 
 import logging
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 
+from workers.devices.device_health import LOOK_S, DeviceHealth
+from workers.engine.start_gate import StartGate
 from workers.lanes.lane_workers import LaneWorkers
+from workers.lanes.memory_use import MemoryUse
+from workers.lanes.sleep import Sleep, can_sleep, is_as_wanted, is_asleep
 from workers.notifier import Notifier
 from workers.policy.heat import Heat
 from workers.policy.placement import (
     AssignLane,
     LanePhase,
+    LaneView,
     LeaveLane,
     LoadModel,
     ModelDemand,
@@ -28,6 +36,7 @@ from workers.states import PASSING, Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
 FOR_EVER: Final = float("inf")
+REMEMBERED: Final = 100  # swaps
 logger = logging.getLogger(__name__)
 
 
@@ -40,12 +49,15 @@ class Swap:
     left: str | None
     because: str
     seconds: float
+    number: int  # from 1
+    at: datetime  # when it was loaded
 
 
 class LanePool:
     """The lanes of a machine; the only one that starts and ends engines on them. ``run`` must be running.
 
     ``is_changed`` tells of an engine that it is needed though no turn is on it: its weights are being kept, say.
+    ``health`` looks after the devices, where they can be looked at.
     """
 
     def __init__(
@@ -53,7 +65,12 @@ class LanePool:
         rule: SwapRule = SwapRule.FAIR,
         on_swap: Callable[[Swap], None] = lambda _swap: None,
         is_changed: Callable[[SupervisedWorker], bool] = lambda _worker: False,
+        health: DeviceHealth | None = None,
     ) -> None:
+        self.health = health
+        if health is not None:
+            health.on_mark = lambda: self._changed.notify()  # noqa: PLW0108 - there is none yet
+        self.memory_use = MemoryUse(health) if health is not None else None
         self._is_changed = is_changed
         self._lanes: dict[str, LaneWorkers] = {}
         self.hints: dict[str, str] = {}  # of models: the lane that they are loaded on first
@@ -65,7 +82,10 @@ class LanePool:
         self._unserved_since: dict[str, float] = {}
         self._reasons: dict[str, tuple[str, str | None]] = {}  # of a lane: why a model comes, and who leaves for it
         self._heat = Heat()
+        self._sleep: Sleep | None = None  # while it runs
+        self._tasks: TaskGroup | None = None
         self._on_swap = on_swap
+        self.swaps: deque[Swap] = deque(maxlen=REMEMBERED)  # the newest
         self._changed = Notifier()
         self._is_closing = False
 
@@ -111,13 +131,31 @@ class LanePool:
     def has_room(self, model: str) -> bool:
         """Whether a lane could hold a model."""
         now = time.monotonic()
-        return any(lane.may_hold(model) and lane.barred.get(model, 0.0) <= now for lane in self.lanes)
+        return any(
+            lane.may_hold(model) and lane.barred.get(model, 0.0) <= now and self.mark_of(lane) is None
+            for lane in self.lanes
+        )
+
+    def mark_of(self, lane: LaneWorkers) -> str | None:
+        """Return why the device of a lane is left alone; None where it is not."""
+        mark = self.health.mark_of(lane.lane.device) if self.health is not None else None
+        return None if mark is None else f"{lane.lane.device.uuid} is left alone: {mark.because}"
+
+    def forgive(self, worker_id: str) -> None:
+        """Use the device of a lane again, which was left alone: an operator has seen to it."""
+        lane = self.find(worker_id)
+        if lane is not None and self.health is not None:
+            self.health.forgive(lane.lane.device)
 
     def trouble_of(self, model: str) -> str:
         """Return what the turns of a model wait for that is not loaded."""
         if not self.has_room(model):
-            failed = [lane.workers[model] for lane in self.lanes if model in lane.barred]
-            causes = "; ".join(f"{worker.spec.id}: {worker.because}" for worker in failed)
+            failed = [lane for lane in self.lanes if model in lane.barred or self.mark_of(lane) is not None]
+            causes = "; ".join(
+                f"{lane.lane.id}: {self.mark_of(lane) or lane.workers[model].because}"
+                for lane in failed
+                if model in lane.workers
+            )
             return f"{model} has failed on every lane that could hold it: {causes}"
         coming = [lane for lane in self.lanes if model in {lane.next, lane.resident}]
         if coming:
@@ -151,6 +189,10 @@ class LanePool:
     def take_change(self, worker: SupervisedWorker) -> None:
         """Note that a worker of a lane has changed."""
         lane = self.find(worker.spec.id)
+        has_ended = worker.is_coming or worker.state is WorkerState.FAILED
+        if lane is not None and Hold.ASLEEP in worker.holds and has_ended:
+            worker.stop_nowait("its engine has ended while it slept")  # it is loaded when turns want it
+            return
         if lane is None or lane.current is not worker:
             return
         if worker.state is WorkerState.READY:
@@ -165,26 +207,56 @@ class LanePool:
 
     def _tell_swap(self, lane: LaneWorkers) -> None:
         model = lane.current.spec.name
-        seconds = time.monotonic() - lane.loading_since
-        lane.loading_since, lane.used_at = 0.0, time.monotonic()
+        lane.last_load = lane.loading_since, time.monotonic()
+        seconds = lane.last_load[1] - lane.last_load[0]
+        lane.loading_since, lane.used_at = 0.0, lane.last_load[1]
         lane.idle_since = lane.used_at
         lane.loads_s[model] = seconds
         lane.swaps += 1
         because, left = self._reasons.pop(lane.lane.id, ("", None))
-        swap = Swap(lane=lane.lane.id, model=model, left=left, because=because, seconds=seconds)
+        number = self.swaps[-1].number + 1 if self.swaps else 1
+        swap = Swap(
+            lane=lane.lane.id,
+            model=model,
+            left=left,
+            because=because,
+            seconds=seconds,
+            number=number,
+            at=datetime.now(UTC),
+        )
+        self.swaps.append(swap)
         logger.info("%s: %s is loaded in %.1f s: %s", swap.lane, model, seconds, because)
         self._on_swap(swap)
 
     # Acting
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Place models until cancelled."""
-        task_status.started()
-        while not self._is_closing:
-            changed = self._changed.next  # what follows changes states itself
-            look = self._place()
-            with anyio.move_on_after(None if look is None else max(0.0, look - time.monotonic())):
-                await changed.wait()
+    async def run(
+        self, gate: StartGate | None = None, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Place models until cancelled; ``gate`` is what the workers start through."""
+        self._sleep = Sleep(gate or StartGate(), os.environ, self.health)
+        async with anyio.create_task_group() as self._tasks:
+            task_status.started()
+            while not self._is_closing:
+                changed = self._changed.next  # what follows changes states itself
+                look = self._place()
+                with anyio.move_on_after(None if look is None else max(0.0, look - time.monotonic())):
+                    await changed.wait()
+            self._tasks.cancel_scope.cancel()
+
+    async def look_after_devices(self) -> None:
+        """Look at the devices, and at what engines take of them, until cancelled."""
+        if self.health is None or self.memory_use is None:
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.health.run)
+            while True:
+                await self.memory_use.look(self.lanes)
+                await anyio.sleep(LOOK_S)
+
+    async def wait_change(self) -> None:
+        """Return after the next change of a lane, or of what waits for one."""
+        await self._changed.wait()
 
     def close(self) -> None:
         """Load nothing more."""
@@ -195,16 +267,20 @@ class LanePool:
         """Do what is to be done; return when to look again though nothing happens."""
         now = time.monotonic()
         models = self._demand(now)
-        views = [lane.view(now, is_changed=self._is_changed(lane.current)) for lane in self.lanes]
+        views = [self._view(lane, now) for lane in self.lanes]
         for action in self._placement.decide(views, models, now):
             self._act(action)
         for lane in self.lanes:
             self._go_on(lane)
-        views = [lane.view(now, is_changed=self._is_changed(lane.current)) for lane in self.lanes]
+        views = [self._view(lane, now) for lane in self.lanes]
         looks = [self._placement.next_look(views, models, now)]
         looks += [min((until for lane in self.lanes for until in lane.barred.values() if until > now), default=None)]
         known = [look for look in looks if look is not None and look != FOR_EVER]
         return min(known, default=None)
+
+    def _view(self, lane: LaneWorkers, now: float) -> LaneView:
+        view = lane.view(now, is_changed=self._is_changed(lane.current))
+        return view if self.mark_of(lane) is None else replace(view, is_held=True)
 
     def _demand(self, now: float) -> list[ModelDemand]:
         there = {lane.next or lane.resident for lane in self.lanes}
@@ -218,7 +294,7 @@ class LanePool:
             demands.append(
                 ModelDemand(
                     name=name,
-                    need_mib=spec.need_mib,
+                    need_mib=spec.need_mib if self.memory_use is None else self.memory_use.need_mib(spec),
                     is_pinned=spec.pin,
                     keep_s=spec.keep_s,
                     waiting=waiting.count,
@@ -244,12 +320,39 @@ class LanePool:
                 self._load(lane, action.model)
 
     def _load(self, lane: LaneWorkers, model: str) -> None:
-        after = lane.current.incarnation
+        after = max(worker.incarnation for worker in lane)  # whoever sleeps has kept its number
         lane.current, lane.next = lane.workers[model], None
         lane.loading_since = time.monotonic()
         because, left = self._reasons.get(lane.lane.id, ("a turn of it waits", None))
         logger.info("%s: loading %s%s: %s", lane.lane.id, model, f" in place of {left}" if left else "", because)
-        lane.current.start_nowait(f"{model}: {because}", after=after)
+        if not is_asleep(lane.current):
+            lane.current.start_nowait(f"{model}: {because}", after=after)
+        elif is_as_wanted(lane.current) and self._tasks is not None:
+            lane.turning = lane.current
+            self._tasks.start_soon(self._wake, lane, lane.current)
+        else:  # its weights or adapters are not the model's any more
+            lane.current.stop_nowait(f"{model} was changed while it slept")
+            lane.current.start_nowait(f"{model}: {because}", after=after)
+
+    async def _wake(self, lane: LaneWorkers, worker: SupervisedWorker) -> None:
+        assert self._sleep is not None  # noqa: S101 - the pool runs
+        is_awake = await self._sleep.wake(worker)
+        lane.end_turning(worker)
+        if is_awake and is_as_wanted(worker):
+            worker.resume_nowait(f"{worker.spec.name} has woken", Hold.ASLEEP)
+        elif is_asleep(worker):  # and is started, if its turns still wait
+            worker.stop_nowait(f"{worker.spec.name} {'was changed while it woke' if is_awake else 'did not wake'}")
+        self._changed.notify()
+
+    async def _lull(self, lane: LaneWorkers, worker: SupervisedWorker) -> None:
+        assert self._sleep is not None  # noqa: S101 - the pool runs
+        because = f"{lane.next} wants its place" if lane.next else "its lane is left"
+        worker.drain_nowait(because, Hold.ASLEEP)  # from here on nothing else is asked of it
+        is_sleeping = await self._sleep.put(worker)
+        lane.end_turning(worker)
+        if is_sleeping:  # else its lane goes on with its end
+            worker.resume_nowait(because, Hold.SWAP)
+        self._changed.notify()
 
     def _go_on(self, lane: LaneWorkers) -> None:
         """End the engine of a lane that is being left, once no turn is on it."""
@@ -261,5 +364,12 @@ class LanePool:
         has_given_up = worker.state is WorkerState.FAILED
         if has_given_up:
             worker.stop_nowait(worker.because)  # the cause is what its turns are told
+        elif lane.phase is LanePhase.BROKEN and (mark := self.mark_of(lane)) is not None:
+            worker.stop_nowait(mark)
+        elif lane.is_turning:
+            pass
+        elif is_left and worker.holds == {Hold.SWAP} and can_sleep(worker.spec) and self._tasks is not None:
+            lane.turning = worker
+            self._tasks.start_soon(self._lull, lane, worker)
         elif is_left or (lane.phase is LanePhase.BROKEN and lane.next is not None):
             worker.stop_nowait(f"{lane.next} wants its place" if lane.next else "its lane is left")

@@ -2,14 +2,15 @@
 
 The life of a lane: empty; loading, when ``LanePool`` starts the engine of a model there; ready, while its turns run;
 leaving, when it takes nothing new because another model wants the place or because it was idle; and empty again, once
-its engine's tree is gone. An engine that breaks is started again by its own supervisor, as everywhere, unless another
-model takes the lane meanwhile; one that gives up leaves the lane to others.
+its engine's tree is gone or sleeps. An engine that breaks is started again by its own supervisor, as everywhere, unless
+another model takes the lane meanwhile; one that gives up leaves the lane to others.
 """
 
 import time
 from collections.abc import Iterator, Mapping
 
 from workers.devices.layout import Lane
+from workers.lanes.sleep import is_asleep
 from workers.policy.placement import LanePhase, LaneView
 from workers.states import PASSING, Hold, WorkerState
 from workers.supervised import SupervisedWorker
@@ -35,7 +36,9 @@ class LaneWorkers:
         self.used_at = 0.0  # when a turn last started, in monotonic seconds
         self.idle_since = 0.0  # when the last one ended
         self.loading_since = 0.0
+        self.last_load = (0.0, 0.0)  # when it began and ended
         self.swaps = 0
+        self.turning: SupervisedWorker | None = None  # whose engine is falling asleep, or waking
         self.loads_s: dict[str, float] = {}  # how long each model's last load took
         self.barred: dict[str, float] = {}  # models that gave up there, and until when
 
@@ -57,11 +60,23 @@ class LaneWorkers:
     def phase(self) -> LanePhase:
         """What its engine does."""
         worker = self.current
-        if worker.state is WorkerState.STOPPING and worker.is_coming:
-            return LanePhase.LOADING
         if worker.state is WorkerState.DRAINING and Hold.SWAP in worker.holds:
             return LanePhase.LEAVING
+        if is_asleep(worker):
+            return LanePhase.LOADING if self.is_turning else LanePhase.EMPTY
+        if worker.state is WorkerState.STOPPING and worker.is_coming:
+            return LanePhase.LOADING
         return _PHASES[worker.state]
+
+    @property
+    def is_turning(self) -> bool:
+        """Whether its engine is falling asleep, or waking."""
+        return self.turning is self.current
+
+    def end_turning(self, worker: SupervisedWorker) -> None:
+        """Note that a worker's engine sleeps, or is awake, or neither; the lane may be another's by now."""
+        if self.turning is worker:
+            self.turning = None
 
     @property
     def resident(self) -> str | None:

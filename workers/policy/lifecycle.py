@@ -227,7 +227,7 @@ def decide(now: Lifecycle, event: Event, at: float, limits: LifecycleLimits) -> 
 def _asked(now: Lifecycle, event: Request, limits: LifecycleLimits) -> Decision:
     match event:
         case StartRequested():
-            free = replace(now, holds=now.holds - {Hold.OPERATOR, Hold.SWAP})
+            free = replace(now, holds=now.holds - {Hold.OPERATOR, Hold.SWAP, Hold.ASLEEP})
             is_down = now.state in {WorkerState.STOPPED, WorkerState.FAILED}
             return _start(
                 replace(free, incarnation=max(now.incarnation, event.after)) if is_down else free, event.because

@@ -17,16 +17,12 @@ A limit counts from the last progress. So nothing weak ever saves or condemns fo
 
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
 from typing import Final
 
 QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
 QUIET_MAX_S: Final = 5.0
 BUSY_FRESH_S: Final = 10.0  # several looks: one of them may come late
 BUSY_CORES: Final = 0.25  # that a tree spends while it computes, on a machine that others use; an idle one spends 0.05
-PACE_PROMPTS: Final = 5
-PACE_MIN_TOKENS: Final = 64  # shorter prompts tell more of overheads than of the rate
-TOKENS_A_CHAR: Final = 0.5  # until the engine has told: high for English, right for code and CJK
 
 
 class Verdict(StrEnum):
@@ -162,33 +158,3 @@ def _stall_scope(request: RequestObservations, engine: EngineObservations, now: 
     if is_fresh(engine.unexplained_at) or (not request.has_token and is_fresh(engine.prefilling_at)):
         return None  # it may be served where we cannot see it, or another's prompt is read before its own
     return Scope.REQUEST if is_fresh(engine.others_at) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillPace:
-    """How fast an engine reads prompts, as measured: tokens a second, and tokens a character of prompt."""
-
-    rates: tuple[float, ...] = ()  # tokens a second, of the newest prompts
-    tokens_a_char: float = TOKENS_A_CHAR
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """The rate that half of the newest prompts were read faster than; one that is far off changes little."""
-        return median(self.rates) if self.rates else None
-
-    def learned(self, *, tokens: int, seconds: float, chars: int, prompt_tokens: int) -> "PrefillPace":
-        """Return the pace after one more prompt, of which ``tokens`` were computed and the rest came from a cache."""
-        density = prompt_tokens / chars if chars and prompt_tokens >= PACE_MIN_TOKENS else self.tokens_a_char
-        if tokens < PACE_MIN_TOKENS or seconds <= 0:
-            return PrefillPace(rates=self.rates, tokens_a_char=density)
-        return PrefillPace(rates=(*self.rates, tokens / seconds)[-PACE_PROMPTS:], tokens_a_char=density)
-
-    def seen(self, *, tokens: int, seconds: float) -> "PrefillPace":
-        """Return the pace after one more batch of a prompt that is still being read."""
-        if tokens < PACE_MIN_TOKENS or seconds <= 0:
-            return self
-        return PrefillPace(rates=(*self.rates, tokens / seconds)[-PACE_PROMPTS:], tokens_a_char=self.tokens_a_char)
-
-    def seconds_for(self, tokens: float) -> float:
-        """Return how long so many tokens of a prompt should take; 0 where nothing was measured."""
-        return tokens / self.tokens_per_s if self.tokens_per_s else 0.0

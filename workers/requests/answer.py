@@ -6,6 +6,7 @@ from enum import StrEnum
 from anyio import CancelScope
 
 from transport.events import Usage
+from transport.request import Thought
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
@@ -40,8 +41,10 @@ class Answer:
         self.iterations_used = 0
         self.exchanges: list[ToolExchange] = []  # of messages with calls, as they stand in the prompt that followed
         self.constrained_by: str | None = None  # the parameter that held the newest generation to what was asked for
+        self.thought = Thought.NONE  # what could stand before what it was held to
         self.first_version: int | None = None  # of the weights that its first token was made with
         self.last_version: int | None = None  # and its last
+        self.predicted_ms: float | None = None  # what it should have taken, once it is complete
         self.deadline: CancelScope | None = None  # in which it is asked for
 
     def __repr__(self) -> str:
@@ -111,6 +114,14 @@ class Answer:
     def output_tokens(self) -> int:
         """How many pieces of answers have come: about as many as tokens."""
         return sum(each.output_tokens for each in self._generations)
+
+    @property
+    def tools_s(self) -> float:
+        """How long its tools ran; those of one message run beside each other."""
+        longest: dict[int, float] = {}
+        for call in self.tool_calls:
+            longest[call.iteration] = max(longest.get(call.iteration, 0.0), call.duration_s)
+        return sum(longest.values())
 
     @property
     def started_at(self) -> float:

@@ -3,7 +3,7 @@
 The only place where the wire's errors become outcomes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -11,7 +11,7 @@ import anyio
 
 from transport.client import EngineClient
 from transport.errors import ContextOverflow, EngineError, EngineOverloaded, EngineRejected
-from transport.request import ChatRequest, Constraint, ToolCall
+from transport.request import ChatRequest, Constraint, Thought, ToolCall
 from workers.errors import AdapterUnknown
 from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.repetition import RepetitionLimits
@@ -34,6 +34,7 @@ class RequestSettings:
     bios: BiosWords  # of requests that bring none of their own
     context: str
     constrain: Callable[[Constraint], Mapping[str, object] | None]
+    thought: Callable[[Mapping[str, object]], Awaitable[Thought]]  # what the model puts before an answer by itself
     tool_limits: ToolLimits
     runner: ToolRunner | None
     repetition: RepetitionLimits
@@ -111,7 +112,7 @@ class ToolLoop:
         chat = ChatRequest(
             model=model,
             messages=render_messages(self._request, self._frame, self._budget, self._answer.exchanges),
-            params={**self._params(is_constrained=is_constrained), **params},
+            params={**await self._params(is_constrained=is_constrained), **params},
             tools=self._documents,
             cache_scope=self._manner.cache_scope(),
             is_watched=self._request.is_watched,
@@ -123,7 +124,7 @@ class ToolLoop:
         loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
         return outcome if loop is None else loop_failure(loop)
 
-    def _params(self, *, is_constrained: bool) -> dict[str, object]:
+    async def _params(self, *, is_constrained: bool) -> dict[str, object]:
         """Return the caller's parameters, with those that constrain only where nothing but an answer is expected."""
         params = dict(self._request.params)
         demand = self._request.demand
@@ -131,7 +132,7 @@ class ToolLoop:
         if demand is None:
             return params
         if demand.constraint is not None:
-            own = self._manner.constrain(demand.constraint) or {}
+            own = self._manner.constrain(await self._after_thought(demand, params)) or {} if is_constrained else {}
         else:
             own = {name: params.pop(name) for name in CONSTRAINTS & params.keys()}
         if is_constrained and own:
@@ -140,6 +141,25 @@ class ToolLoop:
             if self._documents:
                 params["tool_choice"] = "none"  # engines take no grammar beside tools that may be called
         return params
+
+    async def _after_thought(self, demand: Demand, params: Mapping[str, object]) -> Constraint:
+        """Return the constraint of an answer, behind the thought that its model begins with by itself.
+
+        A retry answers at once: the thought before it may have left no room for an answer. A thought that the prompt
+        begins has to end first, since llama.cpp takes all before that end for the thought. A schema leaves thoughts
+        free by itself: llama.cpp makes a grammar of it that knows the template.
+        """
+        constraint = demand.constraint
+        assert constraint is not None  # noqa: S101 - the caller has looked
+        self._answer.thought = constraint.thought
+        if constraint.json_schema is not None:
+            return constraint
+        own = await self._manner.thought(params)
+        if demand.at_once:
+            own = Thought.ENDED if own is Thought.OPEN else Thought.NONE
+        if own is not Thought.NONE:
+            self._answer.thought = own
+        return replace(constraint, thought=self._answer.thought)
 
     @property
     def _documents(self) -> tuple[Mapping[str, object], ...]:
@@ -152,7 +172,8 @@ class ToolLoop:
         names = {*self._tools, *self._exit_names}
         fallback = fallback_of(self._request, self._budget) if names else None
         reading = read_message(generation.text, generation.tool_call_fragments, fallback, names)
-        self._answer.take_words(reading.text)
+        is_after_thought = self._answer.constrained_by is not None and self._answer.thought is not Thought.NONE
+        self._answer.take_words(reading.text.lstrip() if is_after_thought else reading.text)
         self._answer.signals += [signal_of(call) for call in reading.calls if call.name in self._exit_names]
         return reading
 

@@ -195,6 +195,10 @@ class ModelWeights:
                 "there is no group" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
             )
             raise GroupMissing(f"model {self.name}: no group with a trainer ({detail}); make it with weights/init")
+        for name in group.members:
+            if not self.workers[name].is_serving:  # no change of its state tells that
+                group.fail(f"{name} sleeps")
+                raise GroupMissing(f"model {self.name}: {name} sleeps, and is in the trainer's group; make it again")
         for worker in self._serving():
             if not group.has(worker.spec.id, worker.incarnation):
                 group.fail(f"{worker.spec.id} is not in it")

@@ -104,7 +104,11 @@ class SchedulingCore:
         match event:
             case WorkerReady():
                 self._lost.pop(event.model, None)
-                self._in_flight.open(event.worker, event.model, event.slots)
+                self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
+                if event.kv_tokens is not None:
+                    self._dispatcher.room.note_budget(event.most_answer)
+                if event.read_s is not None:
+                    self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
             case WorkerNotReady():
                 model = self._in_flight.close(event.worker, returns=event.returns)
@@ -254,6 +258,7 @@ class SchedulingCore:
 
     def _drop(self, conversation: LiveConversation, key: TurnKey) -> None:
         conversation.open.discard(key)
+        self._dispatcher.room.forget_turn(key)
         self._ready.discard(key, conversation.model(key))
 
     def _settle(self, conversation: LiveConversation) -> Iterator[Action]:
@@ -287,11 +292,13 @@ class SchedulingCore:
     ) -> Iterator[Action]:
         live = conversation.live
         live.end_conversation(conversation)
+        self._dispatcher.room.forget_conversation(live.job.id, conversation.definition.id)
         yield ending
         if live.conversations:
             self._tell_load(live)
             return
         del self._jobs[live.job.id]
+        self._dispatcher.room.forget_job(live.job.id, live.places)
         self._ready.note_load(live.job.id, live.backlog, has_ended=True)
         yield JobEnded(job_id=live.job.id)
 
@@ -312,6 +319,8 @@ class SchedulingCore:
         if isinstance(event, TurnCompleted):
             tokens = event.reading.context_tokens if event.reading else 0
             conversation.note_cache(place.agent, CacheLocation(worker=worker, tokens=tokens))
+            agent = live.job.agents[place.agent]
+            self._dispatcher.room.learn(key, agent, conversation.definition, event.reading)
             if event.seconds is not None:
                 self._dispatcher.learn(conversation.model(key), event.seconds, event.reading)
                 self._estimates.learn(conversation.model(key), key.agent_id, event.seconds)

@@ -6,6 +6,7 @@ from typing import Final
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.trials import Trials
+from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, DeferTurn, StartTurn
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
@@ -26,6 +27,7 @@ class Dispatcher:
         self._in_flight = in_flight
         self._shifts = Shifts()
         self._speeds = SpeedEstimates()
+        self._room = RoomKeeper(in_flight)
         self._trials = Trials(ready, in_flight)
 
     def __repr__(self) -> str:
@@ -35,14 +37,27 @@ class Dispatcher:
         """Learn what turns of a model take."""
         self._speeds.learn(model, seconds, reading)
 
+    @property
+    def room(self) -> RoomKeeper:
+        """What turns take of KV caches."""
+        return self._room
+
+    def note_pace(self, model: str, read_s: float) -> None:
+        """Take what a token of a prompt takes an engine that has just started, where no turn has told."""
+        self._speeds.note_pace(model, read_s)
+
     def start_all(self) -> Iterator[Action]:
         """Start turns until no slot is free that one of them may have."""
         yield from self._start_trials()
         for model, ready in self._ready.queues.items():
             while ready.has_front and self._in_flight.has_free(model):
                 turn = ready.pop()
-                if not self._is_cancelled(turn):
-                    yield from self._start(model, turn)
+                if self._is_cancelled(turn):
+                    continue
+                if not self._has_room(model, turn):
+                    ready.push_back(turn)
+                    break
+                yield from self._start(model, turn)
         yield from self._start_held()
         for model, ready in self._ready.queues.items():
             yield from self._start_ready(model, ready)
@@ -56,11 +71,11 @@ class Dispatcher:
         if isinstance(ready, GroupedQueue):
             yield from self._start_grouped(model, ready)
             return
-        passed_over = 0
+        passed_over, lacking = 0, list[ReadyTurn]()
         while ready and self._in_flight.has_free(model):
             if passed_over == PASSED_AT_ONCE:
                 yield ContinueDispatch()
-                return
+                break
             first = self._first_in_line(ready.pop(), model, ready)
             if self._is_cancelled(first):
                 passed_over += 1
@@ -69,11 +84,30 @@ class Dispatcher:
                 passed_over += 1
                 self._ready.suspect(first, model, Trial.LAST)
                 continue
+            if not self._has_room(model, first):
+                lacking.append(first)
+                if not self._room.may_pass(first.key, len(lacking)):
+                    break
+                continue
             hold = self._hold(model, first)
             if hold is not None:
                 yield hold
             else:
+                self._room.note_passed(lacking)
                 yield from self._start(model, first)
+        for turn in reversed(lacking):
+            self._conversation(turn.key).back_in_line(turn, model)
+            ready.push_back(turn)
+
+    def _has_room(self, model: str, turn: ReadyTurn) -> bool:
+        return not self._room.is_bounded or self._in_flight.best(model, need=self._need(turn.key)) is not None
+
+    def _need(self, key: TurnKey) -> int:
+        if not self._room.is_bounded:
+            return 0
+        conversation = self._conversation(key)
+        agent = conversation.live.job.agents[conversation.live.places[key.agent_id]]
+        return self._room.need(key, agent, conversation.definition)
 
     def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
         for worker in self._in_flight.with_room(model):
@@ -82,6 +116,10 @@ class Dispatcher:
                 first = self._first_in_line(turn, model, ready)
                 if self._is_to_be_tried(first):
                     self._ready.suspect(first, model, Trial.LAST)
+                elif not self._in_flight.kv.fits(worker, self._need(first.key)):
+                    self._conversation(first.key).back_in_line(first, model)
+                    ready.push(first)
+                    break
                 elif not self._is_cancelled(first):
                     yield from self._start(model, first, worker=worker)
 
@@ -107,6 +145,8 @@ class Dispatcher:
         """Start those whose worker has a slot for them now."""
         for worker in self._ready.held.workers:
             for turn in self._ready.held.all_for(worker)[: self._in_flight.offer(worker)[0]]:
+                if not self._in_flight.kv.fits(worker, self._need(turn.key)):
+                    break
                 self._ready.held.discard(turn.key)
                 yield from self._start(self._conversation(turn.key).model(turn.key), turn)
 
@@ -132,9 +172,11 @@ class Dispatcher:
         key = turn.key
         conversation = self._conversation(key)
         cached = conversation.cached(turn.agent_order)
-        worker = worker or self._in_flight.best(model, cached.worker if cached else None)
+        need = self._need(key)
+        worker = worker or self._in_flight.best(model, cached.worker if cached else None, need)
         assert worker is not None  # noqa: S101 - the dispatcher has looked
-        self._in_flight.add(key, worker, is_suspect=is_suspect)
+        self._in_flight.add(key, worker, need, is_suspect=is_suspect)
+        self._room.note_start(key)
         if not is_suspect:
             self._trials.note_start(model)
         self._ready.count_out(key)

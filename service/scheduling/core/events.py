@@ -34,11 +34,18 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker's slots may be used."""
+    """A worker's slots may be used; ``read_s`` is what a token of a prompt takes its engine, where that is known.
+
+    ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then ``most_answer`` bounds an
+    answer, in tokens, where its agent does not.
+    """
 
     worker: str
     model: str
     slots: int
+    read_s: float | None = None
+    kv_tokens: int | None = None
+    most_answer: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from service.conversations.job import JobId, TurnKey
+from service.scheduling.core.capacity.kv_budgets import KvBudgets
 
 
 class InFlightPool:
@@ -16,6 +17,7 @@ class InFlightPool:
         self._reserved: dict[str, str] = {}  # of a model: the worker that tries suspects, and takes nothing else
         self._trials: dict[str, TurnKey] = {}  # who is being tried on a worker
         self.by_job: Counter[JobId] = Counter()
+        self.kv = KvBudgets()
 
     def __repr__(self) -> str:
         return f"<InFlightPool {self._slots} taken={self._taken}>"
@@ -34,8 +36,9 @@ class InFlightPool:
             return []
         return list(dict.fromkeys(key.conversation_id for key in self._workers if key.job_id == job_id))
 
-    def open(self, worker: str, model: str, slots: int) -> None:
-        """Offer a worker's slots."""
+    def open(self, worker: str, model: str, slots: int, kv_tokens: int | None = None) -> None:
+        """Offer a worker's slots, as far as there is room in its KV cache."""
+        self.kv.open(worker, kv_tokens)
         self._slots[worker] = (model, slots)
         self._coming.pop(worker, None)
 
@@ -116,16 +119,19 @@ class InFlightPool:
         """Whether any slot of a model is free."""
         return any(free > 0 for free, _ in self._free_by_worker(model))
 
-    def best(self, model: str, cached: str | None = None) -> str | None:
+    def best(self, model: str, cached: str | None = None, need: int = 0) -> str | None:
         """Return the worker for a turn: ``cached``, whose cache holds its prompt, else that with the most free slots.
 
-        None where no slot is free.
+        None where no slot is free that has room for ``need`` tokens.
         """
-        offers = [(free, worker) for free, worker in self._free_by_worker(model) if free > 0]
+        free_slots = self._free_by_worker(model)
+        offers = [(free, worker) for free, worker in free_slots if free > 0 and self.kv.fits(worker, need)]
         return max(offers, key=lambda offer: (offer[1] == cached, offer[0]), default=(0, None))[1]
 
-    def add(self, key: TurnKey, worker: str, *, is_suspect: bool = False) -> None:
-        """Put a turn on a slot."""
+    def add(self, key: TurnKey, worker: str, need: int = 0, *, is_suspect: bool = False) -> None:
+        """Put a turn on a slot, with ``need`` tokens of the KV cache."""
+        if self.kv.budget(worker) is not None:
+            self.kv.reserve(worker, key, need)
         if is_suspect:
             self._trials[worker] = key
         self._workers[key] = worker
@@ -138,6 +144,7 @@ class InFlightPool:
         if worker is None:
             return None
         self._taken[worker] -= 1
+        self.kv.release(worker, key)
         self.by_job[key.job_id] -= 1
         if not self.by_job[key.job_id]:
             del self.by_job[key.job_id]

@@ -162,6 +162,11 @@ class LiveConversation:
                 self._lines = {}
             self._lines.setdefault((model, turn.signature), deque()).append(turn)
 
+    def back_in_line(self, turn: ReadyTurn, model: str) -> None:
+        """Note that the first in line goes on waiting."""
+        if self._lines is not None and not turn.is_front:
+            self._lines.setdefault((model, turn.signature), deque()).appendleft(turn)
+
     def in_line(self, turn: ReadyTurn, model: str, place: int) -> ReadyTurn:
         """Return who would start with the n-th place of this conversation among the ready turns of a model."""
         line = self._lines.get((model, turn.signature)) if self._lines is not None else None

@@ -69,6 +69,10 @@ class PoolsView:
         """Count the slots of a model's ready workers."""
         return self._in_flight.total(model)
 
+    def reserved(self, worker: str) -> int:
+        """Return how many tokens of a worker's KV cache the turns on it have reserved."""
+        return self._in_flight.kv.reserved(worker)
+
     def held_for(self, key: TurnKey) -> str | None:
         """Return the worker that a ready turn waits for though another has a free slot."""
         return self._ready.held.worker_of(key)

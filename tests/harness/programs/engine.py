@@ -17,6 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+CALIBRATION = re.compile(r"[0-9a-f]{8} (word )+")
+TEMPLATES = {"first": "<think>", "maybe": "{% if not enable_thinking %}<think></think>{% endif %}", "never": ""}
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -59,6 +62,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=4, help="slots; a request beyond them waits without a byte")
     parser.add_argument("--props-slots", type=int, help="tell so many slots in GET /props; otherwise there is none")
     parser.add_argument("--no-slots", action="store_true", help="know no GET /slots")
+    parser.add_argument(
+        "--thinks",
+        choices=list(TEMPLATES),
+        help="know POST /apply-template, and a template that begins a thought, leaves it to the model, or has none",
+    )
     parser.add_argument("--script", type=Path, help="answer the n-th request with the n-th entry of this JSON list")
     parser.add_argument("--never-ready", action="store_true", help="load for ever")
     parser.add_argument("--mute", action="store_true", help="accept requests and never answer")
@@ -136,8 +144,11 @@ class Engine:
             _send(writer, 200, b'{"object": "list", "data": []}')
         elif path == "/slots" and not options.no_slots:
             _send(writer, 200, json.dumps(self.slots).encode())
-        elif path == "/props" and options.props_slots:
-            _send(writer, 200, json.dumps({"total_slots": options.props_slots}).encode())
+        elif path == "/props" and (options.props_slots or options.thinks):
+            props = {"total_slots": options.props_slots, "chat_template": TEMPLATES.get(options.thinks, "")}
+            _send(writer, 200, json.dumps(props).encode())
+        elif path == "/apply-template" and options.thinks:
+            _send(writer, 200, json.dumps({"prompt": self._render(json.loads(body))}).encode())
         elif path != "/v1/chat/completions":
             _send(writer, 404, b"{}")
         elif options.reject and self._may_reject(body):
@@ -159,6 +170,8 @@ class Engine:
         is_muted = options.mute_on is not None and options.mute_on in json.dumps(request["messages"])
         if options.mute or is_muted or self.is_wedged:
             await asyncio.Event().wait()
+        if CALIBRATION.fullmatch(str(request["messages"][-1]["content"])):
+            return await self._show_pace(request, writer)
         self.asked += 1
         if self._must_break() and self._break():
             return _send(writer, 500, options.reject_body.encode())
@@ -178,13 +191,24 @@ class Engine:
             finally:
                 slot["is_processing"] = False
 
+    async def _show_pace(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Answer what measures an engine, which is nobody's request: it is not recorded, and no fault comes of it."""
+        options, tokens = self.options, int(request["max_tokens"])
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        await asyncio.sleep(options.prefill)
+        for number in range(tokens):
+            _event(writer, {"choices": [{"index": 0, "delta": {"content": f"word{number} "}}]})
+            await writer.drain()
+            await asyncio.sleep(options.interval)
+        _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+        usage = {"prompt_tokens": len(request["messages"][-1]["content"].split()), "completion_tokens": tokens}
+        _event(writer, {"choices": [], "usage": usage})
+        writer.write(b"data: [DONE]\n\n")
+
     async def _stream(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
         options = self.options
         self.requests += 1
-        if options.record:
-            entry = {"at": time.time(), "pid": os.getpid(), "request": request}
-            with options.record.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+        self._record(request)
         if options.die_on and options.die_on in json.dumps(request["messages"]) and self._may_die():
             os._exit(1)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
@@ -208,6 +232,19 @@ class Engine:
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
         _event(writer, {"choices": [], "usage": usage})
         writer.write(b"data: [DONE]\n\n")
+
+    def _render(self, request: dict[str, Any]) -> str:
+        """Return a prompt as the template ends it; that it was asked for is recorded too."""
+        self._record(request)
+        if self.options.thinks != "never" and _may_not_think(request):
+            return "?<think>\n\n</think>\n\n"
+        return "?<think>\n" if self.options.thinks == "first" else "?"
+
+    def _record(self, request: dict[str, Any]) -> None:
+        if self.options.record:
+            entry = {"at": time.time(), "pid": os.getpid(), "request": request}
+            with self.options.record.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
 
     async def _held(self, request: dict[str, Any]) -> None:
         found = re.findall(self.options.hold, json.dumps(request["messages"])) if self.options.hold else []
@@ -284,7 +321,11 @@ class Engine:
             return []
         if self.options.script:
             script = json.loads(self.options.script.read_text())
-            return _scripted(script[min(self.requests, len(script)) - 1])
+            entry = script[min(self.requests, len(script)) - 1]
+            if self.options.thinks == "first" and not _may_not_think(request):
+                thought, _, answer = entry["content"].partition("</think>")  # without an end all of it is the thought
+                entry = {"reasoning": thought, "content": answer}
+            return _scripted(entry)
         return [{"content": word} for word in self._words(request)]
 
     def _words(self, request: dict[str, Any]) -> list[str]:
@@ -297,6 +338,10 @@ class Engine:
 
 def _is_there(path: str) -> bool:
     return Path(path).exists()
+
+
+def _may_not_think(request: dict[str, Any]) -> bool:
+    return request.get("chat_template_kwargs", {}).get("enable_thinking") is False
 
 
 def _scripted(entry: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
 The file is a list of {"port", "phase", "do": stall | hold | fail | end | absent | wait}; port 0 is every engine,
 ``hold`` goes on when the file says so no more, ``wait`` is a thread of the extension that does not get on, and the
 phase ``begin`` is the program's own start. Its weights are a word: the name of the checkpoint that it was started from,
-or got last; its answers say it.
+or got last; its answers say it. With ``--record`` it notes its start, every POST and SIGTERM in a file, a line of JSON
+each: {"pid", "model", "asked", "asleep"}, the last as it was when it was asked.
 """
 
 import argparse
@@ -32,6 +33,8 @@ PHASES = {
     "roundhouse_keep": "keep",
     "/v1/load_lora_adapter": "load",
     "/v1/unload_lora_adapter": "unload",
+    "/sleep": "sleep",
+    "/wake_up": "wake",
 }
 
 
@@ -50,6 +53,7 @@ class Engine:
         self.sent = ""
         self.going = asyncio.Event()
         self.going.set()
+        self.is_asleep = False
         self.receiver = {"key": "", "group": "none", "stage": "idle", "update": 0, "received": 0, "total": 0}
         self.file: Path | None = None
         self.adapters = [given.split("=")[0] for given in options.lora_modules]
@@ -62,6 +66,8 @@ class Engine:
         method, path, _ = lines[0].split(" ")
         sizes = [int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:")]
         body = json.loads(await reader.readexactly(sizes[0])) if sizes and sizes[0] else {}
+        if method == "POST":
+            self.record(path)
         path = path.split("?")[0]
         if path == "/v1/chat/completions":
             await self._talk(writer, body["model"])
@@ -70,6 +76,17 @@ class Engine:
             _send(writer, status, document)
         await writer.drain()
         writer.close()
+
+    def record(self, asked: str) -> None:
+        if self.options.record is None:
+            return
+        told = {"pid": os.getpid(), "model": self.options.served_model_name, "asked": asked, "asleep": self.is_asleep}
+        with self.options.record.open("a") as file:  # several engines share it: one write is one line
+            file.write(json.dumps(told) + "\n")
+
+    def end(self) -> None:
+        self.record("SIGTERM")
+        os._exit(0)
 
     async def _talk(self, writer: asyncio.StreamWriter, model: str) -> None:
         if model in self.adapters:
@@ -97,6 +114,8 @@ class Engine:
             return 200, {"results": [self._call(name, body.get("kwargs", {}))]}
         if path in {"/pause", "/resume"}:
             (self.going.clear if path == "/pause" else self.going.set)()
+        elif path in {"/sleep", "/wake_up"}:
+            self.is_asleep = path == "/sleep"
         elif path.endswith("load_lora_adapter"):
             self._adapt(path, body["lora_name"])
         elif path == "/finish_weight_update":
@@ -178,8 +197,11 @@ def _send(writer: asyncio.StreamWriter, status: int, document: object) -> None:
 
 async def serve(options: argparse.Namespace) -> None:
     engine = Engine(options)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: os._exit(0))
-    server = await asyncio.start_server(engine.handle, "127.0.0.1", options.port)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, engine.end)
+    if options.uds is None:
+        server = await asyncio.start_server(engine.handle, "127.0.0.1", options.port)
+    else:
+        server = await asyncio.start_unix_server(engine.handle, options.uds)
     async with server:
         await server.serve_forever()
 
@@ -187,11 +209,14 @@ async def serve(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
+    parser.add_argument("--uds")
+    parser.add_argument("--record", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--fault-file", type=Path)
     parser.add_argument("--served-model-name")
     parser.add_argument("--lora-modules", nargs="*", default=[])
     options, _ = parser.parse_known_args()
+    Engine(options).record("begin")
     while Engine(options).is_held():
         time.sleep(0.02)
     asyncio.run(serve(options))

@@ -85,6 +85,24 @@ def test_an_engine_that_may_still_work_on_a_cut_off_request_proves_nothing() -> 
     assert case.dies_alone(A).charges.deaths == 0
 
 
+def test_an_engine_that_slept_is_the_one_that_it_was() -> None:
+    """Another model's has had its lane meanwhile, and may have the number that it gets when it is started anew."""
+    blame = Blame()
+    for turn, model, number in ((A, "m", 1), (B, "m", 1), (C, "other", 2)):
+        blame.start(turn, model, "w", number)
+    for turn in (A, B, C):
+        blame.end(turn, Charges())
+    blame.start(A, "m", "w", 1)  # it has woken, and had served two at once
+    verdict = blame.die(A, Charges(), is_outside=False)
+    assert (verdict.trial, verdict.charges.deaths) == (Trial.NEXT, 0)
+    blame.start(A, "m", "w", 2)
+    blame.leave(A, is_cut_off=True)
+    blame.start(C, "other", "w", 2)  # it has woken, and never had
+    verdict = blame.die(C, Charges(), is_outside=False)
+    assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 1)
+    assert (blame.record("m").acquitted, blame.record("other").acquitted) == (2, 1)
+
+
 @pytest.mark.parametrize(("known", "needed"), [(0, 5), (10, 5), (29, 3), (30, 3), (94, 2), (95, 2), (5000, 2)])
 def test_the_less_is_known_of_an_engine_the_more_deaths_it_takes(known: int, needed: int) -> None:
     """The least k with p^k <= 0.001, p the upper bound of the engine's own rate; at most five, never one."""

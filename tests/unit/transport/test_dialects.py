@@ -3,12 +3,12 @@ import pytest
 
 from transport.dialects import openai, vllm
 from transport.dialects.dialect import PLAIN
-from transport.dialects.llama_server import LLAMA_SERVER
+from transport.dialects.llama_server import LLAMA_SERVER, decode_thought
 from transport.dialects.vllm import VLLM
 from transport.endpoint import Endpoint
 from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
 from transport.events import Event, Finished, ReasoningDelta, TextDelta, Usage
-from transport.request import ChatRequest, Message
+from transport.request import ChatRequest, Message, Thought
 
 REQUEST = ChatRequest(model="m", messages=(Message(role="user", content="Go."),))
 # As vLLM 0.32 sent them; what Roundhouse does not read is left out.
@@ -146,6 +146,45 @@ class TestCounters:
         lines = [f"vllm:cache_config_info{{{each}}} 1.0" for each in labels]
         models = msgspec.json.encode({"data": [{"id": "m", "max_model_len": length}, {"id": "a", "parent": "m"}]})
         assert vllm.decode_capacity(metrics(*lines), models) == expected
+
+
+class TestThoughts:
+    @pytest.mark.parametrize(
+        ("prompt", "template", "expected"),
+        [
+            ("<|assistant|><think>", "{{ '<think>' }}", Thought.OPEN),
+            ("<|assistant|><think>\n", "", Thought.OPEN),
+            ("<|assistant|>\n<think>\n\n</think>\n\n", "{{ '<think>' }}", Thought.NONE),
+            ("<|assistant|></think>", "{{ '<think>' }}", Thought.NONE),
+            ("<|assistant|>", "{{ '<think>' }}", Thought.OPTIONAL),
+            ("<think>Go.</think><|assistant|>", "{{ '<think>' }}", Thought.OPTIONAL),
+            ("<|assistant|>", "{{ '<thinking>' }}", Thought.NONE),
+            ("<|assistant|>", None, Thought.NONE),
+        ],
+    )
+    def test_the_end_of_a_prompt_tells_where_the_thought_stands(
+        self, prompt: str, template: str | None, expected: Thought
+    ) -> None:
+        """And where it tells nothing, the template; older builds have none in GET /props."""
+        props = {"total_slots": 4} if template is None else {"chat_template": template}
+        rendered = msgspec.json.encode({"prompt": prompt})
+        assert decode_thought(rendered, msgspec.json.encode(props)) is expected
+
+    @pytest.mark.parametrize(
+        ("rendered", "props"),
+        [
+            (b"<html>", b"{}"),
+            (b"{}", b"{}"),
+            (b'{"prompt": 5}', b"{}"),
+            (b'{"prompt": "\xff"}', b"{}"),
+            (b'{"prompt": "?"}', b"<html>"),
+            (b'{"prompt": "?"}', b'{"chat_template": 5}'),
+        ],
+    )
+    def test_what_is_no_json_of_this_dialect(self, rendered: bytes, props: bytes) -> None:
+        """It is an error of the engine, as every other one."""
+        with pytest.raises(MalformedFrame):
+            decode_thought(rendered, props)
 
 
 class TestEndpoint:

@@ -3,19 +3,22 @@
 import pytest
 
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern, without_anchors
+from transport.request import Thought
 
 
 def test_choices_are_an_alternation_of_what_they_say() -> None:
     """Byte for byte, with what GBNF has to have escaped."""
-    grammar = grammar_of_choices(["yes", 'say "no"\\', "two\nlines"], may_think=False)
+    grammar = grammar_of_choices(["yes", 'say "no"\\', "two\nlines"])
     assert grammar == 'root ::= "yes" | "say \\"no\\"\\\\" | "two\\nlines"\n'
 
 
 def test_a_thought_may_stand_before_the_answer() -> None:
     """For agents that think aloud first."""
-    grammar = grammar_of_choices(["yes", "no"], may_think=True)
-    assert grammar.splitlines()[:2] == ["root ::= thought? answer", 'answer ::= "yes" | "no"']
-    assert '"<think>" [^<]* "</think>"' in grammar
+    grammar = grammar_of_choices(["yes", "no"], Thought.OPTIONAL)
+    assert grammar.splitlines()[:2] == ['root ::= ("<think>" thought)? answer', 'answer ::= "yes" | "no"']
+    assert grammar.endswith('"</think>" [ \\t\\n]*\n')
+    assert grammar_of_choices(["yes"], Thought.OPEN).startswith("root ::= thought answer\n")
+    assert grammar_of_choices(["yes"], Thought.ENDED) == 'root ::= "</think>" [ \\t\\n]* answer\nanswer ::= "yes"\n'
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def test_a_thought_may_stand_before_the_answer() -> None:
 )
 def test_a_pattern_is_what_matches_it_as_a_whole(pattern: str, body: str) -> None:
     """What is found anywhere in an answer is found in one that it matches whole."""
-    grammar = grammar_of_pattern(pattern, may_think=False)
+    grammar = grammar_of_pattern(pattern)
     assert grammar is not None
     assert _joined(grammar) == _joined(f"root ::= {body}\n")
 
@@ -55,7 +58,7 @@ def _joined(grammar: str) -> str:
 )
 def test_what_a_grammar_cannot_say_has_none(pattern: str) -> None:
     """It is told in words then."""
-    assert grammar_of_pattern(pattern, may_think=False) is None
+    assert grammar_of_pattern(pattern) is None
 
 
 @pytest.mark.parametrize(

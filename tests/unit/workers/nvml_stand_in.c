@@ -7,7 +7,11 @@
  *
  * STAND_IN_INIT: what nvmlInitWithFlags returns, in place of success.
  * STAND_IN_LOST: the number of a GPU that has fallen off its bus.
- * Compiled with -DWITHOUT_MIG it is the library of a driver from before MIG.
+ * STAND_IN_XIDS: faults to tell of, each as GPU:NUMBER; a GPU falls off its bus with its Xid 79.
+ * STAND_IN_EVENTS: what nvmlEventSetCreate returns, in place of success.
+ * STAND_IN_REGISTER: what nvmlDeviceRegisterEvents returns of GPU 0, in place of success.
+ * Compiled with -DWITHOUT_MIG it is the library of a driver from before MIG, with -DWITHOUT_EVENTS of one that knows
+ * neither events nor processes.
  */
 
 #include <stddef.h>
@@ -21,6 +25,7 @@ enum {
     NOT_SUPPORTED = 3,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
+    TIMEOUT = 10,
     GPU_IS_LOST = 15,
 };
 
@@ -28,14 +33,47 @@ enum { MIG_UNKNOWN, MIG_OFF, MIG_ON };
 
 #define GPUS 4
 #define PLACES 7
+#define PROCESSES 2
 #define MIB 1048576ULL
+#define NOT_TOLD 0xffffffffffffffffULL /* NVML_VALUE_NOT_AVAILABLE */
+#define XID_EVENTS 8ULL
+#define LOST_XID 79
+
+struct process {
+    unsigned int pid; /* 0: none */
+    unsigned long long bytes;
+    unsigned int gpu_instance;
+    unsigned int compute_instance;
+};
 
 struct device {
     const char *uuid;
     const char *name;
+    const char *bus;
     unsigned long long bytes; /* 0: not supported */
     int mig_mode;
     struct device *places[PLACES];
+    struct process processes[PROCESSES];
+    int is_heard; /* its faults are told of */
+    int is_lost;
+};
+
+struct pci {
+    char legacy_bus[16];
+    unsigned int domain;
+    unsigned int bus_number;
+    unsigned int device_number;
+    unsigned int device_id;
+    unsigned int subsystem_id;
+    char bus[32];
+};
+
+struct event {
+    struct device *device;
+    unsigned long long type;
+    unsigned long long data;
+    unsigned int gpu_instance;
+    unsigned int compute_instance;
 };
 
 struct memory {
@@ -48,6 +86,7 @@ static struct device first_slice = {
     .uuid = "MIG-5f3bcbb0-7f6c-5b0a-9f0e-000000000000",
     .name = "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
     .bytes = 40192 * MIB,
+    .processes = {{.pid = 77, .bytes = 2048 * MIB}},
 };
 static struct device third_slice = {
     .uuid = "MIG-5f3bcbb0-7f6c-5b0a-9f0e-000000000002",
@@ -58,12 +97,15 @@ static struct device gpus[GPUS] = {
     {
         .uuid = "GPU-00000000-aaaa-4aaa-8aaa-000000000000",
         .name = "NVIDIA H100 80GB HBM3",
+        .bus = "00000000:19:00.0",
         .bytes = 81559 * MIB,
         .mig_mode = MIG_OFF,
+        .processes = {{.pid = 4242, .bytes = 9000 * MIB}, {.pid = 4243, .bytes = 1000 * MIB}},
     },
     {
         .uuid = "GPU-11111111-aaaa-4aaa-8aaa-000000000001",
         .name = "NVIDIA A100-SXM4-80GB",
+        .bus = "00000000:3B:00.0",
         .bytes = 81920 * MIB,
         .mig_mode = MIG_ON,
         .places = {&first_slice, NULL, &third_slice},
@@ -71,16 +113,20 @@ static struct device gpus[GPUS] = {
     {
         .uuid = "GPU-22222222-aaaa-4aaa-8aaa-000000000002",
         .name = "Tesla T4",
+        .bus = "00000000:5E:00.0",
         .bytes = 15109 * MIB + MIB / 4 * 3,
         .mig_mode = MIG_UNKNOWN,
+        .processes = {{.pid = 5000, .bytes = 500 * MIB}, {.pid = 5001, .bytes = NOT_TOLD}},
     },
     {
         .uuid = "GPU-33333333-aaaa-4aaa-8aaa-000000000003",
         .name = "NVIDIA GB10",
+        .bus = "0000000F:01:00.0",
         .mig_mode = MIG_UNKNOWN,
     },
 };
 static int users = 0;
+static const char *xids = NULL; /* that are not told of yet */
 
 static int give(const char *text, char *buffer, unsigned int size)
 {
@@ -127,7 +173,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct device **device)
         return UNINITIALIZED;
     if (index >= GPUS)
         return INVALID_ARGUMENT;
-    if (lost != NULL && (unsigned int)atoi(lost) == index)
+    if (gpus[index].is_lost || (lost != NULL && (unsigned int)atoi(lost) == index))
         return GPU_IS_LOST;
     *device = &gpus[index];
     return SUCCESS;
@@ -135,7 +181,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct device **device)
 
 int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned int size)
 {
-    return give(device->uuid, uuid, size);
+    return device->is_lost ? GPU_IS_LOST : give(device->uuid, uuid, size);
 }
 
 int nvmlDeviceGetName(struct device *device, char *name, unsigned int size)
@@ -152,6 +198,63 @@ int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
     memory->free = memory->total - memory->used;
     return SUCCESS;
 }
+
+int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *pci)
+{
+    return give(device->bus, pci->bus, sizeof pci->bus);
+}
+
+#ifndef WITHOUT_EVENTS
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned int *count, struct process *processes)
+{
+    unsigned int room = *count, found = 0;
+    if (device->bytes == 0)
+        return NOT_SUPPORTED;
+    for (; found < PROCESSES && device->processes[found].pid != 0; found++)
+        if (found < room)
+            processes[found] = device->processes[found];
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlEventSetCreate(void **set)
+{
+    const char *result = getenv("STAND_IN_EVENTS");
+    if (result != NULL)
+        return atoi(result);
+    *set = &xids;
+    xids = getenv("STAND_IN_XIDS");
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(struct device *device, unsigned long long types, void *set)
+{
+    const char *result = getenv("STAND_IN_REGISTER");
+    if (result != NULL && device == &gpus[0])
+        return atoi(result);
+    device->is_heard = types == XID_EVENTS && set == &xids;
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned int milliseconds)
+{
+    unsigned int gpu, number;
+    int length;
+    if (set != &xids || milliseconds != 0)
+        return INVALID_ARGUMENT;
+    while (xids != NULL && sscanf(xids, " %u:%u%n", &gpu, &number, &length) == 2) {
+        xids += length;
+        gpus[gpu].is_lost |= number == LOST_XID;
+        if (gpus[gpu].is_heard) {
+            *event = (struct event){.device = &gpus[gpu], .type = XID_EVENTS, .data = number};
+            return SUCCESS;
+        }
+    }
+    return TIMEOUT;
+}
+
+#endif
 
 #ifndef WITHOUT_MIG
 

@@ -11,6 +11,7 @@ from tests.unit.workers.test_liveness import MINUTE, Watching
 from transport.counters import EngineCounters, SlotWork
 from transport.events import PromptProgress, TextDelta
 from workers.engine.launch.devices import BUSY_STALL_S, computes_on_cpu, embedded_has_gpu, has_gpu, placed
+from workers.health.calibration import EngineCalibration
 from workers.health.evidence import Observations
 from workers.health.probes import Calibration, KernelView, ProcessView
 from workers.requests.in_flight import InFlightRequest
@@ -137,7 +138,7 @@ def test_the_pace_is_learned_from_the_first_batch_of_any_prompt() -> None:
             running.answer.generation.touch()
             running.answer.generation.receive(PromptProgress(8192, 0, 2048, 100_000.0))
             await pass_time(1)
-            assert watching.watch.observations.speed.tokens_per_s == pytest.approx(20.48)
+            assert watching.watch.observations.pace.tokens_per_s == pytest.approx(20.48)
             assert watching.watch.judge(running).limit_s == pytest.approx(120 + 300)
             await pass_time(290)
             tasks.cancel_scope.cancel()
@@ -153,10 +154,12 @@ def test_the_pace_of_an_engine_that_nothing_is_known_of_is_measured_once() -> No
     async def scenario() -> None:
         watching = Watching(WorkerTimeouts(busy_stall_s=0))
         watching.engine.calibration = Calibration(tokens=200, seconds=10.0)
-        await watching.watch.calibrate()
+        spec = WorkerSpec(engine=EngineKind.EMBEDDED, on_cpu=True)
+        calibration = EngineCalibration(spec, watching.engine, watching.watch.observations)
+        await calibration.run()
         watching.engine.calibration = Calibration(tokens=200, seconds=1.0)
-        await watching.watch.calibrate()
-        assert watching.watch.observations.speed.tokens_per_s == 20.0
+        await calibration.run()
+        assert watching.watch.observations.pace.tokens_per_s == 20.0
         assert watching.watch.judge(watching.fly(8000)).limit_s == 120 + 200
 
     virtually(scenario)
@@ -175,7 +178,7 @@ def test_what_came_from_the_cache_tells_nothing_of_the_pace() -> None:
             running.answer.generation.receive(told)
             observations.learn_batches(running)
             observations.learn_batches(running)
-            watching_pace.append(observations.speed.tokens_per_s)
+            watching_pace.append(observations.pace.tokens_per_s)
 
     virtually(scenario)
     assert watching_pace == [None, pytest.approx(2000 / 10.001)]

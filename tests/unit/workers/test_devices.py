@@ -19,8 +19,10 @@ import pytest
 from service.config.inventory import document_of, read_inventory
 from service.errors import ConfigError
 from tests.harness.waiting import LIMIT_S
-from workers.devices.device import Gpu, MigSlice, check_devices
-from workers.devices.nvidia_smi import parse, read_nvidia_smi
+from workers.devices.device import CPU, Gpu, MigSlice, check_devices
+from workers.devices.memory import DeviceMemory
+from workers.devices.nvidia_smi import parse, read_memory, read_nvidia_smi
+from workers.devices.readers import MachineReader
 from workers.errors import DevicesUnreadable, InvalidInventory
 
 ROOT: Final = Path(__file__).parents[3]
@@ -108,6 +110,32 @@ MACHINE: Final = [
     Gpu(index=2, uuid="GPU-22222222-aaaa-4aaa-8aaa-000000000002", name="Tesla T4", memory_mib=15109),
     Gpu(index=3, uuid="GPU-33333333-aaaa-4aaa-8aaa-000000000003", name="NVIDIA GB10", memory_mib=None),
 ]
+
+# What is in the memory of that machine, in the two outputs of nvidia-smi. One process of GPU 2 does not show its own.
+USED: Final = """\
+GPU-00000000-aaaa-4aaa-8aaa-000000000000, 00000000:19:00.0, 81559, 10194
+GPU-11111111-aaaa-4aaa-8aaa-000000000001, 00000000:3B:00.0, 81920, 10240
+GPU-22222222-aaaa-4aaa-8aaa-000000000002, 00000000:5E:00.0, 15109, 1888
+GPU-33333333-aaaa-4aaa-8aaa-000000000003, 0000000F:01:00.0, [N/A], [N/A]
+"""
+PROCESSES: Final = """\
+GPU-00000000-aaaa-4aaa-8aaa-000000000000, 4242, 9000
+GPU-00000000-aaaa-4aaa-8aaa-000000000000, 4243, 1000
+GPU-22222222-aaaa-4aaa-8aaa-000000000002, 5000, 500
+GPU-22222222-aaaa-4aaa-8aaa-000000000002, 5001, [N/A]
+"""
+H100, SLICED, T4, GB10 = (gpu.uuid for gpu in MACHINE)
+SLICES: Final = [each.uuid for each in MACHINE[1].mig or ()]
+MEMORY: Final = {
+    H100: DeviceMemory(total_mib=81559, used_mib=10194, held={4242: 9000, 4243: 1000}),
+    SLICED: DeviceMemory(total_mib=81920, used_mib=10240),
+    T4: DeviceMemory(total_mib=15109, used_mib=1888),
+}
+SLICES_MEMORY: Final = {
+    SLICES[0]: DeviceMemory(total_mib=40192, used_mib=5024, held={77: 2048}),
+    SLICES[1]: DeviceMemory(total_mib=9728, used_mib=1216),
+}
+BUSES: Final = {"00000000:19:00": H100, "00000000:3b:00": SLICED, "00000000:5e:00": T4, "0000000f:01:00": GB10}
 
 
 def row(gpu: Gpu, mode: str = "[N/A]") -> str:
@@ -460,6 +488,8 @@ case "$*" in
   "--query-gpu=index,uuid,name,memory.total,mig.mode.current --format=csv,noheader,nounits") cat "${0%/*}/table" ;;
   "-L") cat "${0%/*}/listing" ;;
   "-q -x") cat "${0%/*}/details" ;;
+  "--query-gpu=uuid,pci.bus_id,memory.total,memory.used --format=csv,noheader,nounits") cat "${0%/*}/used" ;;
+  "--query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits") cat "${0%/*}/processes" ;;
   *) echo "this was not expected: $*"; exit 2 ;;
 esac
 """
@@ -646,3 +676,196 @@ def test_nvml_is_asked_before_the_program(driver: Path, programs: Path) -> None:
 def test_a_machine_that_nobody_can_tell_of_has_no_gpus(driver: Path, tmp_path: Path) -> None:
     """No driver and no program: its lanes are on the CPU."""
     assert said_with(driver, ANY_READER, STAND_IN_INIT="9", PATH=str(tmp_path)) == ["[]"]
+
+
+LOOKING: Final = """\
+from workers.devices.nvml import open_nvml
+from workers.errors import DevicesUnreadable
+session = open_nvml()
+for look in (session.memory, session.buses, session.faults, session.faults, session.memory):
+    try:
+        print(look())
+    except DevicesUnreadable as error:
+        print("unreadable:", error)
+session.close()
+"""
+
+
+def test_the_readers_agree_on_memory_and_on_buses(driver: Path, programs: Path) -> None:
+    """What devices and their processes have, and where the kernel has them; slices are told by NVML alone.
+
+    A GPU without processes shows none, as a container does; one that hides what a process has shows none either.
+    """
+    install(programs, ANSWERING, used=USED, processes=PROCESSES)
+    memory, buses, *_ = said_with(driver, LOOKING)
+    assert read_memory() == (MEMORY, BUSES)
+    assert eval(memory, {"DeviceMemory": DeviceMemory}) == {**MEMORY, **SLICES_MEMORY}  # noqa: S307 - printed by us
+    assert buses == repr(BUSES)
+
+
+def test_the_program_is_asked_of_no_process_where_there_is_no_gpu(programs: Path) -> None:
+    """And what is no line of its table tells nothing."""
+    install(programs, ANSWERING, used="\n", processes=PROCESSES)
+    assert read_memory() == ({}, {})
+    assert len((programs / "asked").read_text().splitlines()) == 1
+    install(programs, ANSWERING, used="a, b, 1\n" + USED, processes="")
+    assert read_memory()[0] == {**MEMORY, H100: replace(MEMORY[H100], held=None)}
+
+
+def test_a_program_that_fails_over_memory_is_quoted(programs: Path) -> None:
+    """Also where the table came and the processes did not: their memory would look like nobody's."""
+    install(programs, ANSWERING.replace('cat "${0%/*}/processes"', "exit 15"), used=USED)
+    with pytest.raises(DevicesUnreadable, match="nvidia-smi ended with 15"):
+        read_memory()
+
+
+def test_faults_are_told_once_each_with_its_gpu(driver: Path) -> None:
+    """All that came since the last look, in their order."""
+    faults, again = said_with(driver, LOOKING, STAND_IN_XIDS="2:31 0:48 2:94")[2:4]
+    assert (faults, again) == (repr([(T4, 31), (H100, 48), (T4, 94)]), "[]")
+
+
+def test_the_fault_of_a_gpu_that_has_fallen_off_its_bus_is_told(driver: Path) -> None:
+    """The driver says nothing else of it any more, its UUID neither."""
+    faults, again, memory = said_with(driver, LOOKING, STAND_IN_XIDS="2:79")[2:]
+    assert (faults, again, memory) == (repr([(T4, 79)]), "[]", "unreadable: NVML: GPU is lost")
+
+
+def test_a_card_that_tells_no_faults_keeps_none_from_telling(driver: Path) -> None:
+    """Some cards have no events."""
+    (faults,) = said_with(driver, LOOKING, STAND_IN_XIDS="0:48 2:94", STAND_IN_REGISTER="3")[2:3]
+    assert faults == repr([(T4, 94)])
+
+
+@pytest.mark.parametrize("result", ["3", "4", "999"], ids=["not-supported", "no-permission", "unknown"])
+def test_a_driver_without_events_tells_the_rest(driver: Path, result: str) -> None:
+    """As in many containers."""
+    whole = said_with(driver, LOOKING)
+    assert whole[2:4] == ["[]", "[]"]
+    assert said_with(driver, LOOKING, STAND_IN_XIDS="0:48", STAND_IN_EVENTS=result) == whole
+
+
+def test_a_driver_from_before_events_and_processes_tells_the_rest(tmp_path: Path) -> None:
+    """Its library has no function for either: what processes have is not seen."""
+    memory, buses, *faults = said_with(built(tmp_path, "-DWITHOUT_EVENTS", "-DWITHOUT_MIG"), LOOKING)[:4]
+    told = eval(memory, {"DeviceMemory": DeviceMemory})  # noqa: S307 - printed by us
+    assert told == {uuid: replace(each, held=None) for uuid, each in MEMORY.items()}
+    assert (buses, faults) == (repr(BUSES), ["[]", "[]"])
+
+
+def test_a_gpu_that_is_lost_leaves_no_look_at_memory(driver: Path) -> None:
+    """Half of a machine is no machine; its faults are no failure."""
+    lost = "unreadable: NVML: GPU is lost"
+    assert said_with(driver, LOOKING, STAND_IN_LOST="2") == [lost, lost, "[]", "[]", lost]
+
+
+@pytest.fixture
+def kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file in place of the kernel's log, on a machine without NVML; what stands there is old."""
+    monkeypatch.setattr("workers.devices.readers.open_nvml", lambda: None)
+    log = tmp_path / "kmsg"
+    log.write_text("4,1,1,-;NVRM: Xid (PCI:0000:19:00): 79, pid=1, GPU has fallen off the bus.\n")
+    return log
+
+
+def logged(log: Path, text: str) -> None:
+    """Add a record to a kernel's log."""
+    with log.open("a", errors="surrogateescape") as file:
+        file.write(f"4,1707,812345678,-;{text}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:19:00.0\n")
+
+
+def faults_after(reader: MachineReader, log: Path, text: str) -> set[tuple[str, int]]:
+    """Return what a record makes a reader tell; the kernel gives one with every read."""
+    logged(log, text)
+    return set(reader.faults())
+
+
+@pytest.mark.parametrize(
+    ("record", "faults"),
+    [
+        (
+            "NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            {(H100, 79)},
+        ),
+        ("NVRM: Xid (PCI:0000:5e:00): 31, pid=4242, name=python3, Ch 00000008, intr 00000000. MMU Fault", {(T4, 31)}),
+        ("NVRM: Xid (PCI:000f:01:00): 119, Timeout waiting for RPC from GSP!", {(GB10, 119)}),
+        (
+            "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
+            {(SLICED, 94)},
+        ),
+        (
+            "NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics Exception",
+            {(SLICED, 13)},
+        ),
+        ("NVRM: Xid (PCI:0000:99:00): 79, pid=1, GPU has fallen off the bus.", set()),
+        ("NVRM: GPU at PCI:0000:19:00: GPU-00000000-aaaa-4aaa-8aaa-000000000000", set()),
+        ("usb 1-1: new high-speed USB device number 79 using xhci_hcd", set()),
+        ("\udcff\udcfe NVRM: Xid (PCI:0000:5e:00): 48, DBE", {(T4, 48)}),
+    ],
+    ids=["lost", "program", "domain", "slice", "compute-instance", "other-gpu", "no-xid", "other", "bytes"],
+)
+def test_the_kernels_log_tells_of_faults(
+    kernel_log: Path, programs: Path, record: str, faults: set[tuple[str, int]]
+) -> None:
+    """By a GPU's place on the bus; of one in MIG mode it may name the slice too."""
+    install(programs, ANSWERING, used=USED, processes=PROCESSES)
+    reader = MachineReader(kernel_log)
+    reader.memory()
+    assert set(reader.faults()) == set()
+    assert faults_after(reader, kernel_log, record) == faults
+    assert set(reader.faults()) == set()
+    reader.close()
+
+
+def test_a_fault_is_told_though_the_driver_fails_from_then_on(kernel_log: Path, programs: Path) -> None:
+    """What was known of the buses before stays known; of the memory nothing is told, but of the host's own."""
+    install(programs, ANSWERING, used=USED, processes=PROCESSES)
+    reader = MachineReader(kernel_log)
+    memory = reader.memory()
+    assert {uuid: each for uuid, each in memory.items() if uuid != CPU} == MEMORY
+    assert 0 < memory[CPU].used_mib <= memory[CPU].total_mib
+    install(programs, "#!/bin/sh\necho 'GPU is lost'; exit 15\n")
+    assert reader.memory().keys() == {CPU}
+    assert faults_after(reader, kernel_log, "NVRM: Xid (PCI:0000:19:00): 79, pid=1, name=a") == {(H100, 79)}
+    reader.close()
+
+
+def test_a_machine_whose_log_may_not_be_read_has_its_memory(programs: Path, tmp_path: Path) -> None:
+    """As in most containers; and one without a driver has the host's."""
+    install(programs, "#!/bin/sh\necho 'No devices were found'; exit 6\n")
+    reader = MachineReader(tmp_path / "nowhere")
+    assert reader.memory().keys() == {CPU}
+    assert set(reader.faults()) == set()
+    reader.close()
+
+
+MACHINE_READER: Final = """\
+from pathlib import Path
+from workers.devices.readers import MachineReader
+log = Path({log!r})
+reader = MachineReader(log)
+print(sorted(reader.memory()))
+with log.open("a") as file:
+    file.write("4,1,1,-;NVRM: Xid (PCI:0000:19:00): 74, pid=1, name=a, NVLink\\n")
+print(sorted(reader.faults()))
+print(sorted(reader.faults()))
+reader.close()
+import pynvml
+try:
+    print(pynvml.nvmlDeviceGetCount())
+except pynvml.NVMLError as error:
+    print(error)
+"""
+
+
+def test_a_machine_is_read_through_nvml_and_its_kernels_log(driver: Path, programs: Path, tmp_path: Path) -> None:
+    """Both are heard; a fault that both tell is one; the driver is let go of."""
+    install(programs, "#!/bin/sh\nexit 1\n")
+    (tmp_path / "kmsg").touch()
+    program = MACHINE_READER.format(log=str(tmp_path / "kmsg"))
+    assert said_with(driver, program, STAND_IN_XIDS="1:94 0:74") == [
+        repr(sorted([*MEMORY, *SLICES_MEMORY, CPU])),
+        repr([(H100, 74), (SLICED, 94)]),
+        "[]",
+        "Uninitialized",
+    ]

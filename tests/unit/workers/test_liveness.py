@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -20,13 +20,13 @@ from workers.outcome import EngineFailed, FailureReason, RequestFailed
 from workers.policy.liveness import (
     EngineObservations,
     Judgement,
-    PrefillPace,
     RequestObservations,
     Scope,
     StallLimits,
     Verdict,
     judge,
 )
+from workers.policy.pace import EnginePace
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.answer import Answer, Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
@@ -90,7 +90,7 @@ class TestJudge:
 
     def test_a_limit_of_prefill_grows_with_the_prompt(self) -> None:
         """At the measured rate: 100,000 tokens at 50 a second take 2,000 seconds more."""
-        speed = PrefillPace().learned(tokens=1000, seconds=20, chars=4000, prompt_tokens=1000)
+        speed = EnginePace().learned(tokens=1000, seconds=20, chars=4000, prompt_tokens=1000)
         assert (speed.tokens_per_s, speed.tokens_a_char) == (50, 0.25)
         long = RequestObservations(has_token=False, progress_at=1000.0, prefill_left_s=speed.seconds_for(100_000))
         assert look(long, SERVING, 2119)[0] is Verdict.SILENT
@@ -100,7 +100,7 @@ class TestJudge:
         frozen = slower.learned(tokens=64, seconds=600, chars=400, prompt_tokens=64)
         assert frozen.tokens_per_s == 10
         assert speed.learned(tokens=3, seconds=9, chars=12, prompt_tokens=3) == speed
-        assert PrefillPace().seconds_for(1e6) == 0
+        assert EnginePace().seconds_for(1e6) == 0
 
     @given(st.floats(0, 1e6), st.floats(0, 119))
     def test_a_counter_that_rises_vetoes_every_kill(self, silent_s: float, ago: float) -> None:
@@ -205,6 +205,8 @@ class FakeEngine:
     cpu_s: float = 0.0
     compiler_s: float = 0.0
     printed: int = 0
+    calibrated_with: list[tuple[int, int]] = field(default_factory=list)
+    read: list[tuple[object, ...]] = field(default_factory=list)
     is_serving: bool = True
     is_starting: bool = False
     owns_engine: bool = True
@@ -219,8 +221,12 @@ class FakeEngine:
             await pass_time(limit_s)
         return CanaryResult.HEARD if self.sings else CanaryResult.SILENT
 
-    async def calibrate(self) -> Calibration | None:
+    async def calibrate(self, words: int, answer_tokens: int) -> Calibration | None:
+        self.calibrated_with.append((words, answer_tokens))
         return self.calibration
+
+    async def read_prompt(self, system: str, tools: Sequence[Mapping[str, object]]) -> None:
+        self.read.append((system, *tools))
 
     async def probe(self) -> ProbeResult:
         return self.probes

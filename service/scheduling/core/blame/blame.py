@@ -79,7 +79,7 @@ class BlameVerdict:
     findings: tuple[Finding, ...] = ()
 
 
-Place = tuple[str, int]  # a worker and an incarnation
+Place = tuple[str, str, int]  # a worker, a model and an incarnation: models that sleep share a lane, and numbers
 
 
 class _Engine:
@@ -106,7 +106,7 @@ class Blame:
 
     def __init__(self) -> None:
         self._engines: dict[Place, _Engine] = {}
-        self._newest: dict[str, int] = {}
+        self._newest: dict[tuple[str, str], int] = {}
         self._places: dict[TurnKey, Place] = {}
         self._deaths: dict[Place, _Death] = {}
         self._records: dict[str, TurnRecord] = {}
@@ -126,10 +126,10 @@ class Blame:
 
     def start(self, key: TurnKey, model: str, worker: str, incarnation: int) -> None:
         """Note that an attempt begins on an engine."""
-        place = (worker, incarnation)
-        if self._newest.get(worker) != incarnation:
-            self._newest[worker] = incarnation
-            for old in [old for old, engine in self._engines.items() if old[0] == worker and not engine.serves]:
+        place = (worker, model, incarnation)
+        if self._newest.get(place[:2]) != incarnation:
+            self._newest[place[:2]] = incarnation
+            for old in [old for old, engine in self._engines.items() if old[:2] == place[:2] and not engine.serves]:
                 del self._engines[old]
         engine = self._engines.setdefault(place, _Engine(model))
         engine.had_company = engine.had_company or bool(engine.serves)
@@ -212,7 +212,7 @@ class Blame:
         released: set[TurnKey] = set()
         for place, death in list(self._deaths.items()):
             if key in death.suspects:
-                findings.append(DeathExplained(worker=place[0], incarnation=place[1], key=key))
+                findings.append(DeathExplained(worker=place[0], incarnation=place[-1], key=key))
                 released |= {other for other in death.suspects if other.job_id != key.job_id}
                 del self._deaths[place]
         still = {other for death in self._deaths.values() for other in death.suspects}
@@ -233,7 +233,7 @@ class Blame:
                 del self._deaths[place]
                 if not death.is_untried:
                     self._records[death.model] = self.record(death.model).with_unexplained()
-                    yield DeathUnexplained(worker=place[0], incarnation=place[1], company=death.company)
+                    yield DeathUnexplained(worker=place[0], incarnation=place[-1], company=death.company)
 
     def _leave(self, key: TurnKey) -> Place | None:
         place = self._places.pop(key, None)

@@ -19,12 +19,13 @@ LEAST_TOKENS: Final = 512  # of a prompt, read anew: of fewer the time is not th
 class PromptReading:
     """What an engine has read for a turn: tokens that it had not in its cache, and seconds to the first of the answer.
 
-    ``context_tokens`` is what its cache holds after the turn, prompt and answer.
+    ``context_tokens`` is what its cache holds after the turn, prompt and answer; ``answer_tokens`` the answer alone.
     """
 
     fresh_tokens: int
     seconds: float
     context_tokens: int
+    answer_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,12 @@ class SpeedEstimates:
         self._by_turn.setdefault(model, Mean()).add(turn_s)
         if reading is not None and reading.fresh_tokens >= LEAST_TOKENS:
             self._by_token.setdefault(model, Mean()).add(reading.seconds / reading.fresh_tokens)
+
+    def note_pace(self, model: str, read_s: float) -> None:
+        """Take what a token of a prompt takes an engine of a model; what turns have shown stands."""
+        if model not in self._by_token:
+            self._by_token[model] = Mean()
+            self._by_token[model].add(read_s)
 
     def worth_waiting(self, model: str, cached: CacheLocation, slots: int, others: int) -> float | None:
         """Return for how long a turn should wait for one of ``slots``, all taken, behind ``others``; None for not.

@@ -91,6 +91,16 @@ class ReadyQueue(ABC):
         else:
             self._insert(turn)
 
+    def push_back(self, turn: ReadyTurn) -> None:
+        """Put a turn back that was taken and cannot start: where it came from, ahead of those like it."""
+        self._turns[turn.key] = turn
+        if turn.is_front:
+            self._front.appendleft(turn)
+        elif turn.was_held:
+            self._unheld.appendleft(turn)
+        else:
+            self._insert(turn)
+
     def pop(self) -> ReadyTurn:
         """Take the turn that goes next; IndexError where there is none."""
         if not self._turns:

@@ -1,0 +1,65 @@
+"""How well an engine's pace predicts its answers: ``predicted_ms`` beside ``latency_ms``, on the real embedded engine.
+
+Two checkpoints on two lanes, one run after the other, with prompts and answers of many lengths; in the first round
+each is loaded. Side by side they would share the cores, and no pace would hold. Printed: the median and the 95th
+percentile of |predicted - measured| / measured.
+
+    python -m bench.latency [--rounds N]
+"""
+
+import argparse
+import asyncio
+import random
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from service import InferenceEngine
+from service.inference.event_log import INFER_DONE, replay
+from workers.engine.embedded.small_model import ensure_small_model
+
+LENGTHS = (16, 48, 96, 160)  # tokens of an answer, at most
+WORDS = (10, 100, 400)  # of a prompt
+
+
+async def play(model: Path, folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Return what the event log tells of each run."""
+    log, dice = folder / "events.jsonl", random.Random(7)
+    async with InferenceEngine(engine="embedded", event_log=log, context=2048, ports=(9720, 9721)) as engine:
+        for agent in "ab":
+            copy = folder / f"{agent}.gguf"
+            if not copy.exists():
+                shutil.copy(model, copy)
+            await engine.register_agent(agent_id=agent, model_ckpt=copy)
+        for _ in range(rounds):
+            for length in LENGTHS:
+                for words in WORDS:
+                    prompt = " ".join(dice.choice(("sea", "hill", "town", "night", "doctor")) for _ in range(words))
+                    for agent in "ab":
+                        await engine.run(agent, prompt, step="act", max_tokens=length)
+    return [event for event in replay(log) if event["event"] == INFER_DONE]
+
+
+def tell(runs: list[dict[str, Any]]) -> None:
+    """Print how far predictions are off."""
+    errors = sorted(abs(run["predicted_ms"] - run["latency_ms"]) / run["latency_ms"] for run in runs)
+    tokens = statistics.mean(run["tokens_out"] for run in runs)
+    print(
+        f"{len(runs):4} runs, {tokens:5.1f} tokens each: error median {statistics.median(errors):6.1%},"
+        f" 95th {errors[len(errors) * 95 // 100]:6.1%}; {sum(run['swap_ms'] > 0 for run in runs)} with a swap"
+    )
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tell(asyncio.run(play(ensure_small_model(), Path(folder), options.rounds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Which engines serve the checkpoints of agents: one each, or with layout A one for several adapters of one base.
+
+A server of layout A is a model of the lanes like any other: its base with up to a lane's ``capacity`` of checkpoints,
+which come and go with it.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from service.inference.allocator import Allocator
+from service.inference.failures import NoLane
+from service.inference.site import Site
+from workers.adapters.provision import bring
+from workers.adapters.validation import CONFIG, check_gguf, check_peft, is_gguf_adapter
+from workers.devices.layout import Lane, Layout
+from workers.engine.launch import command_for
+from workers.engine.launch.vllm import most_rank, socket_of
+from workers.errors import AdapterRefused, InvalidAdapter, InvalidSpec
+from workers.health.diary import Diary
+from workers.lanes.lane_pool import LanePool
+from workers.lanes.lane_spec import on_lane
+from workers.lanes.memory_need import memory_need
+from workers.spec import EngineKind, WorkerId, WorkerSpec
+from workers.states import WorkerState
+from workers.supervised import SupervisedWorker
+
+GGUF: Final = ".gguf"
+_FAILING: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Where a checkpoint is served: the model of the lanes, and its adapter there, None for the model itself."""
+
+    model: str
+    adapter: str | None = None
+
+
+class _Server:
+    """A model of the lanes: its base, and the checkpoints that it serves."""
+
+    def __init__(self, name: str, base: str, workers: Sequence[SupervisedWorker]) -> None:
+        self.name = name
+        self.base = base
+        self.workers = workers
+        self.adapters: dict[str, str] = {}  # names to paths
+        self.checkpoints: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<_Server {self.name} {list(self.adapters)}>"
+
+
+class Checkpoints:
+    """Gives each checkpoint a server; one caller at a time."""
+
+    def __init__(
+        self,
+        base: WorkerSpec,
+        lanes: Sequence[Lane],
+        pool: LanePool,
+        on_change: Callable[[SupervisedWorker], None],
+    ) -> None:
+        self._base = base
+        self._lanes = lanes
+        self._pool = pool
+        self._on_change = on_change
+        self._diaries = [Diary.of(replace(base, id=WorkerId(each.id))) for each in lanes]
+        self._allocator = Allocator(lanes)
+        self._served: dict[str, Served] = {}
+        self._servers: dict[str, _Server] = {}
+
+    def __repr__(self) -> str:
+        return f"<Checkpoints {list(self._servers)}>"
+
+    @property
+    def _shares(self) -> bool:
+        return self._lanes[0].layout is Layout.A
+
+    async def serve(self, site: Site, checkpoint: str, hint: int | None) -> Served:
+        """Return where a checkpoint is served; a new one is pinned, and loaded when a run wants it.
+
+        Raises:
+            NoLane: there is no place for it, or the hint is no lane.
+            InvalidSpec: no engine can be started with it.
+        """
+        known = self._served.get(checkpoint)
+        if known is not None:
+            self._allocator.pin(known.model, None, hint)
+            return known
+        base = await asyncio.to_thread(base_of, checkpoint)
+        is_adapter = base != checkpoint
+        if self._shares:
+            base = self._base_for(checkpoint, base)
+            if is_adapter:
+                await asyncio.to_thread(check_adapter, replace(self._base, model=base), checkpoint)
+            server = self._sharing(base, hint)
+            if server is None:
+                server = await self._add(site, base, hint, self._lanes_for(checkpoint, base, hint))
+        else:
+            if is_adapter:
+                raise InvalidSpec(f"model_ckpt: {checkpoint} is an adapter of a base, which only layout A serves")
+            server = await self._add(site, checkpoint, hint)
+        adapter = await self._equip(server, checkpoint) if is_adapter else None
+        server.checkpoints.add(checkpoint)
+        self._served[checkpoint] = Served(model=server.name, adapter=adapter)
+        return self._served[checkpoint]
+
+    # Layout A
+
+    def _base_for(self, checkpoint: str, base: str | None) -> str:
+        """Return the base of an adapter whose file names none: the only one that there is."""
+        if base is not None:
+            return base
+        bases = {server.base for server in self._servers.values()}
+        if len(bases) != 1:
+            found = "no base was registered before it" if not bases else f"there are {', '.join(sorted(bases))}"
+            raise NoLane(f"{checkpoint} is an adapter that names no base, and {found}")
+        return bases.pop()
+
+    def _sharing(self, base: str, hint: int | None) -> _Server | None:
+        """Return a server of the base that has room for one more checkpoint, on the hinted lane if there is a hint."""
+        for server in self._servers.values():
+            lane = self._allocator.lane_of(server.name)
+            is_there = hint is None or lane.number == hint
+            if server.base == base and is_there and len(server.checkpoints) < lane.capacity:
+                return server
+        return None
+
+    def _lanes_for(self, checkpoint: str, base: str, hint: int | None) -> frozenset[int]:
+        """Return the lanes that a new server may have: those without a server of another base.
+
+        Raises:
+            NoLane: every lane, or the hinted one, has a server of another base.
+        """
+        of_lane = {self._allocator.lane_of(each.name).number: each.base for each in self._servers.values()}
+        wanted = [lane.number for lane in self._lanes] if hint is None else [hint]
+        others = sorted({of_lane[number] for number in wanted if of_lane.get(number, base) != base})
+        if others and all(of_lane.get(number, base) != base for number in wanted):
+            where = "every lane has" if hint is None else f"lane {hint} has"
+            raise NoLane(
+                f"{checkpoint} cannot share a server with {', '.join(others)}: a server has one base model, and {where}"
+                " another; give layout B, or an adapter of that base"
+            )
+        return frozenset(lane.number for lane in self._lanes if of_lane.get(lane.number, base) == base)
+
+    async def _equip(self, server: _Server, checkpoint: str) -> str:
+        """Have the engines of a server serve an adapter; one that is there already is brought to it.
+
+        Raises:
+            InvalidSpec: one of them does not take it; they go on without it.
+        """
+        stem = Path(checkpoint).name.removesuffix(GGUF)
+        taken = {*server.adapters, server.name}
+        name = stem if stem not in taken else next(each for n in count(2) if (each := f"{stem}-{n}") not in taken)
+        server.adapters[name] = checkpoint
+        try:
+            await self._bring(server)
+        except AdapterRefused as error:
+            self._forget(server, name)
+            for worker in server.workers:
+                if worker.state in _FAILING:  # it would wait, as after its own failure
+                    worker.restart_nowait(f"asked for, without adapter {name}")
+            raise InvalidSpec(f"model_ckpt: {error}") from error
+        except BaseException:  # no engine can be started so, or the caller goes away
+            self._forget(server, name)
+            raise
+        return name
+
+    def _forget(self, server: _Server, name: str) -> None:
+        del server.adapters[name]
+        for worker in server.workers:
+            worker.want_adapters(server.adapters)
+
+    async def _bring(self, server: _Server) -> None:
+        for worker in server.workers:
+            worker.want_adapters(server.adapters)
+        for worker in server.workers:
+            while worker.is_starting:  # with what was wanted before
+                await self._pool.wait_change()
+            if worker.is_serving:
+                await bring(worker, self._pool.wait_change)
+
+    # Servers
+
+    async def _add(self, site: Site, base: str, hint: int | None, among: frozenset[int] | None = None) -> _Server:
+        name, lane_number = self._name(base), len(self._servers)
+        room = self._lanes[0].capacity if self._shares else None
+        spec = replace(self._base, name=name, model=base, max_adapters=room)
+        check_spec(spec)
+        need = await asyncio.to_thread(memory_need, spec)
+        spec = replace(spec, need_mib=need.taken if need else None)
+        self._pool.hints[name] = self._allocator.pin(name, need.least if need else None, hint, among).id
+        workers = [
+            SupervisedWorker(
+                on_lane(spec, lane, self._socket(lane, lane_number)),
+                os.environ,
+                self._on_change,
+                diary=diary,
+                health=self._pool.health,
+            )
+            for lane, diary in zip(self._lanes, self._diaries, strict=True)
+        ]
+        for worker in workers:
+            site.tasks.start_soon(worker.run, site.registry, site.gate)
+        self._pool.add(workers)
+        self._servers[name] = _Server(name, base, workers)
+        return self._servers[name]
+
+    def _name(self, base: str) -> str:
+        """Return what a model is called: its file's or folder's name, with a number where that is taken."""
+        stem = Path(base).name.removesuffix(GGUF) or "model"
+        return (
+            stem
+            if stem not in self._servers
+            else next(name for n in count(2) if (name := f"{stem}-{n}") not in self._servers)
+        )
+
+    def _socket(self, lane: Lane, number: int) -> Path | None:
+        if self._base.engine is not EngineKind.VLLM or self._base.state_dir is None:
+            return None
+        return socket_of(self._base.state_dir.resolve() / "sockets", f"{lane.id}-{number}")
+
+
+def base_of(checkpoint: str) -> str | None:
+    """Return the base of an adapter, None where it names none; a checkpoint that is no adapter is its own.
+
+    Raises:
+        InvalidSpec: the file that says so cannot be read.
+    """
+    path = Path(checkpoint)
+    config = path / CONFIG
+    if config.is_file() and not (path / "config.json").is_file():  # else it was merged into its base
+        try:
+            base = msgspec.json.decode(config.read_bytes(), type=dict).get("base_model_name_or_path")
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidSpec(f"model_ckpt: {config} cannot be read: {error}") from error
+        if not isinstance(base, str) or not base:
+            return None
+        beside = path / base
+        return str(beside.resolve()) if not Path(base).is_absolute() and beside.exists() else base
+    if path.suffix == GGUF and path.is_file():
+        return None if is_gguf_adapter(path) else checkpoint
+    return checkpoint
+
+
+def check_adapter(spec: WorkerSpec, checkpoint: str) -> None:
+    """Return if an engine may take an adapter, as far as its files tell: with another it would not start at all.
+
+    Raises:
+        InvalidSpec: it does not.
+    """
+    try:
+        if spec.engine is EngineKind.VLLM:
+            check_peft(Path(checkpoint), spec.model, most_rank(spec))
+        else:
+            check_gguf(Path(checkpoint))
+    except (InvalidAdapter, OSError) as error:
+        raise InvalidSpec(f"model_ckpt: {checkpoint} is no adapter that {spec.engine} takes: {error}") from error
+
+
+def check_spec(spec: WorkerSpec) -> None:
+    """Return if the program and the file of an engine are there, as far as that can be told.
+
+    Raises:
+        InvalidSpec: they are not.
+    """
+    program = command_for(spec, os.environ).argv[0]
+    if shutil.which(program) is None:
+        raise InvalidSpec(f"command: no such program: {program!r}")
+    checkpoint = Path(str(spec.model))
+    is_path = checkpoint.is_absolute() or checkpoint.suffix == GGUF  # else it may be the id of a repository
+    if is_path and not spec.command and not checkpoint.exists():
+        raise InvalidSpec(f"model_ckpt: there is no {checkpoint}")

@@ -1,0 +1,151 @@
+"""Runs of agents: each waits for a slot, is asked, and is asked elsewhere when its engine fails under it."""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from service.inference.event_log import INFER_DONE, INFER_START, EventLog
+from service.inference.failures import EngineClosed, InferenceFailed
+from service.inference.lane_news import LaneNews, NewsReaders
+from service.inference.patience import Patience
+from service.inference.turnstile import Seat, Turnstile
+from workers.lanes.lane_pool import LanePool
+from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.requests.answer import Answer
+from workers.requests.request import Request
+from workers.supervised import SupervisedWorker
+
+CLOSED: Final = "the engine was shut down"
+MS: Final = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """How long a run has waited for its slot, in seconds, and how much of that its checkpoint was loading there."""
+
+    seconds: float
+    swap_s: float
+
+    @property
+    def queue_s(self) -> float:
+        """How long it has waited behind others."""
+        return self.seconds - self.swap_s
+
+
+class AgentRuns:
+    """Brings runs to their answers; with ``emulates`` none comes sooner than the engine's pace says that it would."""
+
+    def __init__(
+        self,
+        pool: LanePool,
+        turnstile: Turnstile,
+        readers: NewsReaders,
+        news: LaneNews,
+        log: EventLog | None,
+        *,
+        emulates: bool,
+    ) -> None:
+        self._pool = pool
+        self._turnstile = turnstile
+        self._readers = readers
+        self._news = news
+        self._log = log
+        self._emulates = emulates
+        self._lanes: dict[str, str] = {}  # that each agent was on last
+        self._closing = asyncio.Event()
+        self.because = CLOSED
+
+    def __repr__(self) -> str:
+        return f"<AgentRuns {self._turnstile!r}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is asked any more, for the reason in ``because``."""
+        return self._closing.is_set()
+
+    def close(self, because: str = CLOSED) -> None:
+        """End all waits; the first reason stands."""
+        if not self._closing.is_set():
+            self.because = because
+        self._closing.set()
+        self._turnstile.fail_all(lambda: EngineClosed(self.because))
+
+    async def ask(self, agent_id: str, model: str, request: Request, refusal_s: float | None) -> Answer:
+        """Return the answer to a request; ``refusal_s`` is for how long an engine may refuse it.
+
+        Raises:
+            InferenceFailed: there is none.
+            EngineClosed: the engine was shut down.
+        """
+        place: int | None = None
+        last, patience = "", Patience()
+        while not self._closing.is_set():
+            asked_at = time.monotonic()
+            place, seat = await self._turnstile.enter(model, again=place, last=self._lanes.get(agent_id, ""))
+            waited = self._waited(seat.worker, asked_at)
+            if last and seat.worker.spec.id != last:
+                self._readers.tell(self._news.moved(agent_id, last, seat.worker))
+            last = self._lanes[agent_id] = seat.worker.spec.id
+            answer, outcome = await self._attempt(agent_id, request, seat, waited)
+            match outcome:
+                case Completed():
+                    return answer
+                case EngineFailed():
+                    pause_s = patience.pause_s(outcome, time.monotonic(), refusal_s)
+                    if pause_s is None:
+                        reason = FailureReason.POISONED if outcome.brought_down else outcome.reason
+                        raise InferenceFailed(agent_id, reason, outcome.detail)
+                    await asyncio.sleep(pause_s)
+                case RequestFailed():
+                    raise InferenceFailed(agent_id, outcome.reason, outcome.detail)
+                case Cancelled():
+                    break  # by the shutdown
+        raise EngineClosed(self.because)
+
+    def _waited(self, worker: SupervisedWorker, asked_at: float) -> Waited:
+        now, lane = time.monotonic(), self._pool.find(worker.spec.id)
+        began, ended = lane.last_load if lane is not None else (0.0, 0.0)
+        return Waited(seconds=now - asked_at, swap_s=max(0.0, min(ended, now) - max(began, asked_at)))
+
+    async def _attempt(self, agent_id: str, request: Request, seat: Seat, waited: Waited) -> tuple[Answer, Outcome]:
+        answer = Answer(time.monotonic)
+        worker, began_at = seat.worker, time.monotonic()
+        lane = worker.spec.lane
+        place = {"agent": agent_id, "gpu": lane.device.uuid if lane is not None else "", "lane": worker.spec.id}
+        self._write(INFER_START, place, prompt_len=len(request.conversation[0].content))
+        try:
+            with seat.lease:
+                outcome = await worker.perform(request, answer)
+                if self._emulates and isinstance(outcome, Completed) and answer.predicted_ms is not None:
+                    await self._hold_until(began_at + answer.predicted_ms / MS)
+        finally:
+            self._turnstile.look()
+        predicted = answer.predicted_ms
+        self._write(
+            INFER_DONE,
+            place,
+            tokens_out=answer.output_tokens,
+            latency_ms=_ms(waited.swap_s + time.monotonic() - began_at),
+            predicted_ms=None if predicted is None else round(predicted + waited.swap_s * MS, 3),
+            queue_ms=_ms(waited.queue_s),
+            swap_ms=_ms(waited.swap_s),
+            tools_ms=_ms(answer.tools_s),
+            outcome=type(outcome).__name__.lower(),
+        )
+        return answer, outcome
+
+    async def _hold_until(self, at: float) -> None:
+        """Keep an answer, and its slot, until it would have come; a shutdown waits for none."""
+        while not self._closing.is_set() and (left := at - time.monotonic()) > 0:  # a timer may be a moment early
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), left)
+
+    def _write(self, event: str, place: dict[str, str], **about: object) -> None:
+        if self._log is not None:
+            self._log.write({"event": event, "time": time.time(), **place, **about})
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * MS, 3)

@@ -1,0 +1,69 @@
+"""Who may start though the turn before it has no room, and for how often: no large turn waits for ever. Pure.
+
+Source: D. Lifka, "The ANL/IBM SP scheduling system" (1995), for backfilling; specification, "Capacity in tokens".
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.scheduling.core.capacity.turn_needs import TurnNeeds
+from service.scheduling.core.in_flight_pool import InFlightPool
+from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.core.queue.ready_queue import ReadyTurn
+
+PASSES: Final = 8  # turns that may start ahead of one that has no room
+LOOKED_AT: Final = 16  # turns without room, at one moment: a decision takes a millisecond at most
+
+
+class RoomKeeper:
+    """Estimates what turns take, and keeps room for those that were passed often enough."""
+
+    def __init__(self, in_flight: InFlightPool) -> None:
+        self._in_flight = in_flight
+        self._needs = TurnNeeds()
+        self._passes: dict[TurnKey, int] = {}
+        self._most_answer = 0
+        self.is_bounded = False  # whether any worker has a budget: else nothing is estimated
+
+    def __repr__(self) -> str:
+        return f"<RoomKeeper {self._needs!r} passed={len(self._passes)}>"
+
+    def note_budget(self, most_answer: int) -> None:
+        """Note that a worker has a budget; ``most_answer`` bounds an answer there."""
+        self.is_bounded = True
+        self._most_answer = max(self._most_answer, most_answer)
+
+    def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
+        """Return what a turn takes."""
+        return self._needs.need(key, agent, conversation, self._most_answer)
+
+    def may_pass(self, key: TurnKey, lacking: int) -> bool:
+        """Whether turns behind one without room may start; ``lacking`` have none so far at this moment."""
+        return self._passes.get(key, 0) < PASSES and lacking < LOOKED_AT
+
+    def note_passed(self, turns: Iterable[ReadyTurn]) -> None:
+        """Note that a turn has started ahead of these."""
+        for turn in turns:
+            self._passes[turn.key] = self._passes.get(turn.key, 0) + 1
+
+    def note_start(self, key: TurnKey) -> None:
+        """Note that a turn has its room."""
+        self._passes.pop(key, None)
+
+    def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:
+        """Take a turn that has ended."""
+        if self.is_bounded and reading is not None:
+            self._needs.learn(key, agent, conversation, reading.context_tokens, reading.answer_tokens)
+
+    def forget_turn(self, key: TurnKey) -> None:
+        """Forget a turn that will not start."""
+        self._passes.pop(key, None)
+
+    def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
+        """Forget a conversation that is over, or elsewhere."""
+        self._needs.forget_conversation(job_id, conversation_id)
+
+    def forget_job(self, job_id: JobId, agents: Mapping[str, int]) -> None:
+        """Forget a job that is over."""
+        self._needs.forget_job(job_id, list(agents))

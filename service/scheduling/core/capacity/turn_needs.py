@@ -1,0 +1,138 @@
+"""How many tokens of a KV cache a turn takes: its prompt, and the answer that is expected of it. Pure.
+
+A prompt is known from the agent's last turn, as its engine counted it, and from what the others have said since; before
+an agent's first turn it is estimated from its characters. An answer is expected to be no longer than nearly all of what
+that agent has said so far, in whichever conversation; until that is known it may have all that its bound gives it.
+
+Source: specification, "Capacity in tokens".
+"""
+
+from bisect import insort
+from collections import deque
+from typing import Final
+
+from service.conversations.job import Agent, Conversation, JobId, TurnKey
+
+NEWEST: Final = 50  # answers of an agent that are remembered
+LEAST: Final = 5  # before its answers tell anything
+QUANTILE: Final = 0.95
+TOKENS_A_CHAR: Final = 0.5  # until prompts have told: high for English, right for code and CJK
+MOST_A_CHAR: Final = 4.0  # bytes of a character that no token of several letters stands for
+TEMPLATE_TOKENS: Final = 64  # of words that are not the author's: roles, names, the BIOS of an agent without tools
+BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+
+
+class AnswerLengths:
+    """The newest answers of one agent, in tokens."""
+
+    def __init__(self) -> None:
+        self._newest: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<AnswerLengths {len(self._newest)}>"
+
+    def add(self, tokens: int) -> None:
+        """Take one more."""
+        if len(self._newest) == NEWEST:
+            self._sorted.remove(self._newest.popleft())
+        self._newest.append(tokens)
+        insort(self._sorted, tokens)
+
+    @property
+    def expected(self) -> int | None:
+        """What nearly no answer exceeds; None while too few are known."""
+        if len(self._sorted) < LEAST:
+            return None
+        return self._sorted[min(len(self._sorted) - 1, int(QUANTILE * len(self._sorted)))]
+
+
+class PromptLengths:
+    """What first prompts of one agent took, by their characters: a line through them (least squares)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._chars = self._tokens = self._spread = self._together = 0.0  # means, and sums of squares about them
+
+    def __repr__(self) -> str:
+        return f"<PromptLengths {self._count}>"
+
+    def add(self, chars: int, tokens: int) -> None:
+        """Take one more."""
+        self._count += 1
+        from_mean = chars - self._chars
+        self._chars += from_mean / self._count
+        self._spread += from_mean * (chars - self._chars)
+        self._together += from_mean * (tokens - self._tokens)
+        self._tokens += (tokens - self._tokens) / self._count
+
+    def expected(self, chars: int) -> int:
+        """Return what a prompt of so many characters should take."""
+        if not self._count:
+            return round(chars * TOKENS_A_CHAR) + TEMPLATE_TOKENS
+        rate = self._together / self._spread if self._spread else TOKENS_A_CHAR
+        return max(1, round(self._tokens + (chars - self._chars) * min(MOST_A_CHAR, max(0.0, rate))))
+
+
+class _Talk:
+    """What is known of one conversation: tokens said in it, and each agent's cache after its last turn."""
+
+    __slots__ = ("contexts", "said")
+
+    def __init__(self) -> None:
+        self.said = 0
+        self.contexts: dict[str, tuple[int, int]] = {}  # tokens there, and how much had been said by then
+
+
+class TurnNeeds:
+    """Learns from every turn that has ended; forgets a conversation with its end."""
+
+    def __init__(self) -> None:
+        self._talks: dict[tuple[JobId, str], _Talk] = {}
+        self._answers: dict[tuple[JobId, str], AnswerLengths] = {}
+        self._prompts: dict[tuple[JobId, str], PromptLengths] = {}
+
+    def __repr__(self) -> str:
+        return f"<TurnNeeds talks={len(self._talks)}>"
+
+    def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
+        """Return what a turn's prompt takes."""
+        talk = self._talks.get((key.job_id, key.conversation_id))
+        known = talk.contexts.get(key.agent_id) if talk is not None else None
+        if talk is not None and known is not None:
+            context, said = known
+            return context + talk.said - said + TEMPLATE_TOKENS
+        lengths = self._prompts.get((key.job_id, key.agent_id)) or PromptLengths()
+        said = talk.said if talk is not None else 0
+        return lengths.expected(len(agent.system) + len(conversation.prompt)) + said
+
+    def answer_tokens(self, key: TurnKey, agent: Agent, most: int) -> int:
+        """Return what a turn's answer is expected to take; ``most`` bounds one where the agent's parameters do not."""
+        bound = next((int(v) for name in BOUNDS if isinstance(v := agent.params.get(name), int) and v > 0), most)
+        lengths = self._answers.get((key.job_id, key.agent_id))
+        expected = lengths.expected if lengths is not None else None
+        return bound if expected is None else min(bound, expected)
+
+    def need(self, key: TurnKey, agent: Agent, conversation: Conversation, most: int) -> int:
+        """Return what a turn takes of a KV cache."""
+        return self.prompt_tokens(key, agent, conversation) + self.answer_tokens(key, agent, most)
+
+    def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, context: int, answer: int) -> None:
+        """Take a turn that has ended: what its cache held then, prompt and answer, and the answer alone."""
+        talk = self._talks.setdefault((key.job_id, key.conversation_id), _Talk())
+        if key.agent_id not in talk.contexts:
+            lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
+            lengths.add(len(agent.system) + len(conversation.prompt), context - answer - talk.said)
+        talk.said += answer
+        talk.contexts[key.agent_id] = context, talk.said
+        self._answers.setdefault((key.job_id, key.agent_id), AnswerLengths()).add(answer)
+
+    def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
+        """Forget a conversation that is over, or elsewhere."""
+        self._talks.pop((job_id, conversation_id), None)
+
+    def forget_job(self, job_id: JobId, agents: "list[str]") -> None:
+        """Forget the agents of a job that is over."""
+        for agent in agents:
+            self._answers.pop((job_id, agent), None)
+            self._prompts.pop((job_id, agent), None)

@@ -1,0 +1,125 @@
+"""What engines were seen to take of their devices, on real processes of the scripted engine: it corrects placement."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service import InferenceEngine
+from service.api.lanes import lane_document
+from tests.conftest import ENGINE_PROGRAM
+from tests.harness.devices import FIRST, LOOK_S, Machine
+from tests.harness.waiting import LIMIT_S, wait_until
+from workers.devices.device_health import DeviceHealth
+from workers.devices.readers import MachineReader
+from workers.files.model_memory import model_memory
+from workers.lanes.lane_pool import LanePool
+from workers.lanes.memory_use import MIB, MemoryUse
+from workers.spec import EngineKind, WorkerSpec
+
+LIMIT = 3 * LIMIT_S
+CONTEXT = 64
+
+
+def engine(first_port: int, *, count: int) -> InferenceEngine:
+    return InferenceEngine(
+        engine="llama-server",
+        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
+        max_agents_per_gpu=count,
+        ports=(first_port, first_port + 3),
+        context=CONTEXT,
+    )
+
+
+async def say(game: InferenceEngine, agent: str) -> None:
+    await game.run(agent, "Who?", step="act", max_tokens=9)
+
+
+def seen(pool: LanePool) -> dict[str, int]:
+    assert pool.memory_use is not None
+    return pool.memory_use.most_mib
+
+
+def needs(pool: LanePool) -> dict[str, int | None]:
+    """Return what the placement reckons with."""
+    return {model.name: model.need_mib for model in pool._demand(time.monotonic())}
+
+
+def residents(pool: LanePool) -> list[str]:
+    return sorted(lane.resident for lane in pool.lanes if lane.resident)
+
+
+def rss_mib(pool: LanePool) -> list[int]:
+    """Return what the engines on the lanes have, without their guardians."""
+    pids = [worker.snapshot().pid for worker in pool]
+    return [psutil.Process(pid).memory_info().rss // MIB for pid in pids if pid is not None]
+
+
+async def test_what_engines_on_the_cpu_have_corrects_what_their_files_tell(
+    tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their files one of two models has room at a time; they are seen to take little, and stay side by side."""
+    for name in "ab":
+        (tmp_path / f"{name}.gguf").symlink_to(tiny_model)
+    known = model_memory(str(tmp_path / "a.gguf"))
+    assert known is not None
+    told = known.need_mib(CONTEXT)
+    assert told is not None
+    monkeypatch.setattr("workers.devices.discovery.READERS", ())
+    monkeypatch.setattr("workers.lanes.lane_pool.LOOK_S", LOOK_S)
+    monkeypatch.setattr("service.config.inventory.host_memory_mib", lambda: (told + 5) * 100 // 95)
+    async with asyncio.timeout(LIMIT), engine(free_ports(4), count=2) as game:
+        pool = game._pool
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt=str(tmp_path / f"{name}.gguf"))
+        assert needs(pool) == {"a": told, "b": told}
+        await say(game, "a")
+        await wait_until(lambda: seen(pool).keys() == {"a"}, "one is measured")
+        assert residents(pool) == ["a"]
+        assert [seen(pool)["a"]] == pytest.approx(rss_mib(pool), abs=2)
+        await say(game, "b")
+        assert residents(pool) == ["b"]  # nobody has seen yet that it takes less
+        await wait_until(lambda: seen(pool).keys() == {"a", "b"}, "the other one is measured")
+        await say(game, "a")
+        assert residents(pool) == ["a", "b"]
+        assert needs(pool) == seen(pool)
+        assert [lane_document(pool, lane).measured_mib for lane in pool.lanes] == [seen(pool)] * 2
+
+
+async def test_what_an_engine_has_of_a_gpu_is_what_its_driver_shows(
+    tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The most that was ever seen, of its own processes alone; where none is shown, it is as its files tell."""
+    machine = Machine(tmp_path / "machine", monkeypatch)
+    async with asyncio.timeout(LIMIT), engine(free_ports(4), count=1) as game:
+        pool = game._pool
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        await say(game, "a")
+        (pid,) = machine.engines(FIRST)
+        for held, most in (
+            ({}, {}),
+            ({1: 5000}, {}),
+            ({1: 5000, pid: 3000}, {"m": 3000}),
+            ({1: 5000, pid: 2000}, {"m": 3000}),
+            ({pid: 3500}, {"m": 3500}),
+            ({}, {"m": 3500}),
+        ):
+            await machine.show(FIRST, 6000, held)
+            assert pool.memory_use is not None
+            await pool.memory_use.look(pool.lanes)
+            assert seen(pool) == most
+        assert needs(pool) == {"m": 3500}
+
+
+def test_vllm_takes_the_part_that_it_is_given(tmp_path: Path) -> None:
+    """Whatever was seen: it fills that part with its cache."""
+    use = MemoryUse(DeviceHealth(MachineReader(tmp_path / "nowhere")))
+    use.most_mib["m"] = 70
+    for told in (None, 40):
+        assert use.need_mib(WorkerSpec(engine=EngineKind.VLLM, name="m", model="m", need_mib=told)) == told
+        assert use.need_mib(WorkerSpec(engine=EngineKind.LLAMA_SERVER, name="m", model="m", need_mib=told)) == 70
+        assert use.need_mib(WorkerSpec(engine=EngineKind.LLAMA_SERVER, name="n", model="n", need_mib=told)) == told

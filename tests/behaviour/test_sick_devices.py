@@ -1,0 +1,305 @@
+"""Devices that fail, on real processes of the scripted engine: nothing is started there, and agents go on elsewhere."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import psutil
+import pytest
+from fastapi import FastAPI
+
+from service import InferenceEngine
+from service.api.lanes import lane_document, lanes_router
+from service.api.workers import workers_router
+from service.inference.event_log import INFER_START, replay
+from service.inference.failures import InferenceFailed
+from tests.conftest import ENGINE_PROGRAM, SpecFactory
+from tests.harness.devices import FIRST, GPUS, SECOND, TOTAL_MIB, Machine
+from tests.harness.waiting import LIMIT_S, wait_until
+from workers.devices.device_health import DeviceHealth
+from workers.devices.layout import LayoutPolicy, lanes_of
+from workers.devices.memory import DeviceMemory
+from workers.devices.readers import MachineReader
+from workers.fleet import Fleet
+from workers.health.incident import Incident, Incidents, incident_document
+from workers.lanes.lane_pool import LanePool
+from workers.lanes.lane_spec import on_lane
+from workers.policy.placement import Waiting
+from workers.policy.restart import RestartPolicy
+from workers.spec import WorkerSpec
+from workers.states import WorkerState
+from workers.supervised import SupervisedWorker
+
+LIMIT = 3 * LIMIT_S
+XID = "the kernel has logged Xid 79 of it"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.05)
+    return Machine(tmp_path / "machine", monkeypatch)
+
+
+def engine(first_port: int, **fields: Any) -> InferenceEngine:  # noqa: ANN401
+    """Return one with a lane on each of the two GPUs."""
+    return InferenceEngine(
+        engine="llama-server",
+        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
+        max_agents_per_gpu=1,
+        ports=(first_port, first_port + 1),
+        **fields,
+    )
+
+
+async def say(game: InferenceEngine, agent: str, **fields: Any) -> str:  # noqa: ANN401
+    return await game.run(agent, "Who?", step="act", max_tokens=9, **fields)
+
+
+def started_on(log: Path) -> list[str]:
+    """Return the devices that runs have started on."""
+    return [event["gpu"] for event in replay(log) if event["event"] == INFER_START]
+
+
+def current(pool: LanePool, lane_id: str) -> SupervisedWorker:
+    lane = pool.find(lane_id)
+    assert lane is not None
+    return lane.current
+
+
+def sick(pool: LanePool) -> list[str | None]:
+    return [lane_document(pool, lane).sick for lane in pool.lanes]
+
+
+async def wait_marked(pool: LanePool, *uuids: str) -> None:
+    assert pool.health is not None
+    marks = pool.health.marks
+    await wait_until(lambda: marks.keys() == set(uuids), f"{uuids or 'none'} are left alone")
+
+
+async def wait_stopped(worker: SupervisedWorker) -> None:
+    await wait_until(lambda: worker.state is WorkerState.STOPPED, "its lane is empty")
+
+
+async def test_a_broken_engine_is_not_started_again_on_a_device_that_failed(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """One that works there goes on; when it breaks its agent has its next answer from the other device."""
+    log = tmp_path / "events.jsonl"
+    async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        await say(game, "a")
+        (pid,) = machine.engines(FIRST)
+        machine.fail(FIRST, 79)
+        await wait_marked(game._pool, FIRST)
+        await say(game, "a")
+        psutil.Process(pid).kill()
+        worker = current(game._pool, "lane-0")
+        await wait_stopped(worker)
+        assert worker.because == f"{FIRST} is left alone: {XID}"
+        await say(game, "a")
+        assert (machine.engines(FIRST), worker.incarnation) == ([], 1)
+        assert sick(game._pool) == [f"{FIRST} is left alone: {XID}", None]
+    assert started_on(log) == [FIRST, FIRST, SECOND]
+
+
+async def test_a_run_whose_engine_breaks_with_its_device_goes_on_elsewhere(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Its caller waits a little longer."""
+    log = tmp_path / "events.jsonl"
+    game = engine(free_ports(2), event_log=log, args={"hold": r"HOLD=(\S+?)!"})
+    async with asyncio.timeout(LIMIT), game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        run = asyncio.create_task(game.run("a", f"HOLD={tmp_path}/go!", step="act", max_tokens=9))
+        await wait_until(lambda: started_on(log) == [FIRST], "it runs")
+        machine.fail(FIRST, 79)
+        await wait_marked(game._pool, FIRST)
+        (pid,) = machine.engines(FIRST)
+        psutil.Process(pid).kill()
+        await wait_until(lambda: started_on(log) == [FIRST, SECOND], "it runs elsewhere")
+        (tmp_path / "go").touch()
+        assert (await run).split() == ["word0", "word1", "word2"]
+        assert (machine.engines(FIRST), current(game._pool, "lane-0").incarnation) == ([], 1)
+
+
+async def test_a_device_that_failed_gets_no_new_model(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Models that were meant for it take turns on the other one."""
+    log = tmp_path / "events.jsonl"
+    async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
+        machine.fail(FIRST, 79)
+        await wait_marked(game._pool, FIRST)
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt=name, lane_hint=0)
+        await asyncio.gather(say(game, "a"), say(game, "b"))
+        assert [worker.incarnation for lane in game._pool.lanes for worker in lane][:2] == [0, 0]
+        assert machine.engines(FIRST) == []
+        assert game._pool.has_room("a")
+    assert started_on(log) == [SECOND, SECOND]
+
+
+async def test_an_xid_of_a_program_keeps_no_model_away(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """An engine that was killed leaves one; the log is read to its end before the start."""
+    log = tmp_path / "events.jsonl"
+    async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        await say(game, "a")
+        (pid,) = machine.engines(FIRST)
+        machine.fail(FIRST, 43)
+        psutil.Process(pid).kill()
+        await wait_until(lambda: current(game._pool, "lane-0").incarnation == 2, "it is started again")
+        await say(game, "a")
+        assert sick(game._pool) == [None, None]
+    assert started_on(log) == [FIRST, FIRST]
+
+
+async def test_where_all_devices_failed_a_run_waits_for_an_operator(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """One with a deadline is told why; one without has its answer from the device that is resumed, and no other."""
+    log = tmp_path / "events.jsonl"
+    async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
+        pool = game._pool
+        machine.fail(FIRST, 79)
+        await wait_marked(pool, FIRST)
+        machine.fail(SECOND, 48)
+        await wait_marked(pool, FIRST, SECOND)
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        with pytest.raises(InferenceFailed) as failed:
+            await say(game, "a", deadline_s=0.1)
+        causes = f"lane-0: {FIRST} is left alone: {XID}; lane-1: {SECOND} is left alone: {XID.replace('79', '48')}"
+        trouble = f"m has failed on every lane that could hold it: {causes}"
+        assert str(failed.value) == f"agent 'a': deadline: no answer within 0.1 s; m: {trouble}"
+        assert (pool.has_room("m"), pool.is_lost("m"), pool.trouble_of("m")) == (False, False, trouble)
+        run = asyncio.create_task(say(game, "a"))
+        await wait_until(lambda: pool._waiting.keys() == {"m"}, "it waits")
+        pool.forgive("lane-1")  # nothing but this wakes it
+        assert (pool.has_room("m"), sick(pool)) == (True, [f"{FIRST} is left alone: {XID}", None])
+        assert await run
+        pool.forgive("no-lane")
+        assert machine.engines(FIRST) == []
+    assert started_on(log) == [SECOND]
+
+
+async def test_a_start_waits_while_memory_comes_back(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """An engine that starts too early finds no room, and fails for its predecessor's sake."""
+    log = tmp_path / "events.jsonl"
+    async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        await say(game, "a")
+        worker = current(game._pool, "lane-0")
+        (pid,) = machine.engines(FIRST)
+        machine.use(FIRST, 6000)
+        psutil.Process(pid).kill()
+        await wait_until(lambda: worker.incarnation == 2, "it is to be started again")
+        await machine.wait_looks(4)
+        assert (worker.state, machine.engines(FIRST)) == (WorkerState.STARTING, [])
+        machine.use(FIRST, 300)
+        await say(game, "a")
+        assert (worker.incarnation, sick(game._pool)) == (2, [None, None])
+    assert started_on(log) == [FIRST, FIRST]
+
+
+async def test_a_device_whose_memory_is_lost_is_used_again_when_that_is_back(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the other one serves; nobody has to say that it is back."""
+    monkeypatch.setattr("workers.devices.memory.BACK_S", 0.1)
+    log = tmp_path / "events.jsonl"
+    async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
+        for name in "ab":
+            await game.register_agent(agent_id=name, model_ckpt=name, lane_hint=0)
+        await say(game, "a")
+        (pid,) = machine.engines(FIRST)
+        machine.use(FIRST, 6000)
+        psutil.Process(pid).kill()
+        await wait_marked(game._pool, FIRST)
+        told = "5900 MiB of an engine that has ended have not come back, and no process has them"
+        assert sick(game._pool) == [f"{FIRST} is left alone: {told}", None]
+        await say(game, "a")
+        machine.use(FIRST, 100)
+        await wait_marked(game._pool)
+        await say(game, "b")
+    assert started_on(log) == [FIRST, SECOND, FIRST]
+
+
+async def test_an_incident_names_its_model_its_device_and_the_memory_there(
+    machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """As it was at the last look; it is kept so, and read again by the next life."""
+    async with asyncio.timeout(LIMIT), engine(free_ports(2), state_dir=tmp_path / "state") as game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        await say(game, "a")
+        (pid,) = machine.engines(FIRST)
+        await machine.show(FIRST, 5000, {pid: 4900})
+        psutil.Process(pid).kill()
+        worker = current(game._pool, "lane-0")
+        await wait_until(lambda: list(worker.incidents), "an incident is kept")
+        (incident,) = worker.incidents
+    memory = DeviceMemory(total_mib=TOTAL_MIB, used_mib=5000, held={pid: 4900})
+    assert about(incident) == ("m", FIRST, memory)
+    told = incident_document(incident)
+    assert (told["model"], told["device"]) == ("m", FIRST)
+    assert told["device_memory"] == {"total_mib": TOTAL_MIB, "used_mib": 5000, "held": {pid: 4900}}
+    (file,) = (tmp_path / "state").rglob("*incidents*/*")
+    (read,) = Incidents(file)
+    assert about(read) == about(incident)
+
+
+def about(incident: Incident) -> tuple[str | None, str | None, DeviceMemory | None]:
+    return incident.model, incident.device, incident.device_memory
+
+
+def specs_on(make: SpecFactory, first_port: int) -> Sequence[WorkerSpec]:
+    """Return the workers of a model, one for each of the two GPUs."""
+    lanes = lanes_of(GPUS, LayoutPolicy(max_agents_per_gpu=1, ports=(first_port, first_port + 1)), 0)
+    return [on_lane(make(), lane, None) for lane in lanes]
+
+
+async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
+    machine: Machine, free_ports: Callable[[int], int], scripted_spec: SpecFactory
+) -> None:
+    """Over HTTP: the lane says why it is left alone, and the resume starts its engine again."""
+    health = DeviceHealth(MachineReader(machine.log))
+    fleet = Fleet(specs_on(scripted_spec, free_ports(2)), os.environ, health=health)
+    app = FastAPI()
+    app.include_router(workers_router(fleet, lambda _worker: 0))
+    app.include_router(lanes_router(fleet.lanes))
+    transport = httpx.ASGITransport(app)
+    with anyio.fail_after(LIMIT):
+        async with fleet.running(), httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            fleet.lanes.note_waiting({"scripted": Waiting(count=1, first=(1,))})
+            worker = current(fleet.lanes, "lane-0")
+            await wait_until(lambda: worker.state is WorkerState.READY, "its model is loaded")
+            fleet.lanes.note_waiting({})
+            machine.fail(FIRST, 79)
+            await wait_marked(fleet.lanes, FIRST)
+            (pid,) = machine.engines(FIRST)
+            psutil.Process(pid).kill()
+            await wait_stopped(worker)
+            lanes = (await http.get("/v1/lanes")).json()["lanes"]
+            assert [(lane["device"], lane["sick"]) for lane in lanes] == [
+                (FIRST, f"{FIRST} is left alone: {XID}"),
+                (SECOND, None),
+            ]
+            assert lanes[1]["device_memory"] == {"total_mib": TOTAL_MIB, "used_mib": 100}
+            (incident,) = (await http.get("/v1/workers/lane-0/incidents")).json()["incidents"]
+            assert (incident["model"], incident["device"]) == ("scripted", FIRST)
+            assert incident["device_memory"] == {"total_mib": TOTAL_MIB, "used_mib": 100, "held": None}
+            (await http.post("/v1/workers/lane-0/resume")).raise_for_status()
+            await wait_until(lambda: worker.state is WorkerState.READY, "its engine is there again")
+            lanes = (await http.get("/v1/lanes")).json()["lanes"]
+            assert [lane["sick"] for lane in lanes] == [None, None]
+            assert len(machine.engines(FIRST)) == 1
+            fleet.lanes.close()
+            await fleet.stop("the test is over")

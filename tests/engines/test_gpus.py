@@ -1,0 +1,93 @@
+"""The devices of this machine, where it has any: the same claims as of made-up ones. Skipped elsewhere."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from service import InferenceEngine
+from service.inference.event_log import INFER_DONE, replay
+from tests.behaviour.test_inference_engine import LIMIT, say
+from tests.conftest import ENGINE_PROGRAM
+from workers.devices.device import check_devices
+from workers.devices.device_health import DeviceHealth
+from workers.devices.discovery import find_gpus, host_memory_mib
+from workers.devices.layout import LayoutPolicy, lanes_of
+from workers.devices.nvidia_smi import read_memory, read_nvidia_smi
+from workers.devices.nvml import open_nvml, read_nvml
+from workers.devices.readers import MachineReader
+from workers.devices.slice_view import check_view
+
+pytestmark = pytest.mark.skipif(not find_gpus(), reason="this machine has no GPU")
+
+
+def test_the_readers_agree_on_this_machine() -> None:
+    """NVML and ``nvidia-smi`` tell the same devices, and about the same memory of each."""
+    gpus, asked = read_nvml(), read_nvidia_smi()
+    assert gpus
+    check_devices(gpus)
+    if asked is None:
+        pytest.skip("there is no nvidia-smi")
+    assert asked == gpus
+    session = open_nvml()
+    assert session is not None
+    try:
+        told, printed = session.memory(), read_memory()[0]
+    finally:
+        session.close()
+    for uuid, memory in printed.items():
+        assert told[uuid].total_mib == memory.total_mib
+        assert abs(told[uuid].used_mib - memory.used_mib) <= memory.total_mib // 20
+
+
+def test_lanes_of_this_machine_fit_its_devices() -> None:
+    """No device twice, shares within the memory, and a slice is what an engine would see."""
+    for each in (1, 2, 4):
+        lanes = lanes_of(find_gpus(), LayoutPolicy(max_agents_per_gpu=each, enable_mig=True), host_memory_mib())
+        shares = Counter[str]()
+        for lane in lanes:
+            shares[lane.device.uuid] += lane.memory_mib or 0
+            if lane.device.is_slice:
+                check_view(lane.device)
+        known = {lane.device.uuid: lane.device.memory_mib for lane in lanes if lane.device.memory_mib is not None}
+        assert all(shares[uuid] <= memory_mib for uuid, memory_mib in known.items())
+
+
+async def test_devices_that_are_well_are_not_marked() -> None:
+    """They are looked at as a service does."""
+    reader = MachineReader()
+    health = DeviceHealth(reader)
+    try:
+        with anyio.fail_after(LIMIT):
+            for _ in range(3):
+                await health.look()
+            for lane in lanes_of(find_gpus(), LayoutPolicy(enable_mig=True), host_memory_mib()):
+                await health.wait_free(lane.device)
+    finally:
+        reader.close()
+    assert health.marks == {}
+    assert {gpu.uuid for gpu in find_gpus() if gpu.memory_mib is not None} <= health.memory.keys()
+
+
+async def test_agents_are_spread_over_this_machine(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Distinct devices until all are used; each run says where it was."""
+    count = len(lanes_of(find_gpus(), LayoutPolicy(max_agents_per_gpu=1), host_memory_mib()))
+    log = tmp_path / "events.jsonl"
+    first = free_ports(count)
+    town = InferenceEngine(
+        engine="llama-server",
+        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
+        max_agents_per_gpu=1,
+        ports=(first, first + count - 1),
+        event_log=log,
+    )
+    async with asyncio.timeout(LIMIT), town:
+        for number in range(count):
+            await town.register_agent(agent_id=f"a{number}", model_ckpt=f"m{number}")
+        await asyncio.gather(*(say(town, f"a{number}") for number in range(count)))
+    devices = {event["gpu"] for event in replay(log) if event["event"] == INFER_DONE}
+    assert len(devices) == count

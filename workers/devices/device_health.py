@@ -1,0 +1,147 @@
+"""Which devices are well: their memory is looked at, and those that fail are marked and left alone.
+
+A device is marked for memory that does not come back after an engine of ours has ended there, until it does; and for
+an Xid that tells of the device, until an operator resumes a lane on it.
+
+Source: specification, "Sick devices".
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from workers.devices.device import CPU
+from workers.devices.layout import Device
+from workers.devices.memory import DeviceMemory, MemoryFinding, is_devices_fault, judge_memory
+from workers.devices.readers import DeviceReader
+from workers.devices.slice_view import check_view
+from workers.errors import DeviceSick
+
+LOOK_S: Final = 5.0  # between two looks
+POLL_S: Final = 0.5  # while memory comes back
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Why a device is left alone; one for memory goes when that is back."""
+
+    because: str
+    is_memory: bool
+
+
+class DeviceHealth:
+    """The one owner of marks; ``run`` looks until cancelled, ``on_mark`` is told of every change."""
+
+    def __init__(self, reader: DeviceReader, on_mark: Callable[[], None] = lambda: None) -> None:
+        self._reader = reader
+        self.on_mark = on_mark
+        self.marks: dict[str, Mark] = {}
+        self.memory: dict[str, DeviceMemory] = {}  # at the last look
+        self._before: dict[str, DeviceMemory] = {}  # the last engine of ours was started
+        self._engines: Counter[str] = Counter()
+        self._seen_right: set[str] = set()  # slices
+
+    def __repr__(self) -> str:
+        return f"<DeviceHealth marks={self.marks}>"
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        try:
+            while True:
+                await self.look()
+                await anyio.sleep(LOOK_S)
+        finally:
+            self._reader.close()
+
+    async def look(self) -> None:
+        """Look once."""
+        self.memory, faults = await anyio.to_thread.run_sync(self._read)
+        for uuid, xid in faults:
+            if is_devices_fault(xid):
+                self._mark(uuid, Mark(because=f"the kernel has logged Xid {xid} of it", is_memory=False))
+            else:
+                logger.warning("device %s: Xid %d, of a program on it", uuid, xid)
+        for uuid in [each for each in self.marks if each in self.memory]:  # silence brings none back
+            if self.marks[uuid].is_memory and self._find(uuid, waited_s=0.0) is MemoryFinding.FREE:
+                del self.marks[uuid]
+                logger.info("device %s: its memory is back", uuid)
+                self.on_mark()
+
+    def _read(self) -> tuple[dict[str, DeviceMemory], list[tuple[str, int]]]:
+        return dict(self._reader.memory()), list(self._reader.faults())
+
+    def mark_of(self, device: Device) -> Mark | None:
+        """Return why a device is left alone: a slice also for what its GPU has."""
+        return self.marks.get(device.uuid) or self.marks.get(device.parent or "")
+
+    async def wait_free(self, device: Device) -> None:
+        """Return when an engine may start on a device.
+
+        Raises:
+            DeviceSick: it is left alone; the text says why.
+        """
+        uuid, began_at, finding = device.uuid, time.monotonic(), MemoryFinding.FREE
+        while self.mark_of(device) is None:
+            await self.look()
+            finding = self._find(uuid, waited_s=time.monotonic() - began_at)
+            if finding is not MemoryFinding.COMING_BACK:
+                break
+            await anyio.sleep(POLL_S)
+        if finding is MemoryFinding.LOST:
+            now, before = self.memory[uuid], self._before[uuid]
+            lost = now.unexplained_mib - before.unexplained_mib
+            because = f"{lost} MiB of an engine that has ended have not come back, and no process has them"
+            self._mark(uuid, Mark(because=because, is_memory=True))
+        mark = self.mark_of(device)
+        if mark is not None:
+            raise DeviceSick(uuid, mark.because)
+
+    async def check_slice(self, device: Device) -> None:
+        """Return if an engine that is shown a slice would see that slice; each is asked for until it is well.
+
+        Raises:
+            SpawnFailed: it would not.
+        """
+        if device.is_slice and device.uuid not in self._seen_right:
+            await anyio.to_thread.run_sync(check_view, device, abandon_on_cancel=True)
+            self._seen_right.add(device.uuid)
+
+    @contextmanager
+    def engine_on(self, uuid: str) -> Iterator[None]:
+        """Have an engine of ours on a device for a block: until no process of it is left."""
+        if not self._engines[uuid] and uuid in self.memory:
+            self._before[uuid] = self.memory[uuid]
+        self._engines[uuid] += 1
+        try:
+            yield
+        finally:
+            self._engines[uuid] -= 1
+
+    def forgive(self, device: Device) -> None:
+        """Take a mark off: an operator has seen to the device."""
+        self._before.pop(device.uuid, None)
+        for uuid in (device.uuid, device.parent or ""):
+            if self.marks.pop(uuid, None) is not None:
+                logger.info("device %s: an operator wants it used again", uuid)
+                self.on_mark()
+
+    def _find(self, uuid: str, *, waited_s: float) -> MemoryFinding:
+        if uuid == CPU:  # all programs share the host's memory
+            return MemoryFinding.FREE
+        is_alone = not self._engines[uuid]
+        return judge_memory(self._before.get(uuid), self.memory.get(uuid), alone=is_alone, waited_s=waited_s)
+
+    def _mark(self, uuid: str, mark: Mark) -> None:
+        known = self.marks.get(uuid)
+        if known is None or (known.is_memory and not mark.is_memory):
+            self.marks[uuid] = mark
+            logger.error("device %s is left alone: %s", uuid, mark.because)
+            self.on_mark()

@@ -1,0 +1,113 @@
+"""Whoever tells how much memory of each device is used, and which of them the driver reports faults of."""
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import psutil
+
+from workers.devices.device import CPU
+from workers.devices.discovery import host_memory_mib
+from workers.devices.memory import DeviceMemory
+from workers.devices.nvidia_smi import read_memory
+from workers.devices.nvml import NvmlSession, open_nvml
+from workers.errors import DevicesUnreadable
+
+MIB: Final = 1024 * 1024
+KERNEL_LOG: Final = Path("/dev/kmsg")
+RECORD: Final = 8192  # bytes of the log's longest record
+_XID: Final = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9A-Fa-f:.]+)[^)]*\): (?P<number>\d+)")  # "GPU-I:05" of a slice
+logger = logging.getLogger(__name__)
+
+
+class DeviceReader(Protocol):
+    """Tells of devices by their UUIDs; it may block, and is asked in a thread."""
+
+    def memory(self) -> Mapping[str, DeviceMemory]:
+        """Return what each device's memory holds now; what a driver does not tell is left out."""
+
+    def faults(self) -> Iterable[tuple[str, int]]:
+        """Return the Xids that came since the last call, each with its device."""
+
+    def close(self) -> None:
+        """Let go of the driver."""
+
+
+class MachineReader:
+    """This machine: NVML where it can be had, else ``nvidia-smi`` and the kernel's log, and the host's own memory."""
+
+    def __init__(self, kernel_log: Path = KERNEL_LOG) -> None:
+        self._nvml: NvmlSession | None = None
+        self._is_open = False
+        self._log = _tail(kernel_log)
+        self._uuids: dict[str, str] = {}  # of GPUs, by their PCI bus
+
+    def __repr__(self) -> str:
+        return f"<MachineReader {self._nvml!r}>"
+
+    def memory(self) -> Mapping[str, DeviceMemory]:
+        """Return what each device's memory holds now."""
+        host = psutil.virtual_memory()
+        session = self._session()
+        known = {CPU: DeviceMemory(total_mib=host_memory_mib(), used_mib=(host.total - host.available) // MIB)}
+        try:
+            gpus, self._uuids = (session.memory(), session.buses()) if session else read_memory()
+        except DevicesUnreadable as error:
+            logger.warning("devices cannot be looked at: %s", error)
+            return known
+        return {**known, **gpus}
+
+    def faults(self) -> Iterable[tuple[str, int]]:
+        """Return what the driver reports, and what the kernel's log says where we may read it."""
+        session = self._session()
+        told = set(session.faults()) if session else set()
+        return told | set(self._logged())
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        if self._nvml is not None:
+            self._nvml.close()
+        if self._log is not None:
+            os.close(self._log)
+
+    def _session(self) -> NvmlSession | None:
+        if not self._is_open:
+            with suppress(DevicesUnreadable):
+                self._nvml = open_nvml()
+            self._is_open = True
+        return self._nvml
+
+    def _logged(self) -> Iterable[tuple[str, int]]:
+        for line in _records(self._log):
+            found = _XID.search(line)
+            if found is not None:
+                bus = found["bus"].lower().split(".")[0]
+                uuid = next((uuid for known, uuid in self._uuids.items() if known.endswith(bus)), None)
+                if uuid is not None:
+                    yield uuid, int(found["number"])
+
+
+def _tail(path: Path) -> int | None:
+    """Return a descriptor at the end of the kernel's log; None where it may not be read, as in most containers."""
+    with suppress(OSError):
+        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(log, 0, os.SEEK_END)
+        return log
+    return None
+
+
+def _records(log: int | None) -> Iterable[str]:
+    while log is not None:
+        try:
+            record = os.read(log, RECORD)
+        except BrokenPipeError:  # some were overwritten before we came
+            continue
+        except OSError:
+            return
+        if not record:
+            return
+        yield record.decode("utf-8", "replace")

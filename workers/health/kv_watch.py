@@ -1,0 +1,72 @@
+"""Watches the KV cache of an engine that is lent by tokens: how full it is, and whether it had to preempt."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+
+from transport.client import EngineClient
+from transport.counters import KvCache
+from transport.errors import EngineError
+from workers.policy.kv_share import KvShare
+from workers.spec import Capacity, WorkerSpec
+
+LOOK_S: Final = 2.0
+TOLD: Final = 0.05  # of the cache: smaller changes of what is lent tell nobody
+logger = logging.getLogger(__name__)
+
+
+class KvWatch:
+    """Looks while the engine serves; ``on_change`` is told when another part of the cache is lent."""
+
+    def __init__(
+        self, spec: WorkerSpec, client: EngineClient, is_serving: Callable[[], bool], on_change: Callable[[], None]
+    ) -> None:
+        self._spec = spec
+        self._client = client
+        self._is_serving = is_serving
+        self._on_change = on_change
+        self._share = KvShare()
+        self._told = self._share.part
+        self.cache: KvCache | None = None  # at the last look
+
+    def __repr__(self) -> str:
+        return f"<KvWatch {self._spec.id} {self._share} {self.cache}>"
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens are lent; None where slots alone bound the engine, or it does not tell."""
+        if self._spec.capacity is Capacity.SLOTS or self.cache is None:
+            return None
+        return int(self.cache.tokens * self._told)
+
+    async def begin(self) -> None:
+        """Look at an engine that is about to be ready."""
+        self._share = KvShare()
+        self._told = self._share.part
+        self.cache = None
+        await self.look()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while self._spec.capacity is Capacity.TOKENS:
+            await anyio.sleep(LOOK_S)
+            if self._is_serving():
+                await self.look()
+
+    async def look(self) -> None:
+        """Look once; an engine that does not answer now is looked at again."""
+        try:
+            self.cache = await self._client.read_kv_cache()
+        except EngineError:
+            return
+        if self.cache is None:
+            return
+        before, self._share = self._share, self._share.looked(self.cache.preemptions)
+        if self._share.part < before.part:
+            lent = int(self.cache.tokens * self._share.part)
+            logger.warning("worker %s: the engine preempts; %d tokens are lent from now on", self._spec.id, lent)
+        if abs(self._share.part - self._told) >= TOLD or (self._share.part == 1.0) != (self._told == 1.0):
+            self._told = self._share.part
+            self._on_change()

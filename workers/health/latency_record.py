@@ -1,0 +1,50 @@
+"""What answers of one worker should have taken, beside what they took."""
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+from workers.health.evidence import Observations
+from workers.policy.pace import AnswerWork, EnginePace, latency_ms
+from workers.requests.answer import Answer
+
+REMEMBERED: Final = 100  # answers
+
+
+class LatencyRecord:
+    """Compares each complete answer with what the engine's pace predicts for it.
+
+    Source: specification, "Latency model".
+    """
+
+    def __init__(self, observations: Observations, quantum: int) -> None:
+        self._observations = observations
+        self.quantum = quantum
+        self._errors: deque[float] = deque(maxlen=REMEMBERED)
+
+    def __repr__(self) -> str:
+        return f"<LatencyRecord error={self.error}>"
+
+    @property
+    def pace(self) -> EnginePace:
+        """How fast the engine is."""
+        return self._observations.pace
+
+    @property
+    def error(self) -> float | None:
+        """By what part of what they took predictions are off, in the middle; None where there were none."""
+        return median(self._errors) if self._errors else None
+
+    def note_answer(self, answer: Answer, seconds: float) -> None:
+        """Take a complete answer that took so long; to be called before the pace is learned from it."""
+        usage = answer.usage
+        if usage is None or seconds <= 0:
+            return
+        work = AnswerWork(
+            fresh_tokens=usage.prompt_tokens - usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            tools_s=answer.tools_s,
+        )
+        answer.predicted_ms = latency_ms(self.pace, work, self.quantum)
+        if answer.predicted_ms is not None:
+            self._errors.append(abs(answer.predicted_ms / 1000 - seconds) / seconds)

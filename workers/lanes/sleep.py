@@ -1,0 +1,115 @@
+"""Engines that sleep: their weights wait in the host's memory while another model has their lane.
+
+A swap then costs moving weights in place of a start. Only vLLM can, where it was started with ``enable-sleep-mode`` and
+listens on a socket of its own. Level 1: level 2 gives the weights up, and has to be given them again.
+
+Source: vLLM's documentation, "Sleep Mode"; specification, "Sleep".
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import psutil
+
+from transport.control import EngineControl
+from transport.errors import EngineError
+from workers.devices.device_health import DeviceHealth
+from workers.engine.launch import starting_devices
+from workers.engine.launch.flags import named
+from workers.engine.start_gate import StartGate
+from workers.files.model_memory import model_memory
+from workers.spec import EngineKind, WorkerSpec
+from workers.states import SERVING, Hold
+from workers.supervised import SupervisedWorker
+
+FLAG: Final = "enable-sleep-mode"
+MIB: Final = 1024 * 1024
+HOST_RESERVE_MIB: Final = 2048  # of the host's memory, which sleeping weights leave to all others
+SLEEP_S: Final = 60.0
+FREE_S: Final = 10.0  # within which the device's memory is free once the engine sleeps
+POLL_S: Final = 0.1
+logger = logging.getLogger(__name__)
+
+
+def can_sleep(spec: WorkerSpec) -> bool:
+    """Whether an engine was started so that it may sleep while another stands on its lane."""
+    return spec.engine is EngineKind.VLLM and named(spec.args).get(FLAG) is True and spec.socket is not None
+
+
+def is_asleep(worker: SupervisedWorker) -> bool:
+    """Whether its engine sleeps."""
+    return worker.state in SERVING and Hold.ASLEEP in worker.holds
+
+
+def is_as_wanted(worker: SupervisedWorker) -> bool:
+    """Whether an engine that sleeps would wake with the weights and adapters that its model has by now."""
+    return worker.holds == {Hold.ASLEEP} and worker.adapters.loaded == worker.adapters.wanted
+
+
+class Sleep:
+    """Puts engines to sleep and wakes them, never while a neighbour on the device starts."""
+
+    def __init__(self, gate: StartGate, environment: Mapping[str, str], health: DeviceHealth | None) -> None:
+        self._gate = gate
+        self._environment = environment
+        self._health = health
+        self._host_mib: dict[str, int | None] = {}  # that each model's weights take
+
+    def __repr__(self) -> str:
+        return f"<Sleep {self._host_mib}>"
+
+    async def put(self, worker: SupervisedWorker) -> bool:
+        """Return whether an engine sleeps now; it is not put to sleep where the host has no room for its weights."""
+        spec = worker.spec
+        weights_mib = await self._weights_mib(spec)
+        if weights_mib is None or weights_mib + HOST_RESERVE_MIB > psutil.virtual_memory().available // MIB:
+            return False
+        worker.pause_watch()
+        before = await self._used_mib(spec)
+        is_done = await self._tell(worker, SLEEP_S, is_wake=False)
+        if is_done and before is not None:
+            await self._wait_free(spec, before - weights_mib // 2)
+        return is_done
+
+    async def wake(self, worker: SupervisedWorker) -> bool:
+        """Return whether an engine that slept serves again."""
+        is_done = await self._tell(worker, worker.spec.timeouts.start_s, is_wake=True)
+        if is_done:
+            worker.unpause_watch()
+        return is_done
+
+    async def _tell(self, worker: SupervisedWorker, limit_s: float | None, *, is_wake: bool) -> bool:
+        control, incarnation = EngineControl(worker.endpoint), worker.incarnation
+        turn = await self._gate.enter(starting_devices(worker.spec, self._environment))
+        try:
+            with anyio.fail_after(limit_s):
+                await (control.wake() if is_wake else control.sleep())
+        except (EngineError, TimeoutError) as error:
+            word = "wake" if is_wake else "sleep"
+            logger.warning("%s: %s does not %s, and is ended: %s", worker.spec.id, worker.spec.name, word, error)
+            return False
+        finally:
+            turn.release()
+        return worker.incarnation == incarnation and worker.state in SERVING
+
+    async def _weights_mib(self, spec: WorkerSpec) -> int | None:
+        if spec.name not in self._host_mib:
+            known = await anyio.to_thread.run_sync(model_memory, spec.model) if spec.model else None
+            self._host_mib[spec.name] = known.weights_mib if known is not None else None
+        return self._host_mib[spec.name]
+
+    async def _used_mib(self, spec: WorkerSpec) -> int | None:
+        """Return what is used of a device at this moment: the last look may be older than the engine."""
+        if self._health is None or spec.lane is None or spec.lane.device.is_cpu:
+            return None
+        await self._health.look()
+        memory = self._health.memory.get(spec.lane.device.uuid)
+        return None if memory is None else memory.used_mib
+
+    async def _wait_free(self, spec: WorkerSpec, most_mib: int) -> None:
+        with anyio.move_on_after(FREE_S):
+            while (await self._used_mib(spec) or 0) > most_mib:  # noqa: ASYNC110 - a driver gives no signal
+                await anyio.sleep(POLL_S)
