@@ -106,7 +106,7 @@ class SchedulingCore:
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
                 if event.kv_tokens is not None:
-                    self._dispatcher.room.note_budget(event.most_answer)
+                    self._dispatcher.room.note_budget(event.model, event.most_answer)
                 if event.read_s is not None:
                     self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
@@ -365,6 +365,7 @@ class SchedulingCore:
         for key in self._ready.take_all(model):
             conversation = self._conversation(key)
             conversation.open.discard(key)
+            self._dispatcher.room.forget_turn(key)
             conversation.end(key)
             yield AbandonTurn(key=key)
             yield from self._end(conversation, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)

@@ -1,6 +1,6 @@
 """Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them in flight."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from service.conversations.job import JobId, Mode, TurnKey
@@ -84,20 +84,28 @@ class Dispatcher:
                 passed_over += 1
                 self._ready.suspect(first, model, Trial.LAST)
                 continue
-            if not self._has_room(model, first):
+            if self._is_behind(lacking, first) or not self._has_room(model, first):
                 lacking.append(first)
                 if not self._room.may_pass(first.key, len(lacking)):
                     break
                 continue
+            self._room.note_passed(lacking)  # by one that is held as well: it starts ahead of them
             hold = self._hold(model, first)
             if hold is not None:
                 yield hold
             else:
-                self._room.note_passed(lacking)
                 yield from self._start(model, first)
         for turn in reversed(lacking):
-            self._conversation(turn.key).back_in_line(turn, model)
-            ready.push_back(turn)
+            # Whoever was passed often enough is next, whatever comes that would go before it by its order.
+            is_next = not turn.is_front and not self._room.may_pass(turn.key, 0)
+            back = turn.after_hold() if is_next else turn
+            self._conversation(turn.key).back_in_line(back, model)
+            ready.push_back(back)
+
+    def _is_behind(self, lacking: Sequence[ReadyTurn], turn: ReadyTurn) -> bool:
+        """Whether a turn waits behind one without room: in free mode no agent overtakes another."""
+        place = turn.key[:2]
+        return self._jobs[turn.key.job_id].job.mode is Mode.FREE and any(each.key[:2] == place for each in lacking)
 
     def _has_room(self, model: str, turn: ReadyTurn) -> bool:
         return not self._room.is_bounded or self._in_flight.best(model, need=self._need(turn.key)) is not None
@@ -110,6 +118,9 @@ class Dispatcher:
         return self._room.need(key, agent, conversation.definition)
 
     def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
+        fronts = ready.heads(1) if ready.has_front else []  # without room: those with it have started
+        if not all(self._room.may_pass(turn.key, 1) for turn in fronts):
+            return
         for worker in self._in_flight.with_room(model):
             free, slots = self._in_flight.offer(worker)
             for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
@@ -118,9 +129,11 @@ class Dispatcher:
                     self._ready.suspect(first, model, Trial.LAST)
                 elif not self._in_flight.kv.fits(worker, self._need(first.key)):
                     self._conversation(first.key).back_in_line(first, model)
-                    ready.push(first)
+                    ready.push_back(first)
+                    self._shifts.take_back(worker)
                     break
                 elif not self._is_cancelled(first):
+                    self._room.note_passed(fronts)
                     yield from self._start(model, first, worker=worker)
 
     def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
@@ -176,7 +189,9 @@ class Dispatcher:
         worker = worker or self._in_flight.best(model, cached.worker if cached else None, need)
         assert worker is not None  # noqa: S101 - the dispatcher has looked
         self._in_flight.add(key, worker, need, is_suspect=is_suspect)
-        self._room.note_start(key)
+        live = conversation.live
+        agent = live.job.agents[turn.agent_order]
+        self._room.note_start(key, agent, is_free=live.job.mode is Mode.FREE)
         if not is_suspect:
             self._trials.note_start(model)
         self._ready.count_out(key)

@@ -130,8 +130,7 @@ class InFlightPool:
 
     def add(self, key: TurnKey, worker: str, need: int = 0, *, is_suspect: bool = False) -> None:
         """Put a turn on a slot, with ``need`` tokens of the KV cache."""
-        if self.kv.budget(worker) is not None:
-            self.kv.reserve(worker, key, need)
+        self.kv.reserve(worker, key, need)
         if is_suspect:
             self._trials[worker] = key
         self._workers[key] = worker

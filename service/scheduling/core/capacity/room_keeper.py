@@ -23,20 +23,20 @@ class RoomKeeper:
         self._in_flight = in_flight
         self._needs = TurnNeeds()
         self._passes: dict[TurnKey, int] = {}
-        self._most_answer = 0
+        self._most_answer: dict[str, int] = {}  # by model
         self.is_bounded = False  # whether any worker has a budget: else nothing is estimated
 
     def __repr__(self) -> str:
         return f"<RoomKeeper {self._needs!r} passed={len(self._passes)}>"
 
-    def note_budget(self, most_answer: int) -> None:
-        """Note that a worker has a budget; ``most_answer`` bounds an answer there."""
+    def note_budget(self, model: str, most_answer: int) -> None:
+        """Note that a worker of a model has a budget; ``most_answer`` bounds an answer there."""
         self.is_bounded = True
-        self._most_answer = max(self._most_answer, most_answer)
+        self._most_answer[model] = max(self._most_answer.get(model, 0), most_answer)
 
     def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
         """Return what a turn takes."""
-        return self._needs.need(key, agent, conversation, self._most_answer)
+        return self._needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
 
     def may_pass(self, key: TurnKey, lacking: int) -> bool:
         """Whether turns behind one without room may start; ``lacking`` have none so far at this moment."""
@@ -47,9 +47,11 @@ class RoomKeeper:
         for turn in turns:
             self._passes[turn.key] = self._passes.get(turn.key, 0) + 1
 
-    def note_start(self, key: TurnKey) -> None:
-        """Note that a turn has its room."""
+    def note_start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
+        """Note that a turn has its room; ``is_free`` says whether its conversation is in free mode."""
         self._passes.pop(key, None)
+        if self.is_bounded:
+            self._needs.start(key, agent, is_free=is_free)
 
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:
         """Take a turn that has ended."""

@@ -63,8 +63,8 @@ class PromptLengths:
         from_mean = chars - self._chars
         self._chars += from_mean / self._count
         self._spread += from_mean * (chars - self._chars)
-        self._together += from_mean * (tokens - self._tokens)
         self._tokens += (tokens - self._tokens) / self._count
+        self._together += from_mean * (tokens - self._tokens)
 
     def expected(self, chars: int) -> int:
         """Return what a prompt of so many characters should take."""
@@ -77,11 +77,13 @@ class PromptLengths:
 class _Talk:
     """What is known of one conversation: tokens said in it, and each agent's cache after its last turn."""
 
-    __slots__ = ("contexts", "said")
+    __slots__ = ("contexts", "heard", "newest", "said")
 
     def __init__(self) -> None:
         self.said = 0
-        self.contexts: dict[str, tuple[int, int]] = {}  # tokens there, and how much had been said by then
+        self.newest: dict[str, tuple[int, int]] = {}  # of each agent: a round, and the tokens that it said in it
+        self.heard: dict[str, int] = {}  # how much of what was said is in the prompts of those in flight
+        self.contexts: dict[str, tuple[int, int]] = {}  # tokens there, and how much of what was said is in them
 
 
 class TurnNeeds:
@@ -117,14 +119,28 @@ class TurnNeeds:
         """Return what a turn takes of a KV cache."""
         return self.prompt_tokens(key, agent, conversation) + self.answer_tokens(key, agent, most)
 
+    def start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
+        """Note what a turn hears: in rounds nothing of its own round, but of those that its agent waits for."""
+        talk = self._talks.get((key.job_id, key.conversation_id))
+        if talk is None:
+            return
+        unheard = (
+            tokens
+            for other, (number, tokens) in talk.newest.items()
+            if not is_free and number == key.round and other not in agent.waits_for
+        )
+        talk.heard[key.agent_id] = talk.said - sum(unheard)
+
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, context: int, answer: int) -> None:
         """Take a turn that has ended: what its cache held then, prompt and answer, and the answer alone."""
         talk = self._talks.setdefault((key.job_id, key.conversation_id), _Talk())
+        heard = talk.heard.pop(key.agent_id, 0)
         if key.agent_id not in talk.contexts:
             lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
-            lengths.add(len(agent.system) + len(conversation.prompt), context - answer - talk.said)
+            lengths.add(len(agent.system) + len(conversation.prompt), context - answer - heard)
         talk.said += answer
-        talk.contexts[key.agent_id] = context, talk.said
+        talk.newest[key.agent_id] = key.round, answer
+        talk.contexts[key.agent_id] = context, heard + answer
         self._answers.setdefault((key.job_id, key.agent_id), AnswerLengths()).add(answer)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:

@@ -66,6 +66,11 @@ class CriticalPath(ReadyQueue):
         finally:
             self._taken = taken
 
+    def push_back(self, turn: ReadyTurn) -> None:
+        """Put a turn back; only what starts counts for the age of others."""
+        self._taken -= not (turn.is_front or turn.was_held)
+        super().push_back(turn)
+
     def _insert(self, turn: ReadyTurn) -> None:
         lane = self._lanes.setdefault(turn.key.job_id, _Lane())
         entry = ((-turn.path,), turn.ready_order, turn)

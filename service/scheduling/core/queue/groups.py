@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
+from service.scheduling.core.queue.ready_queue import LEAST, SLACK, JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
 STREAK: Final = 4  # starts a slot, while others wait
 
@@ -38,7 +38,16 @@ class GroupedQueue(ReadyQueue):
             self._front.append(turn)
             return
         self._group(turn.signature).push(turn)
-        heapq.heappush(self._ages.setdefault(turn.signature, []), (turn.ready_order, turn.key))
+        self._note_age(turn)
+
+    def push_back(self, turn: ReadyTurn) -> None:
+        """Put a turn back that was taken and cannot start."""
+        if turn.is_front:
+            super().push_back(turn)
+            return
+        self._turns[turn.key] = turn
+        self._group(turn.signature).push_back(turn)
+        self._note_age(turn)
 
     def pop(self) -> ReadyTurn:
         """Take the turn that goes next among those of the oldest signature; IndexError where there is none."""
@@ -121,6 +130,13 @@ class GroupedQueue(ReadyQueue):
             del self._groups[signature]
             self._ages.pop(signature, None)
 
+    def _note_age(self, turn: ReadyTurn) -> None:
+        ages = self._ages.setdefault(turn.signature, [])
+        heapq.heappush(ages, (turn.ready_order, turn.key))
+        if len(ages) > SLACK * len(self) + LEAST:
+            same = (each for each in self._turns.values() if each.signature == turn.signature and not each.is_front)
+            self._ages[turn.signature] = sorted((each.ready_order, each.key) for each in same)
+
     def _age(self, signature: str) -> int:
         """Return when the turn of a group got ready that has waited longest."""
         ages = self._ages[signature]
@@ -157,6 +173,11 @@ class Shifts:
             if turn is None:
                 return
             yield turn
+
+    def take_back(self, worker: str) -> None:
+        """Note that a turn was taken and has not started."""
+        signature, streak = self._shifts[worker]
+        self._shifts[worker] = (signature, max(0, streak - 1))
 
     def _next(self, worker: str, ready: GroupedQueue, *, slots: int, is_empty: bool) -> ReadyTurn | None:
         oldest = ready.oldest()
