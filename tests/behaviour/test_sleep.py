@@ -297,6 +297,7 @@ async def test_an_engine_that_does_not_sleep_is_ended(tmp_path: Path, monkeypatc
         ends = [] if do == "end" else [("a", END)]
         assert told.swaps() == [("a", BEGIN), ("a", SLEEP), *ends, ("b", BEGIN)]
         told.behave("a")
+        monkeypatch.setattr(sleep, "SLEEP_S", LIMIT_S)
         assert [await told.say(model) for model in "ab"] == ["weights-a", "weights-b"]
         assert told.swaps("a")[-2:] == [("a", BEGIN), ("a", SLEEP)]
         await told.wait_asleep("a")

@@ -71,6 +71,8 @@ class Engine:
         path = path.split("?")[0]
         if path == "/v1/chat/completions":
             await self._talk(writer, body["model"])
+        elif path == "/metrics" and self.options.metrics is not None:
+            _send(writer, 200, self.options.metrics.read_text())
         else:
             status, document = await self._control(method, path, body)
             _send(writer, status, document)
@@ -190,7 +192,7 @@ class Engine:
 
 
 def _send(writer: asyncio.StreamWriter, status: int, document: object) -> None:
-    body = json.dumps(document).encode()
+    body = (document if isinstance(document, str) else json.dumps(document)).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
 
@@ -211,6 +213,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--uds")
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--metrics", type=Path, help="GET /metrics answers with what is in this file")
     parser.add_argument("--model")
     parser.add_argument("--fault-file", type=Path)
     parser.add_argument("--served-model-name")

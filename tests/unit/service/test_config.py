@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from service.cli.app import app
 from service.config.load import load_config
+from service.config.schema import Config
 from service.config.workers import worker_specs
 from service.errors import ConfigError
 from service.formats.documents import parse_document
@@ -126,6 +127,19 @@ def test_help_shows_the_environment(command: str, variable: str) -> None:
     assert variable in done.stdout
 
 
+def test_slots_that_share_a_cache_are_many_unless_they_are_told(tmp_path: Path) -> None:
+    """Of vLLM alone; the effective configuration gives what was made of it, and means the same."""
+    path = tmp_path / "roundhouse.yaml"
+    for given, slots in (("", 256), ("\n    slots: 8", 8)):
+        path.write_text(f"models:\n  m:\n    engine: vllm\n    model: x\n    capacity: tokens{given}\n")
+        config = load_config(path)
+        assert config.models["m"].slots == slots
+        assert Config.model_validate(config.model_dump(mode="json")) == config
+    path.write_text("models:\n  m:\n    engine: embedded\n    capacity: tokens\n")
+    with pytest.raises(ConfigError, match=r"capacity: only vllm's slots share their KV cache safely"):
+        load_config(path)
+
+
 @pytest.mark.parametrize(
     ("section", "told"),
     [
@@ -136,6 +150,7 @@ def test_help_shows_the_environment(command: str, variable: str) -> None:
         ("restart: {failures: null}", r"m\.restart: failures: a number from 1"),
         ("repetition: {lines: 1}", r"m\.repetition\.lines: "),
         ("weights: {keep_s: 0}", r"m\.weights\.keep_s: "),
+        ("capacity: token", r"m\.capacity: .*'slots' or 'tokens'"),
         ("weights: {backend: mpi}", r"m\.weights\.backend: .*'gloo' or 'nccl'"),
     ],
 )

@@ -147,6 +147,37 @@ class TestCounters:
         models = msgspec.json.encode({"data": [{"id": "m", "max_model_len": length}, {"id": "a", "parent": "m"}]})
         assert vllm.decode_capacity(metrics(*lines), models) == expected
 
+    @pytest.mark.parametrize(
+        ("lines", "expected"),
+        [
+            (['cache_config_info{engine="0",kv_cache_size_tokens="1000",num_gpu_blocks="1"} 1.0'], (1000, 0, 0)),
+            (
+                [
+                    'cache_config_info{engine="0",kv_cache_size_tokens="1000"} 1.0',
+                    'cache_config_info{engine="1",kv_cache_size_tokens="3000"} 1.0',
+                    'kv_cache_usage_perc{engine="0"} 0.5',
+                    'kv_cache_usage_perc{engine="1"} 0.25',
+                    'num_preemptions_total{engine="0"} 3.0',
+                    'num_preemptions_total{engine="1"} 4.0',
+                ],
+                (4000, 1500, 7),
+            ),
+            (
+                [
+                    'cache_config_info{engine="0",num_gpu_blocks="64",block_size="16"} 1.0',
+                    'cache_config_info{engine="1",num_gpu_blocks="64",block_size="16"} 1.0',
+                ],
+                (1024, 0, 0),
+            ),
+            (['cache_config_info{num_gpu_blocks="None",block_size="16"} 1.0'], None),
+            ([], None),
+        ],
+    )
+    def test_the_cache_is_that_of_all_engines(self, lines: list[str], expected: tuple[int, int, int] | None) -> None:
+        """Tokens are told by each engine since 0.24, and blocks before as the sum over all, repeated with each."""
+        found = vllm.decode_kv_cache(metrics(*(f"vllm:{line}" for line in lines)))
+        assert (None if found is None else (found.tokens, found.used, found.preemptions)) == expected
+
 
 class TestThoughts:
     @pytest.mark.parametrize(

@@ -40,12 +40,6 @@ class KvBudgets:
         """Keep room for a turn that starts on a worker."""
         self._reserved.setdefault(worker, {})[key] = tokens
 
-    def correct(self, worker: str, key: TurnKey, tokens: int) -> None:
-        """Take what a turn in flight has turned out to need; never less than it was told before."""
-        taken = self._reserved.get(worker, {})
-        if key in taken:
-            taken[key] = max(taken[key], tokens)
-
     def release(self, worker: str, key: TurnKey) -> None:
         """Give up the room of a turn that has ended."""
         taken = self._reserved.get(worker, {})
