@@ -30,6 +30,8 @@ from transport.request import ChatRequest, Thought
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
 PROBE_LIMIT_S: Final = 5.0  # one probe; the prober decides how many may fail
+# The last: anyio asks a socket for its peer that was lost in the moment in which it was connected.
+LOST: Final = (httpx.HTTPError, OSError, AttributeError)
 _OK: Final = 200
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
@@ -122,7 +124,7 @@ class EngineClient:
                 response = await client.request(method, path, json=body)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
-        except (httpx.HTTPError, OSError) as error:
+        except LOST as error:
             raise connection_error(error) from error
         if response.status_code != _OK:
             raise EngineRejected(response.status_code, "", response.text[:200])

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import anyio
-import httpx
 import msgspec
 
-from transport.client import connection_error, open_http
+from transport.client import LOST, connection_error, open_http
 from transport.dialects import openai
 from transport.endpoint import Endpoint
 from transport.errors import CannotAsk, EngineRejected, MalformedFrame
@@ -164,7 +163,7 @@ class EngineControl:
             try:
                 async with open_http(self._endpoint) as client:
                     answer = await client.request(method, path, params=query, json=body, extensions={"trace": trace})
-            except (httpx.HTTPError, OSError) as error:
+            except LOST as error:
                 failure = connection_error(error, f"{method} {path}: ")
                 if not isinstance(failure, CannotAsk):
                     raise failure from error

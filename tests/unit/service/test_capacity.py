@@ -462,7 +462,7 @@ def test_a_turn_without_room_is_passed_a_few_times(policy: str) -> None:
         assert names(core.handle(admit(asks(f"s{number}", 100)))) == [f"s{number}"]
         core.handle(done(turn(f"s{number}")))
     assert names(core.handle(admit(asks("late", 100, priority=9)))) == []
-    for _ in range(2 * AGEING_TURNS + 1):
+    for _ in range(2 * AGEING_TURNS):
         assert core.handle() == []
     assert names(core.handle(done(turn("base")))) == ["large"]
     assert names(core.handle(done(turn("large")))) == ["next", "late"]
@@ -693,19 +693,24 @@ def test_nothing_is_estimated_where_slots_bound_all(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("policy", ["fifo", "progress"])
 def test_no_entry_is_left_by_each_look(policy: str) -> None:
-    """A free conversation's first has no room, and another agent of it holds its place in the order."""
-    core = core_of(ready(), policy=policy, jobs=[asks("f", *[90] * 3, rounds=9, mode=Mode.FREE)])
+    """A free conversation's first has no room, and another agent of it, far ahead in the order, stands for it."""
+    large = asks("large", 70, 9950, conversations=30)
+    large = replace(large, agents=(large.agents[0], replace(large.agents[1], waits_for=frozenset({"a0"}))))
+    core = core_of(ready(kv=10_000, slots=50), policy=policy, jobs=[asks("base", 100), large])
+    core.handle(admit(asks("f", *[90] * 3, rounds=9, mode=Mode.FREE)))
     core.handle(done(turn("f", agent="a2"), 100, 10))
-    core.handle(done(turn("f", 1, agent="a2"), 990, 10))
-    core.handle(done(turn("f", agent="a1"), 100, 10))
-    core.handle(admit(asks("large", 950, conversations=30)))
-    assert len(core._in_flight) == 1
+    core.handle(done(turn("f", 1, agent="a2"), 9900, 10))
+    for number in range(30):
+        core.handle(done(turn("large", conversation=number)))
+    for agent in ("a1", "a0"):
+        core.handle(done(turn("f", agent=agent), 100, 10))
+    assert list(core._in_flight._workers) == [turn("base")]
     for _ in range(1000):
         assert core.handle() == []
     queue = core._ready.queues["m"]
     assert isinstance(queue, RankedQueue)
     assert len(queue._heap) < 300
-    flying = deque([turn("f")])
+    flying = deque([turn("base")])
     while flying:
         flying.extend(seated(core.handle(done(flying.popleft()))))
     assert set(core.view.of_all().values()) == {0}
@@ -755,6 +760,8 @@ class Load:
                     self.note_start(action)
                 case events.CutOffTurn():
                     self.cut_off.add(action.key)
+                    for key in [key for key in self.passed if key[:2] == action.key[:2]]:  # its conversation is over
+                        self.forget(key)
                 case events.DeferTurn():
                     self.held.add(action.key)
                 case events.ConversationEnded():

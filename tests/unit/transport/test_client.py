@@ -11,6 +11,7 @@ import respx
 
 from tests.harness.waiting import LIMIT_S
 from transport.client import EngineClient
+from transport.control import EngineControl
 from transport.endpoint import Endpoint
 from transport.errors import (
     ContextOverflow,
@@ -255,3 +256,15 @@ async def test_ready_means_200_with_json(response: httpx.Response, kind: type[En
     else:
         with pytest.raises(kind):
             await client.probe_ready()
+
+
+async def test_a_connection_that_is_lost_as_it_is_made_is_the_engines_end() -> None:
+    """The library under httpx asks a socket for its peer that is there no more, with no error of the network."""
+    lost = AttributeError("'NoneType' object has no attribute 'getpeername'")
+    endpoint = Endpoint(host="127.0.0.1", port=9)
+    with respx.mock:
+        respx.route().mock(side_effect=lost)
+        with pytest.raises(EngineUnreachable):
+            await EngineClient(endpoint).probe_ready()
+        with pytest.raises(EngineUnreachable):
+            await EngineControl(endpoint).resume()

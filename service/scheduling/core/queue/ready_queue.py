@@ -176,8 +176,7 @@ class RankedQueue(ReadyQueue):
     def _insert(self, turn: ReadyTurn) -> None:
         heapq.heappush(self._heap, (self.rank(turn), turn.ready_order, turn))
         if len(self._heap) > SLACK * len(self) + LEAST:
-            waiting = [each for each in self._turns.values() if not (each.is_front or each.was_held)]
-            self._heap = [(self.rank(each), each.ready_order, each) for each in waiting]  # each once
+            self._heap = [entry for entry in self._heap if self._is_waiting(entry[2])]
             heapq.heapify(self._heap)
 
     def _take(self) -> ReadyTurn:
