@@ -16,7 +16,6 @@ from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, Req
 from workers.policy.kv_pool import Holding, giving_way, room_for
 from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
-from workers.spec import WorkerSpec
 
 LOOK_S: Final = 0.1
 LEAVE_LIMIT_S: Final = 5.0  # for those who give way to close their connections
@@ -27,18 +26,23 @@ logger = logging.getLogger(__name__)
 class KvPool:
     """One worker's; it owns nothing but counts: what is held is what the requests in flight hold.
 
-    ``size`` is in tokens. ``given_way`` counts the requests that were ended in the middle.
+    ``size`` is in tokens, and so is ``most``, which one request may hold; ``slots`` share it. ``given_way`` counts the
+    requests that were ended in the middle.
     """
 
-    def __init__(self, spec: WorkerSpec, client: EngineClient, in_flight: InFlightRequests) -> None:
-        self._spec = spec
+    def __init__(
+        self, worker: str, client: EngineClient, in_flight: InFlightRequests, *, size: int, slots: int, most: int
+    ) -> None:
+        self._worker = worker
         self._client = client
         self._in_flight = in_flight
-        self.size = spec.cache_tokens
+        self._slots = slots
+        self._most = most
+        self.size = size
         self.given_way = 0
 
     def __repr__(self) -> str:
-        return f"<KvPool {self._spec.id} {self.used}/{self.size}>"
+        return f"<KvPool {self._worker} {self.used}/{self.size}>"
 
     @property
     def used(self) -> int:
@@ -53,10 +57,10 @@ class KvPool:
     async def admit(self, answer: Answer, chat: ChatRequest) -> Outcome | None:
         """Let the newest generation of ``answer`` have its room, or return how its request ends for want of it."""
         tokens = most_tokens(chat)
-        if tokens > self.size // self._spec.slots:
+        if tokens > self.size // self._slots:
             counted = await self._count(chat)
-            if counted is not None and counted >= self._spec.context:
-                detail = f"the prompt has {counted} tokens, and one request may hold {self._spec.context}"
+            if counted is not None and counted >= self._most:
+                detail = f"the prompt has {counted} tokens, and one request may hold {self._most}"
                 return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=detail)
             answer.counted_tokens = counted
             tokens = tokens if counted is None else counted
@@ -81,7 +85,7 @@ class KvPool:
                 continue
             logger.info(
                 "worker %s: request %d of %s gives way: %d of %d tokens are held",
-                self._spec.id,
+                self._worker,
                 running.id,
                 running.job_name,
                 sum(holding.tokens for holding in holdings),
