@@ -13,7 +13,7 @@ from transport.counters import KvCache
 from transport.errors import EngineError
 from transport.request import ChatRequest
 from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
-from workers.policy.kv_pool import Holding, giving_way, room_for
+from workers.policy.giving_way import Holding, room_for, youngest_without_room
 from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
@@ -79,7 +79,7 @@ class KvPool:
     def relieve(self) -> None:
         """End the youngest requests, if the others' room is running out."""
         holdings = self._holdings()
-        going = set(giving_way(holdings, self._room(len(holdings))))
+        going = set(youngest_without_room(holdings, self._room(len(holdings))))
         for running in self._in_flight if going else ():
             if running.id not in going:
                 continue

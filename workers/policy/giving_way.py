@@ -29,7 +29,7 @@ def room_for(size: int, holdings: int, tokens_per_s: float, look_s: float) -> in
     return max(1, size - GROWTH * holdings - round(2 * look_s * tokens_per_s))
 
 
-def giving_way(holdings: Sequence[Holding], room: int) -> list[int]:
+def youngest_without_room(holdings: Sequence[Holding], room: int) -> list[int]:
     """Return the requests that have to end so that the others have room: the youngest, and never the oldest."""
     taken = sum(holding.tokens for holding in holdings)
     going: list[int] = []
