@@ -67,7 +67,7 @@ class SchedulingCore:
             is_grouped=group_by is not None,
             on_demand=on_demand,
             is_begun=lambda key: self._conversation(key).is_started,
-            is_pressed=self._room.is_pressed,
+            is_pressed=self._room.working_set.is_pressed,
         )
         self._group_by = group_by
         self._jobs: dict[JobId, LiveJob] = {}
