@@ -1,4 +1,4 @@
-"""A client of Roundhouse: ``Client`` for ordinary code, ``AsyncClient`` for asyncio, ``TrainerClient`` for training loops.
+"""A client of Roundhouse: ``Client``, ``AsyncClient`` for asyncio, and ``TrainerClient`` for training loops.
 
 It needs httpx and nothing of the service. Values are in ``roundhouse_client.values``, errors form one tree.
 """

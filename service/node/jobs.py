@@ -256,13 +256,15 @@ class Jobs:
         Raises:
             JobNotFound: there is none, or it was deleted meanwhile.
         """
-        with anyio.move_on_after(limit_s):
-            while not self.watch.is_closed:
-                change = self.watch.next_change(job_id)
-                if (await self._store.read(queries.job(job_id))).state in ENDED_JOBS:
-                    return
-                with anyio.move_on_after(LOOK_S):  # another node may run it, and wakes nobody here
-                    await change.wait()
+        until = anyio.current_time() + limit_s
+        while not self.watch.is_closed:
+            change = self.watch.next_change(job_id)
+            is_over = (await self._store.read(queries.job(job_id))).state in ENDED_JOBS
+            left_s = until - anyio.current_time()
+            if is_over or left_s <= 0:
+                return
+            with anyio.move_on_after(min(LOOK_S, left_s)):  # another node may run it, and wakes nobody here
+                await change.wait()
 
     async def ended(self, job_id: JobId) -> StoredJob:
         """Return a job that has ended.

@@ -30,32 +30,36 @@ class Patience:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._until: float | None = None
-        self._number = 0
+        self.number = 0
 
     def __repr__(self) -> str:
-        return f"<Patience {self._limit_s:g} s, {self._number} pauses>"
+        return f"<Patience {self._limit_s:g} s, {self.number} pauses>"
 
     def reset(self) -> None:
         """Note that the service was there: the next outage has the whole time."""
-        self._until, self._number = None, 0
+        self._until, self.number = None, 0
 
-    def pause(self, error: RoundhouseError) -> Flow[None]:
-        """Wait after an error that may pass.
+    def next_pause_s(self, error: RoundhouseError, at: float) -> float:
+        """Return how long to wait after an error that came at ``at``.
 
         Raises:
             RoundhouseError: the error itself, where it will not pass or the time is over.
         """
         if not is_passing(error):
             raise error
-        at = yield from now()
         if self._until is None:
             self._until = at + self._limit_s
         asked_for_s = error.retry_after_s if isinstance(error, NotNow) else None
-        seconds = max(min(FIRST_PAUSE_S * 2**self._number, MOST_PAUSE_S), asked_for_s or 0.0)
+        seconds = max(min(FIRST_PAUSE_S * 2 ** min(self.number, 10), MOST_PAUSE_S), asked_for_s or 0.0)
         if at + seconds > self._until:
             raise error
-        self._number += 1
-        yield Pause(seconds=seconds, because=error, number=self._number)
+        self.number += 1
+        return seconds
+
+    def pause(self, error: RoundhouseError) -> Flow[None]:
+        """Wait after an error that may pass, as long as ``next_pause_s`` says."""
+        seconds = self.next_pause_s(error, (yield from now()))
+        yield Pause(seconds=seconds, because=error, number=self.number)
 
 
 def ask(call: Call[T], patience_s: float) -> Flow[T]:

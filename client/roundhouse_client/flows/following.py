@@ -8,7 +8,7 @@ from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed, RoundhouseError
 from roundhouse_client.flows.asking import PATIENCE_S, Patience, ask
 from roundhouse_client.flows.lines import Frame, FrameCutter
-from roundhouse_client.flows.steps import Flow, Give, Gives, Pause, open_stream, read
+from roundhouse_client.flows.steps import Flow, Give, Gives, Pause, now, open_stream, read
 from roundhouse_client.request import Request, checked, place
 from roundhouse_client.values.events import END, KINDS, Event
 from roundhouse_client.values.workers import LogLine
@@ -49,10 +49,10 @@ def _follow_job(job_id: str, last: int, patience_s: float) -> Flow[None]:
         except RoundhouseError as error:
             failure = error
         if failure is not None:
-            yield from patience.pause(failure)
+            patience.next_pause_s(failure, (yield from now()))
         elif is_over:
             return  # its end was among the events before ``after``, or is kept no more
-        # A stream ends before its job where the service stops, and where the store is in trouble.
+        # A stream ends before its job where the service stops, and where the store is in trouble: the job tells.
         is_over = (yield from ask(get_job(job_id), patience_s)).has_ended
         if not is_over:
             yield Pause(seconds=RECONNECT_S)
