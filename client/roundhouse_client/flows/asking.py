@@ -29,15 +29,16 @@ class Patience:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._until: float | None = None
-        self.number = 0
+        self.reset()
 
     def __repr__(self) -> str:
         return f"<Patience {self._limit_s:g} s, {self.number} pauses>"
 
     def reset(self) -> None:
         """Note that the service was there: the next outage has the whole time."""
-        self._until, self.number = None, 0
+        self._until: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self.number = 0  # of pauses, in this outage
 
     def next_pause_s(self, error: RoundhouseError, at: float) -> float:
         """Return how long to wait after an error that came at ``at``.
@@ -50,10 +51,11 @@ class Patience:
         if self._until is None:
             self._until = at + self._limit_s
         asked_for_s = error.retry_after_s if isinstance(error, NotNow) else None
-        seconds = max(min(FIRST_PAUSE_S * 2 ** min(self.number, 10), MOST_PAUSE_S), asked_for_s or 0.0)
+        seconds = max(self._pause_s, asked_for_s or 0.0)
         if at + seconds > self._until:
             raise error
         self.number += 1
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         return seconds
 
     def pause(self, error: RoundhouseError) -> Flow[None]:
