@@ -30,7 +30,7 @@ from roundhouse_client.flows import following
 from roundhouse_client.request import Call
 from roundhouse_client.values.events import KINDS, JobEnd, TurnChange
 from tests.harness.proxy import CuttingProxy, cutting
-from tests.harness.service import Service, check_debate, debate, scripted_model, serving
+from tests.harness.service import Document, Service, check_debate, debate, scripted_model, serving
 from tests.harness.waiting import wait_until
 
 SLOW: Document = {"tokens": 100_000, "interval": 0.01}
