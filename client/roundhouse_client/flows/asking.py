@@ -8,7 +8,7 @@ from roundhouse_client.request import Call, checked
 
 T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
-MOST_PAUSE_S: Final = 5.0  # a service that is back is found soon, and one that starts is not asked all the time
+MOST_PAUSE_S: Final = 1.0  # a service that is back is found soon, and one that starts is not asked all the time
 PATIENCE_S: Final = 60.0  # with a service that was there: a start with much to read back takes a while
 WANTED: Final = frozenset({"no_slot_available"})  # the caller asked to be refused rather than to wait
 
