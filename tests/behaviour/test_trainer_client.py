@@ -1,4 +1,4 @@
-"""``TrainerClient`` against a whole service with an engine that plays vLLM; broadcasts are tried in ``tests/engines``."""
+"""``TrainerClient`` on a whole service, with an engine that plays vLLM; broadcasts are tried in ``tests/engines``."""
 
 import json
 import sys
