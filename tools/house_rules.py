@@ -73,7 +73,7 @@ def _check_source(name: Path, text: str) -> Iterator[str]:
 
 
 def _check_names(tracked: Iterable[Path]) -> Iterator[str]:
-    """A search leads home: a public class name exists once in each distribution, and a module's stem once in each part."""
+    """A search leads home: a public class name exists once in a distribution, and a module's stem once in a part."""
     names = [path.relative_to(ROOT) for path in tracked if path.suffix == ".py"]
     names = [name for name in names if name.parts[0] in SOURCE and name.stem != "__init__"]
     classes: dict[tuple[bool, str], list[str]] = {}

@@ -23,6 +23,7 @@ from roundhouse_client.errors import (
 )
 from roundhouse_client.trainer.trainer_client import TrainerClient
 from roundhouse_client.values.events import Event
+from roundhouse_client.values.job_document import JobDocument
 from roundhouse_client.values.jobs import BatchLine, Job
 from roundhouse_client.values.transcripts import Transcript, Turn
 from roundhouse_client.values.workers import Worker
@@ -38,6 +39,7 @@ __all__ = [
     "Fault",
     "InvalidRequest",
     "Job",
+    "JobDocument",
     "NotFound",
     "NotNow",
     "Refused",

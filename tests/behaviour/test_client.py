@@ -1,6 +1,9 @@
 """The client against a real service: the same promises of ordinary code and of asyncio."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +36,8 @@ from tests.harness.proxy import CuttingProxy, cutting
 from tests.harness.service import Document, Service, check_debate, debate, scripted_model, serving
 from tests.harness.waiting import wait_until
 
+README = Path(__file__).parents[2] / "client" / "README.md"
+TOLD = (r"c0 \['.+'\]", r"\d+ end {'state': 'completed', .+", r"invalid_job \[\('agents', '.+'\)\]")  # last, by each
 SLOW: Document = {"tokens": 100_000, "interval": 0.01}
 OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part of its path
     job_calls.post_job({}),
@@ -369,6 +374,19 @@ async def test_a_wait_and_a_stream_outlive_a_kill(
 
 def _completed(service: Service, job_id: str) -> int:
     return int(service.get(f"/v1/jobs/{job_id}")["progress"]["turns"]["completed"])
+
+
+@pytest.mark.parametrize("number", range(len(TOLD)))
+def test_the_readmes_examples_run(service: Service, number: int) -> None:
+    """As they stand, but for the model."""
+    text = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)[number]
+    environment = {**os.environ, "ROUNDHOUSE_URL": service.url, "ROUNDHOUSE_API_KEY": "secret"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text.replace('"tiny"', '"m"')],
+        capture_output=True, text=True, env=environment, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(TOLD[number], done.stdout.splitlines()[-1]), done.stdout
 
 
 def test_every_route_has_a_call(service: Service) -> None:

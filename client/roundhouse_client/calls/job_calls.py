@@ -5,6 +5,7 @@ from typing import Final, TypeVar
 
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.request import JSON, NDJSON, Call, Request, as_nothing, encoded, get, into, place, post
+from roundhouse_client.values.job_document import JobDocument
 from roundhouse_client.values.jobs import BatchLine, Deliveries, Job, JobPage
 from roundhouse_client.values.transcripts import AskedPrompts, Transcript
 
@@ -12,7 +13,9 @@ T = TypeVar("T")
 JOBS: Final = "/v1/jobs"
 
 
-def post_job(job: Mapping[str, object], *, idempotency_key: str | None = None, queue: bool = True) -> Call[Job]:
+def post_job(
+    job: JobDocument | Mapping[str, object], *, idempotency_key: str | None = None, queue: bool = True
+) -> Call[Job]:
     """Post a job; it is durable when this returns.
 
     With an ``idempotency_key`` the same job is posted once, however often it is sent, so what passes is waited out.
@@ -28,7 +31,7 @@ def post_job(job: Mapping[str, object], *, idempotency_key: str | None = None, q
 
 
 def post_jobs(
-    jobs: Iterable[Mapping[str, object]], *, idempotency_key: str | None = None
+    jobs: Iterable[JobDocument | Mapping[str, object]], *, idempotency_key: str | None = None
 ) -> Call[tuple[BatchLine, ...]]:
     """Post many jobs in one request; return what became of each, in their order. Each is taken or refused by itself.
 

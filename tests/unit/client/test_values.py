@@ -8,10 +8,11 @@ from pydantic import BaseModel
 
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
-from roundhouse_client.values import events, jobs, models, node, transcripts, workers
+from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
 from roundhouse_client.values.value import Value
 from service.api import schemas
 from service.api.models import adapters, tools, weights_schemas
+from service.conversations import spec
 from service.conversations.transcript import TokenUsage
 from service.node import status
 from tests.unit.client.answers import JOB, LINE
@@ -100,6 +101,25 @@ def test_every_value_stands_beside_its_schema() -> None:
         if isinstance(each, type) and issubclass(each, Value) and each.__module__ == module.__name__
     }
     assert {each for each in there if each.__module__ != events.__name__} == listed
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (job_document.JobDocument, spec.JobSpec),
+        (job_document.AgentDocument, spec.AgentSpec),
+        (job_document.ConversationDocument, spec.ConversationSpec),
+        (job_document.ValidationDocument, spec.ValidationSpec),
+        (job_document.PromptsDocument, spec.PromptsSpec),
+        (job_document.WebhookDocument, spec.WebhookSpec),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_job_that_is_posted_has_the_fields_that_the_service_takes(ours: type, theirs: type[BaseModel]) -> None:
+    """And requires those that the service requires."""
+    assert set(get_type_hints(ours)) == set(theirs.model_fields)
+    required = {name for name, field in theirs.model_fields.items() if field.is_required()}
+    assert getattr(ours, "__required_keys__") == required  # noqa: B009 - of a TypedDict, which type does not know
 
 
 def test_a_job_is_read_with_its_types() -> None:
