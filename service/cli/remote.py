@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 
-from roundhouse_client import AnswerLost, Client, Event, Refused, Unreachable
+from roundhouse_client import AnswerLost, AnswerMalformed, Client, Event, Refused, Unreachable
 from roundhouse_client.calls import job_calls, node_calls
 from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.asking import PATIENCE_S
@@ -237,7 +237,7 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
     """Return a client of the service; it does not speak to it yet.
 
     Raises:
-        ServiceAway: the service does not answer, or the URL is none of HTTP.
+        ServiceAway: the service does not answer, what answers is not Roundhouse, or the URL is none of HTTP.
     """
     try:
         client = Client(url, api_key=api_key, patience_s=0.0, on_pause=partial(_tell, url))
@@ -248,6 +248,8 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
             yield service
     except (Unreachable, AnswerLost) as error:
         raise ServiceAway.at(error) from error
+    except AnswerMalformed as error:
+        raise ServiceAway(f"{url} is not Roundhouse: {error}") from error
 
 
 def _tell(url: str, pause: Pause) -> None:

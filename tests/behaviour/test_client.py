@@ -159,7 +159,9 @@ async def test_a_job_is_posted_waited_for_and_read(caller: Caller) -> None:
 async def test_the_service_waits_with_its_answer_for_a_jobs_end(caller: Caller, service: Service) -> None:
     """GET /v1/jobs/{id}?wait_s= is one look and not many; it comes at the end, or after its time."""
     job_id = (await caller("post_job", debate(model="slow"))).id
-    assert (await caller("get_job", job_id, wait_s=0.05)).state == "running"
+    began_at = anyio.current_time()
+    assert (await caller("get_job", job_id, wait_s=0.2)).state == "running"
+    assert anyio.current_time() - began_at >= 0.2
     ended: list[Job] = []
 
     async def look() -> None:
@@ -168,6 +170,7 @@ async def test_the_service_waits_with_its_answer_for_a_jobs_end(caller: Caller, 
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
+            await caller("get_job", job_id, wait_s=0.2)  # by then that look is under way
             service.http.post(f"/v1/jobs/{job_id}/cancel").raise_for_status()
     assert ended[0].state == "cancelled"
     with pytest.raises(InvalidRequest, match="wait_s"):

@@ -6,7 +6,7 @@ from roundhouse_client.calls.job_calls import get_job
 from roundhouse_client.calls.worker_calls import MOST_LINES, get_log
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed, RoundhouseError
-from roundhouse_client.flows.asking import PATIENCE_S, Patience, ask
+from roundhouse_client.flows.asking import PATIENCE_S, Patience, ask, is_passing
 from roundhouse_client.flows.lines import Frame, FrameCutter
 from roundhouse_client.flows.steps import Flow, Give, Gives, Pause, now, open_stream, read
 from roundhouse_client.request import Request, checked, place
@@ -84,7 +84,8 @@ def _events_after(job_id: str, number: int) -> Request:
 def follow_log(worker_id: str, *, tail: int = 100, patience_s: float = PATIENCE_S) -> Gives[LogLine]:
     """Yield the last ``tail`` lines of a worker's engine, and go on with new ones until the caller stops.
 
-    A service that is away is waited for: ``patience_s`` at most each time. Its lines of before a restart are gone then.
+    A service that is away is waited for: ``patience_s`` at most each time. One that was started again counts its lines
+    anew, and is read from its first.
 
     Raises:
         NotFound: there is no such worker.
@@ -96,7 +97,15 @@ def follow_log(worker_id: str, *, tail: int = 100, patience_s: float = PATIENCE_
 def _follow_log(worker_id: str, tail: int, patience_s: float) -> Flow[None]:
     after = 0
     while True:
-        for line in (yield from ask(get_log(worker_id, tail=tail, after=after), patience_s)).lines:
+        try:
+            log = yield from ask(get_log(worker_id, tail=tail, after=after), 0.0)
+        except RoundhouseError as error:
+            if not is_passing(error):
+                raise
+            newest = (yield from ask(get_log(worker_id, tail=1), patience_s)).lines
+            after = after if newest and newest[-1].number >= after else 0
+            continue
+        for line in log.lines:
             after = line.number
             yield Give(value=line)
         tail = MOST_LINES

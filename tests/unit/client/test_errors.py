@@ -6,6 +6,7 @@ import pytest
 import roundhouse_client
 import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
 from roundhouse_client import errors
+from roundhouse_client.calls.job_calls import get_job
 from roundhouse_client.drivers.exchange import AFTER, BEFORE, Address, translated
 from roundhouse_client.errors import AnswerLost, AnswerMalformed, Refused, RoundhouseError, Unreachable, refusal
 from roundhouse_client.request import Reply, checked
@@ -81,6 +82,13 @@ def test_every_error_is_exported() -> None:
     there = {each.__name__ for each in kinds if each.__module__ == errors.__name__}
     assert there <= set(roundhouse_client.__all__)
     assert roundhouse_client.__all__ == sorted(roundhouse_client.__all__)
+
+
+def test_an_answer_that_waits_has_its_wait_and_its_time() -> None:
+    """What the service was asked to wait is no silence."""
+    address, calls = Address("http://here", None, 3.0), (get_job("x"), get_job("x", wait_s=20))
+    limits = [address.arguments(call.request)["timeout"] for call in calls]
+    assert [(limit.read, limit.connect) for limit in limits] == [(3.0, 3.0), (23.0, 3.0)]
 
 
 @pytest.mark.parametrize("url", ["ftp://here", "http://[::1", "here:8080"])

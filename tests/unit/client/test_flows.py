@@ -238,15 +238,18 @@ class TestFollowing:
         assert (world.given[0].kind, world.given[0].data, world.given[0].value) == ("mood", {"is": "good"}, None)
 
     def test_a_log_is_followed_by_its_numbers(self) -> None:
-        """First the tail, then everything that is new."""
+        """First the tail, then everything that is new; a service that was started again is read from its first line."""
         log = {"id": "m-0", "incarnation": 1}
-        world = World(ok({**log, "lines": [LINE]}), AWAY, ok({**log, "lines": [{**LINE, "number": 5}]}))
-        world.run(follow_log("m-0", tail=7).flow, most=2)
-        assert world.asked == [
-            "/v1/workers/m-0/logs?tail=7&after=0",
-            *["/v1/workers/m-0/logs?tail=10000&after=1"] * 2,
-        ]
-        assert world.pauses == [0.5, 0.1]
+        first, second, third = (ok({**log, "lines": [{**LINE, "number": number}]}) for number in (7, 9, 2))
+        world = World(first, LOST, AWAY, second, second, LOST, third, third)
+        world.run(follow_log("m-0", tail=7).flow, most=3)
+        assert [line.number for line in world.given] == [7, 9, 2]
+        assert [path.partition("?")[2] for path in world.asked] == [
+            "tail=7&after=0",
+            "tail=10000&after=7", "tail=1&after=0", "tail=1&after=0", "tail=10000&after=7",  # the same life
+            "tail=10000&after=9", "tail=1&after=0", "tail=10000&after=0",  # another, which counts anew
+        ]  # fmt: skip
+        assert world.pauses == [0.5, 0.1, 0.5]
 
 
 class TestReading:
