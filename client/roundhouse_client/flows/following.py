@@ -6,7 +6,7 @@ from roundhouse_client.calls.job_calls import get_job
 from roundhouse_client.calls.worker_calls import MOST_LINES, get_log
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed, RoundhouseError
-from roundhouse_client.flows.asking import PATIENCE_S, Patience, ask, is_passing
+from roundhouse_client.flows.asking import PATIENCE_S, Patience, ask
 from roundhouse_client.flows.lines import Frame, FrameCutter
 from roundhouse_client.flows.steps import Flow, Give, Gives, Pause, now, open_stream, read
 from roundhouse_client.request import Request, checked, place
@@ -95,18 +95,20 @@ def follow_log(worker_id: str, *, tail: int = 100, patience_s: float = PATIENCE_
 
 
 def _follow_log(worker_id: str, tail: int, patience_s: float) -> Flow[None]:
+    patience = Patience(patience_s)
     after = 0
     while True:
+        failure: RoundhouseError | None = None
         try:
-            log = yield from ask(get_log(worker_id, tail=tail, after=after), 0.0)
+            for line in (yield from ask(get_log(worker_id, tail=tail, after=after), 0.0)).lines:
+                after = line.number
+                yield Give(value=line)
+            tail = MOST_LINES
+            patience.reset()
+            yield Pause(seconds=LOOK_S)
         except RoundhouseError as error:
-            if not is_passing(error):
-                raise
+            failure = error
+        if failure is not None:
+            yield from patience.pause(failure)
             newest = (yield from ask(get_log(worker_id, tail=1), patience_s)).lines
             after = after if newest and newest[-1].number >= after else 0
-            continue
-        for line in log.lines:
-            after = line.number
-            yield Give(value=line)
-        tail = MOST_LINES
-        yield Pause(seconds=LOOK_S)

@@ -249,7 +249,7 @@ class TestFollowing:
             "tail=10000&after=7", "tail=1&after=0", "tail=1&after=0", "tail=10000&after=7",  # the same life
             "tail=10000&after=9", "tail=1&after=0", "tail=10000&after=0",  # another, which counts anew
         ]  # fmt: skip
-        assert world.pauses == [0.5, 0.1, 0.5]
+        assert world.pauses == [0.5, 0.1, 0.1, 0.5, 0.1]
 
 
 class TestReading:
