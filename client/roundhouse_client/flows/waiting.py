@@ -1,5 +1,6 @@
 """Waits for what happens in the service, over its restarts."""
 
+from math import inf
 from typing import Final
 
 from roundhouse_client.calls.job_calls import get_job
@@ -19,26 +20,27 @@ def wait_job(job_id: str, *, timeout_s: float | None = None, patience_s: float =
     """Return a job once it has ended, however.
 
     ``timeout_s`` bounds the whole wait; None waits for as long as the job takes. A service that is away or restarts
-    meanwhile is waited for: ``patience_s`` at most each time.
+    meanwhile is waited for: ``patience_s`` at most each time, and no longer than the wait.
 
     Raises:
         WaitExceeded: it has not ended in time; ``last`` is the job.
+        Unreachable: the service has not come back in time.
         NotFound: there is no such job, or it was deleted.
         RoundhouseError: as its tree says.
     """
     began_at = yield from now()
     pause_s, at = LEAST_PAUSE_S, began_at
     while True:
-        left_s = POLL_S if timeout_s is None else timeout_s - (at - began_at)
-        wait_s = max(0.0, min(POLL_S, left_s))
-        job = yield from ask(get_job(job_id, wait_s=wait_s), patience_s)
+        left_s = inf if timeout_s is None else max(0.0, timeout_s - (at - began_at))
+        wait_s = min(POLL_S, left_s)
+        job = yield from ask(get_job(job_id, wait_s=wait_s), min(patience_s, left_s))
         if job.has_ended:
             return job
         asked_at, at = at, (yield from now())
         if timeout_s is not None and at - began_at >= timeout_s:
             raise WaitExceeded(f"job {job_id} is {job.state} after {timeout_s:g} s", job)
         if at - asked_at < wait_s / 2:  # a service that stops, or an older one that does not wait
-            yield Pause(seconds=pause_s if timeout_s is None else min(pause_s, timeout_s))
+            yield Pause(seconds=min(pause_s, left_s))
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
             at = yield from now()
 

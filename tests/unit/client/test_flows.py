@@ -174,6 +174,14 @@ class TestWaiting:
         assert world.asked == ["/v1/jobs/job-1?wait_s=20.0", "/v1/jobs/job-1?wait_s=5.0"]
         assert caught.value.last is not None
 
+    def test_an_outage_does_not_stretch_the_wait(self) -> None:
+        """Patience is for as long as is left of it."""
+        world = World(ok(JOB), *[AWAY] * 5, took_s=0.0)
+        with pytest.raises(Unreachable):
+            world.run(wait_job("job-1", timeout_s=1.0, patience_s=60.0))
+        assert sum(world.pauses) <= 1.0
+        assert world.pauses == [0.1, 0.1, 0.2, 0.4]
+
     def test_readiness_is_waited_for_within_its_time(self) -> None:
         """A service that does not listen yet, models that load; what it was that is missing is said at the end."""
         missing = no(503, "not_ready", "30")
