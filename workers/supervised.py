@@ -109,6 +109,7 @@ class SupervisedWorker:
             adapted=self._asked,
             weights=self.weights,
         )
+        self.read_ahead = self._runner.read_ahead  # on a slot that is not leased: whoever leases it ends that first
         self._pool = self._runner.pool
         self.kv = KvWatch(spec, self._client, self._pool, lambda: self.is_serving, self._moved)
         self.constraints: EngineConstraints = self._runner.constraints
@@ -290,9 +291,9 @@ class SupervisedWorker:
             raise NoSlot(f"worker {self.spec.id} is {self.state}")
         return self._slots.lease_nowait()
 
-    def prepare(self, request: Request, answer: Answer) -> InFlightRequest:
+    def prepare(self, request: Request, answer: Answer, *, is_ahead: bool = False) -> InFlightRequest:
         """Return a request of this worker with its id, not yet in flight."""
-        return self._runner.prepare(request, answer)
+        return self._runner.prepare(request, answer, is_ahead=is_ahead)
 
     async def perform(self, request: Request, answer: Answer, running: InFlightRequest | None = None) -> Outcome:
         """Run one request; the caller holds a lease of this worker meanwhile.

@@ -5,9 +5,10 @@ what that one said in it, whatever ``visible_to`` says (specification, "Visibili
 words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from itertools import takewhile
 
 from service.conversations.job import Agent, Job
 
@@ -29,31 +30,51 @@ def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken)
     The order is the one in which it could have heard the words: before each of its own turns the words of the agents
     that it waits for, after it those of the others. So the discussion in a later prompt extends that in an earlier one.
     """
-    heard: list[Utterance] = []
-    for number in range(round_number + 1):
-        waited = [agent for agent in job.agents if agent.id in listener.waits_for]
-        others = [agent for agent in job.agents if agent.id not in listener.waits_for and agent.id != listener.id]
-        is_past = number < round_number
-        order = [*waited, listener, *others] if is_past else waited
-        for speaker in order:
-            words = spoken.get((speaker.id, number))
-            if words is not None and (not is_past or is_visible_later(speaker, listener.id)):
-                heard.append(Utterance(agent=speaker.id, round=number, text=words))
-    return tuple(heard)
+    return _said(audible_before(job, listener, round_number), spoken)
 
 
 def shared_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
     """Return the same as one text for all: in the order of the rounds, and within one of who waits for whom."""
+    return _said(_shared_order(job, listener, round_number), spoken)
+
+
+def known_before(
+    job: Job, listener: Agent, round_number: int, spoken: Spoken, *, is_shared: bool
+) -> tuple[Utterance, ...]:
+    """Return what of it stands fast while some still speak: all before the first words that are to come."""
+    order = _shared_order if is_shared else audible_before
+    return _said(takewhile(lambda turn: turn in spoken, order(job, listener, round_number)), spoken)
+
+
+def audible_before(job: Job, listener: Agent, round_number: int, since: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield the turns that ``listener`` may read of from round ``since`` on, in its own order."""
+    waited = [agent for agent in job.agents if agent.id in listener.waits_for]
+    others = [agent for agent in job.agents if agent.id not in listener.waits_for and agent.id != listener.id]
+    for number in range(since, round_number):
+        for speaker in (*waited, listener, *others):
+            if is_visible_later(speaker, listener.id):
+                yield speaker.id, number
+    for speaker in waited:
+        yield speaker.id, round_number
+
+
+def _shared_order(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
     order = _in_turn(job)
-    heard: list[Utterance] = []
-    for number in range(round_number + 1):
-        is_past = number < round_number
+    for number in range(round_number):
         for speaker in order:
-            words = spoken.get((speaker.id, number))
-            is_heard = is_visible_later(speaker, listener.id) if is_past else speaker.id in listener.waits_for
-            if words is not None and is_heard:
-                heard.append(Utterance(agent=speaker.id, round=number, text=words))
-    return tuple(heard)
+            if is_visible_later(speaker, listener.id):
+                yield speaker.id, number
+    for speaker in order:
+        if speaker.id in listener.waits_for:
+            yield speaker.id, round_number
+
+
+def _said(turns: Iterable[tuple[str, int]], spoken: Spoken) -> tuple[Utterance, ...]:
+    return tuple(
+        Utterance(agent=agent, round=number, text=spoken[agent, number])
+        for agent, number in turns
+        if (agent, number) in spoken
+    )
 
 
 def _in_turn(job: Job) -> list[Agent]:

@@ -141,7 +141,7 @@ class RunningAttempt:
     def _first_token_at(self) -> datetime | None:
         if self.answer.first_token_at is None:
             return None
-        return self.started_at + timedelta(seconds=self.answer.first_token_at - self.answer.started_at)
+        return self.started_at + timedelta(seconds=self.answer.first_token_at - self._began_at)
 
 
 def _ending(outcome: Outcome) -> tuple[TurnState, str | None, str | None]:

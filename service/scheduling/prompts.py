@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from service.conversations.agent_request import agent_request, changes_of_retry
+from service.conversations.agent_request import agent_request, changes_of_retry, request_ahead
 from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.prompt_messages import Rejected
@@ -122,16 +122,23 @@ class JobPrompts:
 
     def choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords | None:
         """Choose the words for the model of a turn, if its conversation has none; return what is new."""
+        new = self._words_with(key, policy, now)
+        if new is self._words.get(key.conversation_id):
+            return None
+        self._words[key.conversation_id] = new
+        return new
+
+    def _words_with(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords:
+        """Return the words of a turn's conversation, with those for its model."""
         place, model = key.conversation_id, self.agents[key.agent_id].model
         words = self._words.get(place)
         if words is not None and model in words.models:
-            return None
+            return words
         has_old_words = words is not None and any(each.repeats_all for each in words.models.values())
         base = UNSTORED if has_old_words or place in self._began_unstored else None
         models = {**(words.models if words else {}), model: wording_of(policy, base)}
         began_at = words.began_at if words else now
-        new = self._words[place] = ConversationWords(began_at=began_at, models=models)
-        return new
+        return ConversationWords(began_at=began_at, models=models)
 
     def resume_words(self, words: Mapping[str, ConversationWords | None]) -> None:
         """Take the words of conversations that have begun."""
@@ -175,6 +182,16 @@ class JobPrompts:
         heard = discussion.heard_by(agent, key.round)
         place = (conversation, agent, key.round)
         return agent_request(self.job, place, words, heard, rejected, record, asked_at), record
+
+    def request_ahead(self, key: TurnKey, now: datetime, spec: WorkerSpec, *, is_told: bool) -> Request:
+        """Return what a turn will be asked, as far as that is known while others still speak (rounds mode).
+
+        It begins as the turn's own prompt will, and nothing is noted of it.
+        """
+        agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
+        words = self._words_with(key, spec.bios, now.astimezone())
+        known = self.discussion(key.conversation_id).known_to(agent, key.round)
+        return request_ahead(self.job, (conversation, agent, key.round), words, known, now, is_told=is_told)
 
 
 def _prompted_at(attempts: Sequence[Attempt]) -> datetime | None:

@@ -29,6 +29,7 @@ from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
 from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
+from service.scheduling.prewarmer import Prewarmer
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import Progress
 from service.scheduling.turn_endings import End, TurnEndings
@@ -65,6 +66,8 @@ class Scheduler:
         fleet: Fleet,
         outlet: SchedulerStore,
         group_by: GroupBy | None = None,
+        *,
+        prewarm: bool = False,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models)
         self._core = self._new_core()
@@ -81,6 +84,7 @@ class Scheduler:
         self._findings = WorkerFindings(fleet, self._turns)
         self._kv_uses = KvUses(fleet, self._turns)
         self._runner = TurnRunner(self._jobs, outlet, self._take_ends)
+        self._prewarmer = Prewarmer(self._jobs, fleet, self._blame, self._post, is_wanted=prewarm and group_by is None)
         self._turn_endings = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = Notifier()
@@ -205,6 +209,7 @@ class Scheduler:
         """Drop every job: another node has taken over. Attempts are ended first, and what they bring is refused."""
         self._is_forgetting = True
         self._core.handle(events.Paused())
+        self._prewarmer.end_all()
         try:
             self._turns.interrupt_all()
             await self.wait_idle()
@@ -261,6 +266,10 @@ class Scheduler:
                 facts += self._note_ready(action.key, now)
             case events.StartTurn():
                 facts += self._start(action, now)
+            case events.PreWarm():
+                self._start_soon(self._prewarmer.run, self._prewarmer.begin(action))
+            case events.EndPreWarm():
+                self._prewarmer.end(action)
             case events.DeferTurn():
                 self._start_soon(self._end_hold, action)
             case events.AbandonTurn():
@@ -317,7 +326,7 @@ class Scheduler:
         lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
         attempt = RunningAttempt(worker.spec.id, worker.incarnation)
         run = self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id], attempt)
-        self._start_soon(self._runner.run_turn, run, worker, lease)
+        self._start_soon(self._runner.run_turn, run, worker, lease, self._prewarmer.take_over(action.key))
         moved = records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)
         return [*self._choose_words(action.key, worker.spec.bios, now), moved]
 
@@ -357,6 +366,7 @@ class Scheduler:
                     kv_tokens=worker.kv.budget,
                     most_answer=spec.most_answer,
                     shares_prefixes=spec.engine is EngineKind.VLLM,
+                    reads_ahead=self._prewarmer.may_read(spec),
                 )
             )
         else:

@@ -36,6 +36,14 @@ class Progress:
     silence_limit_s: float | None
 
 
+def constraint_of(agent: Agent) -> Constraint | None:
+    """Return what an engine should hold an agent's answers to; None where its author does that, or wants it off."""
+    validation = agent.validation
+    if validation is None or not validation.is_constrained or agent.is_constrained:
+        return None
+    return validation.constraint(Thought.OPTIONAL if agent.markup else Thought.NONE)
+
+
 class TurnRun:
     """What is known of a turn that was on a slot and has not ended; written by the scheduler alone.
 
@@ -83,10 +91,7 @@ class TurnRun:
     @property
     def constraint(self) -> Constraint | None:
         """What an engine should hold the model to; None where the author does that, or wants it off."""
-        validation = self._agent.validation
-        if validation is None or not validation.is_constrained or self._agent.is_constrained:
-            return None
-        return validation.constraint(Thought.OPTIONAL if self._agent.markup else Thought.NONE)
+        return constraint_of(self._agent)
 
     def demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
         """Return what the answer is held to: ``constraint``, or what its author's parameters or the model's say.

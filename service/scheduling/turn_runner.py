@@ -11,6 +11,7 @@ import anyio.lowlevel
 from service.conversations.job import JobId
 from service.errors import StoreUnavailable
 from service.scheduling.outlet import SchedulerStore
+from service.scheduling.prewarmer import RunningPreWarm
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.scheduling.turn import TurnRun
@@ -39,20 +40,26 @@ class TurnRunner:
     def __repr__(self) -> str:
         return f"<TurnRunner ended={len(self._ended)}>"
 
-    async def run_turn(self, run: TurnRun, worker: SupervisedWorker, lease: Lease) -> None:
-        """Run the attempt that has begun, and give its slot back."""
-        outcome = await self._outcome(run, worker, lease)
+    async def run_turn(
+        self, run: TurnRun, worker: SupervisedWorker, lease: Lease, ahead: RunningPreWarm | None = None
+    ) -> None:
+        """Run the attempt that has begun, and give its slot back; ``ahead`` is still reading its prompt there."""
+        outcome = await self._outcome(run, worker, lease, ahead)
         self._ended.append((run, outcome))
         if len(self._ended) == 1:  # whatever else ends at this moment is applied with it, before the next start
             await anyio.lowlevel.cancel_shielded_checkpoint()
             ended, self._ended = self._ended, []
             self._on_ends(ended)
 
-    async def _outcome(self, run: TurnRun, worker: SupervisedWorker, lease: Lease) -> Outcome:
+    async def _outcome(
+        self, run: TurnRun, worker: SupervisedWorker, lease: Lease, ahead: RunningPreWarm | None
+    ) -> Outcome:
         attempt = run.attempt
         outcome: Outcome
         try:
             with lease, attempt.scope:
+                if ahead is not None:
+                    await ahead.finish()
                 outcome = await self._ask(run, worker)
             if attempt.scope.cancelled_caught:
                 reason = CancelReason.LEASE_LOST if attempt.is_interrupted else CancelReason.CONVERSATION_ENDED

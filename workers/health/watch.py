@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from workers.health.charges import may_be_cause
 from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.idle_probe import IdleProbe
@@ -224,7 +225,7 @@ class HealthWatch:
         running, judgement = next(iter(stalled.items()))
         reason = _reason(running)
         because = f"{reason}: no progress for {judgement.silent_s:.1f} s, no counter rose, and it answered no canary"
-        self._watched.break_engine(reason, because, {running: _reason(running) for running in stalled})
+        self._watched.break_engine(reason, because, {each: _reason(each) for each in stalled if may_be_cause(each)})
 
     async def _ask_canary(self) -> CanaryResult:
         """Return whether the engine answers a canary; what its counters show meanwhile is the canary's own."""

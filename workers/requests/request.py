@@ -23,6 +23,7 @@ CONSTRAINTS: Final = frozenset(
         "guided_grammar",
     }
 )
+BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict", "min_tokens", "n"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,11 @@ class Request:
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:
     """Return the conversation that is one prompt of a user."""
     return (Message(role="user", content=user_prompt),)
+
+
+def without_answer(params: Mapping[str, object]) -> dict[str, object]:
+    """Return parameters without those that say what an answer is to be, or how long: the prompt alone is wanted."""
+    return {name: value for name, value in params.items() if name not in CONSTRAINTS | BOUNDS}
 
 
 def parse_tools(documents: Sequence[object]) -> tuple[ToolDefinition, ...]:

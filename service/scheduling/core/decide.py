@@ -12,6 +12,7 @@ from typing import Final
 from service.conversations.job import Conversation, GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
+from service.scheduling.core.ahead.prewarms import PreWarms
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
 from service.scheduling.core.capacity.room_keeper import RoomKeeper
@@ -32,6 +33,7 @@ from service.scheduling.core.events import (
     ModelLost,
     ModelRegained,
     Paused,
+    PreWarmEnded,
     Suspicion,
     TurnCompleted,
     TurnCutOff,
@@ -73,10 +75,12 @@ class SchedulingCore:
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
         self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight, self._room)
+        self._prewarms = PreWarms(self._jobs, self._ready, self._in_flight)
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
-        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room.working_set)
+        pools = (self._jobs, self._ready, self._in_flight, self._lost)
+        self.view = PoolsView(*pools, group_by, self._room.working_set, self._prewarms.yields)
 
     def __repr__(self) -> str:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -85,7 +89,7 @@ class SchedulingCore:
         """Return what follows from ``events``; ends at the same moment are all applied before the next start."""
         actions = [action for event in events for action in self._apply(event)]
         actions += self._dispatch()
-        return actions
+        return self._prewarms.follow(events, actions, is_paused=self._is_paused)
 
     # Events
 
@@ -107,6 +111,8 @@ class SchedulingCore:
                 self._take_finding(event)
             case KvUseTold() | DeferralOver():
                 self._take_note(event)
+            case PreWarmEnded():
+                pass  # of no pool
 
     def _take_capacity(self, event: WorkerEvent) -> None:
         match event:

@@ -39,7 +39,7 @@ class WorkerReady:
 
     ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then ``most_answer`` bounds an
     answer, in tokens, where its agent does not, and ``shares_prefixes`` says that what prompts begin with alike is held
-    once.
+    once. ``reads_ahead`` says that its engine may read prompts beforehand on slots that are idle.
     """
 
     worker: str
@@ -49,6 +49,7 @@ class WorkerReady:
     kv_tokens: int | None = None
     most_answer: int = 0
     shares_prefixes: bool = False
+    reads_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +148,24 @@ class Unpaused:
     """Turns may be started again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreWarmEnded:
+    """A prompt was read beforehand, or as much of it as there was time for; in tokens, as the engine has counted them.
+
+    ``cached_tokens`` it had already, ``fresh_tokens`` it has read.
+    """
+
+    key: TurnKey
+    worker: str
+    cached_tokens: int = 0
+    fresh_tokens: int = 0
+
+
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | KvUseTold | DeferralOver | Paused | Unpaused | Suspicion
+Notice = KvUseTold | DeferralOver | PreWarmEnded
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | Notice | Paused | Unpaused | Suspicion
 
 # Actions
 
@@ -178,6 +193,25 @@ class DeferTurn:
     key: TurnKey
     worker: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreWarm:
+    """Have a worker read what is known of a pending turn's prompt, on a slot that is idle, and tell when it has.
+
+    It takes no slot from a turn: ``EndPreWarm`` ends it for any that starts. With ``StartTurn`` of the turn itself on
+    that worker it is the turn's: what is left of it is read first.
+    """
+
+    key: TurnKey
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPreWarm:
+    """End the reading at once: the slot is another turn's, or the prompt is of no use any more."""
+
+    key: TurnKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,4 +276,7 @@ class JobEnded:
 
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-Action = TurnIsReady | StartTurn | DeferTurn | AbandonTurn | CutOffTurn | ContinueCancel | ContinueDispatch | Move
+Ahead = PreWarm | EndPreWarm
+Action = (
+    TurnIsReady | StartTurn | DeferTurn | Ahead | AbandonTurn | CutOffTurn | ContinueCancel | ContinueDispatch | Move
+)

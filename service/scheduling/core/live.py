@@ -119,6 +119,10 @@ class LiveConversation:
         """Return the model that a turn is asked of."""
         return self.live.job.agents[self.live.places[key.agent_id]].model
 
+    def has_ended(self, key: TurnKey) -> bool:
+        """Whether a turn has ended, however it did."""
+        return key in (self._ended or ())
+
     def end(self, key: TurnKey) -> None:
         """Take the end of a turn, however it ended."""
         if self._ended is None:
@@ -149,11 +153,14 @@ class LiveConversation:
         """Return which worker knows an agent's prompt."""
         return self._cached.get(agent) if self._cached is not None else None
 
-    def note_cache(self, agent: int, cached: CacheLocation) -> None:
-        """Note that a worker knows an agent's prompt."""
+    def note_cache(self, agent: int, cached: CacheLocation | None) -> None:
+        """Note that a worker knows an agent's prompt; None is that nobody does."""
         if self._cached is None:
             self._cached = {}
-        self._cached[agent] = cached
+        if cached is None:
+            self._cached.pop(agent, None)
+        else:
+            self._cached[agent] = cached
 
     def queue(self, turn: ReadyTurn, model: str) -> None:
         """Note that a turn waits for a slot of a model."""

@@ -126,15 +126,22 @@ class Blame:
 
     def start(self, key: TurnKey, model: str, worker: str, incarnation: int) -> None:
         """Note that an attempt begins on an engine."""
+        place, engine = self._engine(model, worker, incarnation)
+        engine.had_company = engine.had_company or bool(engine.serves)
+        engine.serves.add(key)
+        self._places[key] = place
+
+    def note_company(self, model: str, worker: str, incarnation: int) -> None:
+        """Note that an engine is asked something beside turns: a later death may have another cause than these."""
+        self._engine(model, worker, incarnation)[1].had_company = True
+
+    def _engine(self, model: str, worker: str, incarnation: int) -> tuple[Place, _Engine]:
         place = (worker, model, incarnation)
         if self._newest.get(place[:2]) != incarnation:
             self._newest[place[:2]] = incarnation
             for old in [old for old, engine in self._engines.items() if old[:2] == place[:2] and not engine.serves]:
                 del self._engines[old]
-        engine = self._engines.setdefault(place, _Engine(model))
-        engine.had_company = engine.had_company or bool(engine.serves)
-        engine.serves.add(key)
-        self._places[key] = place
+        return place, self._engines.setdefault(place, _Engine(model))
 
     def end(self, key: TurnKey, charges: Charges) -> tuple[Finding, ...]:
         """Take the end of an attempt that the engine has answered: the turn is acquitted of all its charges."""

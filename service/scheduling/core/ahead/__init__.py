@@ -1,0 +1,1 @@
+"""Reading prompts beforehand, where slots are idle."""
