@@ -1,12 +1,13 @@
 """The metrics for Prometheus: counted where they happen, or read from their owner at each scrape."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from service.scheduling.core.ahead.yields import ReadFor
 from workers.fleet import Fleet
 from workers.policy.weights import UpdatePhase
 
@@ -33,6 +34,10 @@ class Metrics:
         """Tell of a fleet's workers too."""
         self._registry.register(_FleetCollector(fleet))
 
+    def watch_read_ahead(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
+        """Tell of tokens that were read beforehand too, by model and what became of them."""
+        self._registry.register(_ReadAheadCollector(read_ahead))
+
     def observe_phase(self, model: str, phase: UpdatePhase, seconds: float, outcome: str) -> None:
         """Take the end of one phase of an update of weights."""
         self._phases.labels(model, phase.value, outcome).observe(seconds)
@@ -40,6 +45,22 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _ReadAheadCollector(Collector):
+    """Reads what the scheduler has counted."""
+
+    def __init__(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
+        self._read_ahead = read_ahead
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what is so now."""
+        tokens = CounterMetricFamily(
+            "roundhouse_prewarm_tokens", "Tokens of prompts that were read beforehand.", labels=("model", "result")
+        )
+        for place, count in self._read_ahead().items():
+            tokens.add_metric(place, count)
+        return (tokens,)
 
 
 class _FleetCollector(Collector):

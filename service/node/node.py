@@ -146,6 +146,7 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours)
             order = config.scheduling
             scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by, prewarm=order.prewarm)
+            metrics.watch_read_ahead(lambda: scheduler.view.read_ahead)
             adapters = Adapters(fleet, models)
             intake = Intake(store, scheduler, models, adapters.names, is_shared=cluster is not None)
             news = StoreNews(store, scheduler, intake, followers)
