@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -25,7 +26,8 @@ import httpx
 import yaml
 
 from bench.words import wait_for
-from service.conversations.job import TurnKey
+from service.conversations.job import Job, TurnKey
+from service.scheduling.core.capacity.turn_needs import TOKENS_A_CHAR
 from tests.harness.simulation import Cache, drawn, job_of, simulate
 
 SLOTS = 4
@@ -63,7 +65,7 @@ def serving(port: int, *, prewarm: bool) -> Iterator[httpx.Client]:
             process.wait(30)
 
 
-def job(number: int, conversations: int) -> Document:
+def document_job(number: int, conversations: int) -> Document:
     """Return a job whose documents no other job has."""
     chance = Random(number)
     document = [
@@ -109,7 +111,7 @@ def read_ahead(client: httpx.Client) -> Mapping[str, float]:
 def real(jobs: int, port: int) -> None:
     """Print what it is worth on the real engine."""
     with serving(port, prewarm=False) as without, serving(port + 10, prewarm=True) as ahead:
-        run(without, job(0, 1)), run(ahead, job(0, 1))
+        run(without, document_job(0, 1)), run(ahead, document_job(0, 1))
         for name, conversations in (("half of the slots busy", SLOTS // 2), ("all slots busy", 2 * SLOTS)):
             seconds: tuple[list[float], list[float]] = ([], [])
             first: tuple[list[float], list[float]] = ([], [])
@@ -117,7 +119,7 @@ def real(jobs: int, port: int) -> None:
             for number in range(1, jobs + 1):
                 order = ((0, without), (1, ahead)) if number % 2 else ((1, ahead), (0, without))
                 for place, client in order:
-                    took, waits = run(client, job(number * 100 + conversations, conversations))
+                    took, waits = run(client, document_job(number * 100 + conversations, conversations))
                     seconds[place].append(took)
                     first[place].extend(waits)
             after = read_ahead(ahead)
@@ -141,7 +143,7 @@ def simulated(seeds: Sequence[int] = range(20)) -> None:
     ):
         ratios, wasted = [], []
         for seed in seeds:
-            made = [job_of("j0", "chain", [rounds] * conversations)]
+            made = [with_documents(job_of("j0", "chain", [rounds] * conversations))]
             spans = [
                 simulate(
                     made, 8, "critical_path", drawn(seed),
@@ -156,6 +158,12 @@ def simulated(seeds: Sequence[int] = range(20)) -> None:
             f" {max(wasted):.1%} in vain at most",
             flush=True,
         )
+
+
+def with_documents(job: Job) -> Job:
+    """Return a job whose conversations each have a document."""
+    document = "x" * round(PROMPT / TOKENS_A_CHAR)
+    return replace(job, conversations=tuple(replace(each, prompt=document) for each in job.conversations))
 
 
 def prompt_tokens(key: TurnKey) -> int:

@@ -21,6 +21,7 @@ from service.scheduling.core.queue.affinity import PromptReading
 SIGMA = 0.8  # of the logarithm of an answer's length
 SCALES = (0.5, 1.0, 2.0)  # of the agents of a conversation
 Durations = Callable[[TurnKey], float]
+Due = tuple[float, int, events.Event]
 
 
 class Cache:
@@ -139,7 +140,7 @@ def simulate(
     """
     core = SchedulingCore(POLICIES[policy])
     now, numbers = 0.0, count()
-    due: list[tuple[float, int, events.TurnCompleted | events.DeferralOver | events.PreWarmEnded]] = []
+    due: list[Due] = []
     reader = _Reader(cache or Cache(lambda _: 0, 1.0, is_told=False))
     starts: list[tuple[float, TurnKey]] = []
     ended: dict[JobId, float] = {}
@@ -169,10 +170,7 @@ def simulate(
     for number in range(workers):
         act(core.handle(events.WorkerReady(worker=f"w{number}", model="m", slots=slots, reads_ahead=prewarm)))
     while due:
-        now, _, event = heapq.heappop(due)
-        happened = [event]
-        while due and due[0][0] == now:
-            happened.append(heapq.heappop(due)[2])
+        now, happened = _next_moment(due)
         act(core.handle(*(event for event in happened if reader.counts(event))))
     assert set(ended) == {job.id for job in jobs}
     return Schedule(
@@ -182,6 +180,15 @@ def simulate(
         wasted=core.view.read_ahead.get(("m", ReadFor.WASTED), 0) / max(1, sum(core.view.read_ahead.values())),
         starts=tuple(starts),
     )
+
+
+def _next_moment(due: list[Due]) -> tuple[float, list[events.Event]]:
+    """Take all that happens at the next moment."""
+    now, _, event = heapq.heappop(due)
+    happened = [event]
+    while due and due[0][0] == now:
+        happened.append(heapq.heappop(due)[2])
+    return now, happened
 
 
 def _completed(key: TurnKey, seconds: float, reading: PromptReading | None) -> events.TurnCompleted:
