@@ -32,7 +32,7 @@ from tests.harness.simulation import Cache, drawn, job_of, simulate
 
 SLOTS = 4
 PROMPT = 2000  # tokens: one a character in the model that is made on the spot
-ANSWER = 150
+ANSWER = 100
 SAID = 300  # tokens of an answer, in the simulation
 READ_S = 0.0005  # a token, in the simulation: the document takes a second, as long as an answer
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
@@ -43,7 +43,7 @@ Document = dict[str, Any]
 def serving(port: int, *, prewarm: bool) -> Iterator[httpx.Client]:
     """Run a service with one embedded engine for a block."""
     model = {
-        "engine": "embedded", "port": port + 1, "slots": SLOTS, "context": 8192,
+        "engine": "embedded", "port": port + 1, "slots": SLOTS, "context": 4096, "args": {"threads": 1},
         "params": {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}, "repetition": {"lines": None},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:

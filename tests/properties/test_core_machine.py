@@ -13,6 +13,7 @@ from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 
 MODELS = ("m", "n")
+LONG = "x" * 1000
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
 
 
@@ -36,12 +37,22 @@ class Auditor(RuleBasedStateMachine):
         self.trials: set[TurnKey] = set()
         self.held: set[TurnKey] = set()  # at any time in this life
         self.cancelled: set[JobId] = set()
+        self.read_for: dict[TurnKey, str] = {}  # whose prompts are being read beforehand, and where
+        self.were_read: set[TurnKey] = set()  # in this life
+        self.waiting: set[TurnKey] = set()  # ready turns
+        self.is_paused = False
 
     def tell(self, event: events.Event) -> None:
         for action in self.core.handle(event):
             match action:
+                case events.TurnIsReady():
+                    self.waiting.add(action.key)
                 case events.StartTurn():
                     self.audit_start(action)
+                case events.PreWarm():
+                    self.audit_reading(action)
+                case events.EndPreWarm():
+                    del self.read_for[action.key]
                 case events.DeferTurn():
                     assert action.key not in self.held, "a turn waits for its worker once"
                     self.held.add(action.key)
@@ -52,7 +63,8 @@ class Auditor(RuleBasedStateMachine):
                     conversation = (action.job_id, action.conversation_id)
                     assert conversation not in self.ended_talks
                     self.ended_talks.add(conversation)
-                    assert not any(key[:2] == conversation for key in self.flying)
+                    assert not any(key[:2] == conversation for key in {*self.flying, *self.read_for})
+                    self.waiting = {key for key in self.waiting if key[:2] != conversation}
                     assert not self.ended & set(action.unspoken)
                     self.ended.update(action.unspoken)
                 case events.JobEnded():
@@ -63,8 +75,29 @@ class Auditor(RuleBasedStateMachine):
                 case _:
                     pass
 
+    def audit_reading(self, action: events.PreWarm) -> None:
+        """What is read beforehand is of a turn that waits for nobody but those in flight, for the first time."""
+        key, job = action.key, self.jobs[action.key.job_id]
+        assert not self.is_paused
+        assert action.worker in self.ready_workers
+        assert not self.trials & {other for other, worker in self.flying.items() if worker == action.worker}
+        assert key not in self.were_read | self.flying.keys() | self.ended | self.waiting
+        agents = {each.id: each for each in job.agents}
+        assert SLOTS[action.worker][0] == agents[key.agent_id].model
+        waited = [TurnKey(*key[:2], other, key.round) for other in agents[key.agent_id].waits_for]
+        if key.round:
+            waited += [TurnKey(*key[:2], other, key.round - 1) for other in agents]
+        assert all(turn in self.completed or turn in self.flying for turn in waited)
+        assert any(turn in self.flying for turn in waited)
+        self.were_read.add(key)
+        self.read_for[key] = action.worker
+
     def audit_start(self, action: events.StartTurn) -> None:
         key = action.key
+        assert not self.is_paused
+        self.waiting.discard(key)
+        if key in self.read_for:
+            assert self.read_for.pop(key) == action.worker, "or it would have been ended"
         job = self.jobs[key.job_id]
         agent = next(each for each in job.agents if each.id == key.agent_id)
         assert not self.is_closing
@@ -125,7 +158,7 @@ class Auditor(RuleBasedStateMachine):
                     id=f"a{number}",
                     role="",
                     model=models[number],
-                    system="",
+                    system=LONG,
                     waits_for=frozenset(
                         f"a{low}" for low, high in edges if low < high == number and mode is Mode.ROUNDS
                     ),
@@ -139,11 +172,11 @@ class Auditor(RuleBasedStateMachine):
         self.jobs[job_id] = job
         self.tell(events.JobAdmitted(job=job))
 
-    @rule(worker=st.sampled_from(sorted(SLOTS)))
-    def worker_gets_ready(self, worker: str) -> None:
+    @rule(worker=st.sampled_from(sorted(SLOTS)), reads_ahead=st.booleans())
+    def worker_gets_ready(self, worker: str, *, reads_ahead: bool = True) -> None:
         model, slots = SLOTS[worker]
         self.ready_workers.add(worker)
-        self.tell(events.WorkerReady(worker=worker, model=model, slots=slots))
+        self.tell(events.WorkerReady(worker=worker, model=model, slots=slots, reads_ahead=reads_ahead))
 
     @rule(worker=st.sampled_from(sorted(SLOTS)))
     def worker_is_lost(self, worker: str) -> None:
@@ -161,6 +194,27 @@ class Auditor(RuleBasedStateMachine):
             st.none() | st.builds(PromptReading, fresh_tokens=tokens, seconds=st.floats(0, 1000), context_tokens=tokens)
         )
         self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100)), reading=reading))
+
+    @rule()
+    def nothing_is_to_start(self) -> None:
+        self.is_paused = True
+        self.tell(events.Paused())
+        assert not self.read_for
+
+    @precondition(lambda self: self.is_paused)
+    @rule()
+    def turns_may_start(self) -> None:
+        self.is_paused = False
+        self.tell(events.Unpaused())
+
+    @precondition(lambda self: self.were_read)
+    @rule(data=st.data())
+    def prompt_was_read(self, data: st.DataObject) -> None:
+        """Or was cut off, or is its turn's by now."""
+        key = data.draw(st.sampled_from(sorted(self.were_read)))
+        worker = self.read_for.pop(key, "w0")
+        fresh = data.draw(st.integers(0, 1000))
+        self.tell(events.PreWarmEnded(key=key, worker=worker, fresh_tokens=fresh))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -197,6 +251,10 @@ class Auditor(RuleBasedStateMachine):
         """What was told to the store is all that the next life knows."""
         self.core = SchedulingCore(POLICIES[self.policy])
         self.held.clear()
+        self.read_for.clear()
+        self.were_read.clear()
+        self.waiting.clear()
+        self.is_paused = False
         self.flying.clear()
         self.trials.clear()
         self.cut_off.clear()
@@ -244,6 +302,14 @@ class Auditor(RuleBasedStateMachine):
             assert sum(seated == worker for seated in self.flying.values()) <= slots
 
     @invariant()
+    def nothing_is_read_where_no_slot_is_idle(self) -> None:
+        assert set(self.read_for.values()) <= self.ready_workers
+        for worker, (_, slots) in SLOTS.items():
+            users = [*self.flying.values(), *self.read_for.values()].count(worker)
+            assert worker not in self.read_for.values() or users <= slots
+
+    @precondition(lambda self: not self.is_paused)
+    @invariant()
     def no_slot_is_idle_while_a_turn_could_run(self) -> None:
         for model in MODELS:
             tries = self.core._in_flight.reserved(model)
@@ -266,6 +332,8 @@ class Auditor(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let everything run to its end: every job ends, every turn exactly once."""
+        if self.is_paused:
+            self.turns_may_start()
         for worker in SLOTS:
             self.worker_gets_ready(worker)
         while self.flying:
