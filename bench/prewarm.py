@@ -84,8 +84,8 @@ def document_job(number: int, conversations: int) -> Document:
     }  # fmt: skip
 
 
-def run(client: httpx.Client, asked: Document) -> tuple[float, list[float]]:
-    """Run a job; return its seconds, and of each turn those from when it was ready to its first token."""
+def run(client: httpx.Client, asked: Document) -> tuple[float, list[tuple[str, float]]]:
+    """Run a job; return its seconds, and of each turn its agent and those from when it was ready to its first token."""
     began = time.monotonic()
     name = client.post("/v1/jobs", json=asked).raise_for_status().json()["id"]
     while client.get(f"/v1/jobs/{name}").json()["state"] in ("queued", "running"):
@@ -93,7 +93,7 @@ def run(client: httpx.Client, asked: Document) -> tuple[float, list[float]]:
     seconds = time.monotonic() - began
     result = client.get(f"/v1/jobs/{name}/result").json()
     assert {talk["state"] for talk in result["conversations"]} == {"completed"}, result
-    return seconds, [waited(turn) for talk in result["conversations"] for turn in talk["turns"]]
+    return seconds, [(turn["agent"], waited(turn)) for talk in result["conversations"] for turn in talk["turns"]]
 
 
 def waited(turn: Document) -> float:
@@ -114,24 +114,24 @@ def real(jobs: int, port: int) -> None:
         run(without, document_job(0, 1)), run(ahead, document_job(0, 1))
         for name, conversations in (("half of the slots busy", SLOTS // 2), ("all slots busy", 2 * SLOTS)):
             seconds: tuple[list[float], list[float]] = ([], [])
-            first: tuple[list[float], list[float]] = ([], [])
+            first: tuple[list[tuple[str, float]], list[tuple[str, float]]] = ([], [])
             before = read_ahead(ahead)
             for number in range(1, jobs + 1):
                 order = ((0, without), (1, ahead)) if number % 2 else ((1, ahead), (0, without))
                 for place, client in order:
-                    took, waits = run(client, document_job(number * 100 + conversations, conversations))
+                    took, turns = run(client, document_job(number * 100 + conversations, conversations))
                     seconds[place].append(took)
-                    first[place].extend(waits)
+                    first[place].extend(turns)
             after = read_ahead(ahead)
             used, wasted = (after.get(kind, 0) - before.get(kind, 0) for kind in ("used", "wasted"))
-            print(
-                f"{name}: first token {median(first[0]):.3f} s without, {median(first[1]):.3f} s with"
-                f" ({median(first[1]) / median(first[0]):.2f} x);"
-                f" makespan {sum(seconds[0]):.1f} s and {sum(seconds[1]):.1f} s"
-                f" ({median(b / a for a, b in zip(*seconds, strict=True)):.3f} x in the median job);"
-                f" {used:.0f} tokens used, {wasted:.0f} in vain ({wasted / max(1.0, used + wasted):.1%})",
-                flush=True,
-            )
+            for who, agents in (("all turns", "a0 a1 a2"), ("those that wait for another", "a1 a2")):
+                waits = [median(each for agent, each in told if agent in agents) for told in first]
+                print(f"{name}, {who}: first token {waits[0]:.3f} s without, {waits[1]:.3f} s with"
+                      f" ({waits[1] / waits[0]:.2f} x)", flush=True)  # fmt: skip
+            ratio = median(b / a for a, b in zip(*seconds, strict=True))
+            print(f"{name}: all jobs {sum(seconds[0]):.1f} s and {sum(seconds[1]):.1f} s ({ratio:.3f} x in the median"
+                  f" job); {used:.0f} tokens used, {wasted:.0f} in vain ({wasted / max(1.0, used + wasted):.1%})",
+                  flush=True)  # fmt: skip
 
 
 def simulated(seeds: Sequence[int] = range(20)) -> None:

@@ -56,7 +56,7 @@ def test_what_is_read_beforehand_is_how_the_turn_s_prompt_begins(
 ) -> None:
     """One token is asked for, nothing that an answer is to be, and in no transcript it is seen."""
     gate, record = tmp_path / "gate", tmp_path / "record"
-    model = scripted_model(free_ports(1), record=str(record), hold=r"waits for (\S+)")
+    model = scripted_model(free_ports(1), record=str(record), hold=str(gate))
     agents = (
         {"id": "a", "system": f"Your words waits for {gate}"},
         {"id": "b", "system": "You end it.", "validation": YES_NO, "params": {"max_tokens": 77}},
@@ -89,13 +89,13 @@ def test_an_engine_that_dies_of_it_is_held_against_no_turn_but_its_own(
 ) -> None:
     """Who speaks beside it is tried and acquitted; whose prompt it is brings engines down itself, and is convicted."""
     gate = tmp_path / "gate"
-    model = scripted_model(free_ports(1), die_on="KILLER", hold=r"waits for (\S+)")
+    model = scripted_model(free_ports(1), die_on="KILLER", hold=str(gate))
     agents = ({"id": "a", "system": f"Your words waits for {gate}"}, {"id": "b", "system": "You are the KILLER."})
     with serving(tmp_path, free_ports(1), {"m": model}, scheduling={"prewarm": True}) as service:
         job_id = service.post_job(talk(*agents))
         wait_for(lambda: service.get("/v1/workers")["workers"][0]["incarnation"] == 2, "the engine has died of it")
         gate.touch()
-        service.wait_ended(job_id)
+        service.wait_ended(job_id, limit_s=90)
         first, second = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]["turns"]
         assert (first["state"], len(first["attempts"])) == ("completed", 2)
         assert (second["state"], second["reason"]) == ("failed", "poisoned")

@@ -75,7 +75,7 @@ class SchedulingCore:
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
         self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight, self._room)
-        self._prewarms = PreWarms(self._jobs, self._ready, self._in_flight)
+        self._prewarms = PreWarms(self._jobs, self._in_flight)
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False

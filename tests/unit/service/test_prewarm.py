@@ -136,6 +136,40 @@ def test_a_turn_that_starts_elsewhere_ends_what_is_read_for_it() -> None:
     assert StartTurn(key=key("b"), worker="v") in core.handle(completed(key("a")))
 
 
+def test_a_turn_whose_slot_another_takes_at_that_moment_starts_elsewhere() -> None:
+    """Two turns of higher priority come as the one before it ends."""
+    core = SchedulingCore(POLICIES["fifo"])
+    core.handle(ready("w", 2), JobAdmitted(job=long(*CHAIN)))
+    assert core.handle(ready("v", 1)) == []
+    urgent = job(agent("x"), name="urgent", priority=9, conversations=2)
+    actions = core.handle(JobAdmitted(job=urgent), completed(key("a")))
+    assert StartTurn(key=key("b"), worker="v") in actions
+    assert ahead(actions)[0] == EndPreWarm(key=key("b"))
+
+
+def test_a_prompt_is_read_once_at_most() -> None:
+    """Though it was cut off, and another of those that its turn waits for has ended since."""
+    core, actions = core_of(long(agent("a"), agent("d"), agent("b", waits=["a", "d"])), slots=3)
+    assert ahead(actions) == begins(key("b"))
+    assert ahead(core.handle(JobAdmitted(job=job(agent("x"), name="other")))) == [EndPreWarm(key=key("b"))]
+    assert ahead(core.handle(completed(key("x", name="other")), completed(key("d")))) == []
+
+
+def test_no_more_is_read_than_slots_are_idle() -> None:
+    """Two next speakers and one slot, whatever is told next."""
+    core, actions = core_of(long(*CHAIN, conversations=2), slots=3)
+    assert ahead(actions) == begins(key("b"))
+    assert core.handle() == []
+
+
+def test_nothing_is_read_during_a_pause() -> None:
+    """It is made up for after it."""
+    core, _ = core_of(long(*CHAIN), slots=1)
+    core.handle(Paused())
+    assert core.handle(ready(slots=2)) == []
+    assert core.handle(Unpaused()) == begins(key("b"))
+
+
 def test_a_round_that_nears_its_end_is_followed_by_the_next_one_s_first_speakers() -> None:
     """They have heard enough since they spoke; what the last one says ends what is known."""
     core, _ = core_of(long(agent("a"), agent("b"), agent("c"), rounds=2, tokens=1), slots=3)

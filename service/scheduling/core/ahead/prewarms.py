@@ -18,7 +18,6 @@ from service.scheduling.core.ahead.yields import Yields
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
-from service.scheduling.core.queue.ready_pool import ReadyPool
 
 LEAST_TOKENS: Final = 256  # of fewer, asking costs as much as is gained
 
@@ -42,9 +41,8 @@ class _Waiting:
 class PreWarms:
     """Follows what the core is told and decides; it writes nothing of the pools but where prompts are known."""
 
-    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, in_flight: InFlightPool) -> None:
+    def __init__(self, jobs: Mapping[JobId, LiveJob], in_flight: InFlightPool) -> None:
         self._jobs = jobs
-        self._ready = ready
         self._in_flight = in_flight
         self._models: dict[str, str] = {}  # of workers that ever read beforehand
         self._open: set[str] = set()
@@ -204,16 +202,12 @@ class PreWarms:
                 yield events.PreWarm(key=key, worker=worker)
 
     def _idle(self) -> dict[str, int]:
-        """Return how many slots of each worker no turn has or wants, and none is read for."""
+        """Return how many slots of each worker no turn has, and nothing is read on; ready turns have had their choice."""
         if not self._talks:
             return {}
         taken = [running.worker for running in self._running.values()]
         idle = {worker: self._in_flight.offer(worker)[0] - taken.count(worker) for worker in self._open}
-        return {
-            worker: slots
-            for worker, slots in idle.items()
-            if slots > 0 and self.yields.pays(worker) and not self._ready.waiting(self._models[worker])
-        }
+        return {worker: slots for worker, slots in idle.items() if slots > 0 and self.yields.pays(worker)}
 
     def _worker_for(self, key: TurnKey, idle: Mapping[str, int]) -> str | None:
         """Return where a prompt is to be read: at the worker that knows what is before it, if that is ready."""
