@@ -45,6 +45,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.orders
 	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.capacity_gpu
 	$(BIN)/python -m bench.batches
 	$(BIN)/python -m bench.replicas
 	$(BIN)/python -m bench.posting

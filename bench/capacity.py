@@ -5,7 +5,7 @@ the bound: as many slots as ``tokens`` has, each with memory of its own for the 
 the context on average, drawn wide. vLLM runs on the CPU with a made checkpoint (a token a byte).
 
     python -m bench.capacity [--engine embedded|llama-server|vllm] [--program PROGRAM] [--conversations 60] [--rounds 2]
-        [--ways slots,tokens,memory]
+        [--ways slots,tokens,memory] [--model FILE] [--context TOKENS]
 
 ``--program`` is llama-server's, or the Python that has vLLM.
 """
@@ -53,7 +53,7 @@ def job_of(conversations: int, rounds: int, context: int) -> dict[str, Any]:
 
 def model_of(way: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the model of one way to lend the same memory; ``memory`` has more of it."""
-    context, most = CONTEXTS[options.engine], MOST[options.engine]
+    context, most = options.context or CONTEXTS[options.engine], MOST[options.engine]
     capacity: dict[str, Any] = {"capacity": "tokens", "slots": most} if way == "tokens" else {"slots": most}
     shared = {"engine": options.engine, "context": context, "repetition": None}
     if options.engine != "vllm":
@@ -82,7 +82,9 @@ def run(way: str, options: argparse.Namespace) -> dict[str, Any]:
         with serving(folder / "service", PORT, {"m": model}, ready=False) as service:
             while not service.http.get("/readyz").is_success:  # its own start limit ends that
                 time.sleep(0.5)
-            return measure(service, job_of(options.conversations, options.rounds, CONTEXTS[options.engine]))
+            return measure(
+                service, job_of(options.conversations, options.rounds, (options.context or CONTEXTS[options.engine]))
+            )
 
 
 def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=sorted(CONTEXTS), default="embedded")
     parser.add_argument("--program")
     parser.add_argument("--model", help="of llama.cpp; the tiny one without")
+    parser.add_argument("--context", type=int, help="tokens; each engine has its own without")
     parser.add_argument("--ways", default="slots,tokens,memory")
     options = parser.parse_args()
     rates = {}
