@@ -63,7 +63,7 @@ class KvPool:
                 detail = f"the prompt has {counted} tokens, and one request may hold {self._most}"
                 return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=detail)
             answer.counted_tokens = counted
-            tokens = tokens if counted is None else counted
+            tokens = min(tokens, self._most) if counted is None else counted
         answer.prompt_tokens = tokens
         self.relieve()
         with anyio.move_on_after(LEAVE_LIMIT_S):
@@ -117,6 +117,6 @@ class KvPool:
 
 def most_tokens(chat: ChatRequest) -> int:
     """Return what a prompt cannot exceed: a token is a byte at least, but for what the template adds."""
-    said = sum(len(message.content.encode()) + MESSAGE_BYTES for message in chat.messages)
-    calls = sum(len(call.arguments.encode()) + MESSAGE_BYTES for message in chat.messages for call in message.calls)
-    return said + calls + sum(len(str(tool)) for tool in chat.tools)
+    calls = [f"{call.name}{call.arguments}" for message in chat.messages for call in message.calls]
+    said = sum(len(each.encode()) + MESSAGE_BYTES for each in (*(one.content for one in chat.messages), *calls))
+    return said + sum(len(str(tool).encode()) for tool in chat.tools)
