@@ -154,7 +154,7 @@ class Engine:
             _send(writer, 200, json.dumps({"prompt": self._render(json.loads(body))}).encode())
         elif path == "/v1/chat/completions/input_tokens":
             self._record(json.loads(body))
-            counted = {} if options.counts is None else {"object": "response.input_tokens", "input_tokens": options.counts}
+            counted = {} if options.counts is None else {"input_tokens": options.counts}
             _send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
         elif path != "/v1/chat/completions":
             _send(writer, 404, b"{}")

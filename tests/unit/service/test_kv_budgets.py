@@ -171,7 +171,7 @@ def test_what_was_counted_is_forgotten_with_its_conversation() -> None:
     assert not needs._talks
     assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == 400
     needs.forget_job(JobId("j"), ["a0"])
-    assert not (needs._prompts or needs._answers or needs._shared)
+    assert not any((needs._prompts, needs._answers, needs._shared))
     assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == TEMPLATE_TOKENS
 
 
