@@ -63,7 +63,7 @@ def test_llama_cpps_slots_share_a_pool_that_is_never_full(tmp_path: Path, free_p
         assert service.wait_ended(job)["state"] == "completed"
         turns = [turn for talk in service.get(f"/v1/jobs/{job}/result")["conversations"] for turn in talk["turns"]]
         reasons = [attempt["reason"] for turn in turns for attempt in turn["attempts"] if attempt["reason"]]
-        assert set(reasons) == {"cache_full"}
+        assert set(reasons) <= {"cache_full"}
         assert all(turn["usage"]["prompt_tokens"] > 300 for turn in turns)
         assert "Context size has been exceeded" not in service.log()
         assert service.get("/v1/workers/m-0")["kv"]["reserved"] == 0
