@@ -86,10 +86,8 @@ async def test_the_youngest_ends_before_the_pool_is_full_and_the_oldest_complete
     real_spec: Callable[[int, int], WorkerSpec],
 ) -> None:
     """Answers grow until there is no room: the engine never says so, and is never asked to end more than it has to."""
-    async with working(real_spec(1400, 1300)) as worker:
-        oldest = await submit(worker, "Go.", max_tokens=600)
-        await wait_until(lambda: answer_of(worker, oldest).output_tokens > 5, "the oldest writes")
-        youngest = await submit(worker, "y" * 100, max_tokens=900)
+    async with working(real_spec(1500, 1400)) as worker:
+        oldest, youngest = [await submit(worker, text, max_tokens=800) for text in ("Go.", "y" * 100)]
         ended = endings(await results(worker, youngest, oldest))
         assert ended == [CancelReason.CACHE_FULL, RequestState.COMPLETED]
         assert pool_of(worker).given_way == 1
@@ -229,6 +227,21 @@ async def test_whoever_has_no_room_is_not_sent(scripted_spec: SpecFactory, tmp_p
         for name in ("first", "second"):
             held.release(name)
         assert endings(await results(worker, oldest, second)) == [RequestState.COMPLETED] * 2
+
+
+async def test_who_comes_without_room_waits_for_another_to_leave(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """Its turn would be back in a millisecond; it holds nothing meanwhile, and is let in at once when there is room."""
+    held = Held(tmp_path)
+    async with working(sharing(scripted_spec(slots=4, counts=600, **held.flags), 1300)) as worker:
+        requests = [await submit(worker, held.prompt(name, 400)) for name in ("first", "second")]
+        await wait_until(lambda: held.sent() == 4, "both are counted and sent")
+        late = await submit(worker, held.prompt("late", 400))
+        await wait_until(lambda: answer_of(worker, late).counted_tokens, "one more is counted")
+        assert holdings(worker)[late] == 0
+        for name in ("first", "second", "late"):
+            held.release(name)
+        assert endings(await results(worker, *requests, late)) == [RequestState.COMPLETED] * 3
+        assert held.sent() == 6
 
 
 async def test_only_prompts_of_more_bytes_than_a_slots_part_are_counted(
