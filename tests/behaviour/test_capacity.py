@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.behaviour.test_lanes import talk
+from tests.conftest import ENGINE_PROGRAM
 from tests.harness.service import serving
 from tests.harness.waiting import wait_for
 
@@ -81,3 +82,30 @@ def test_a_prompt_that_no_request_may_hold_fails_before_it_is_sent(
         (turn,) = service.get(f"/v1/jobs/{job}/conversations/c")["turns"]
         assert turn["reason"] == "context_overflow"
         assert "one request may hold 512" in turn["detail"]
+
+
+def test_what_is_reserved_follows_what_the_engine_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A prompt that was counted, and an answer that goes on; what takes less than was thought makes room at once."""
+    model = {
+        "engine": "llama-server",
+        "command": [sys.executable, "-I", "-S", str(ENGINE_PROGRAM)],
+        "args": {"counts": 700, "hold": "file=([^ ]+) ", "props-slots": 4},
+        "port": free_ports(1),
+        "slots": 4,
+        "context": 4000,
+        "capacity": "tokens",
+        "kv_tokens": 5000,
+    }
+    agent = {"id": "a", "model": "m", "params": {"max_tokens": 9}}
+    talks = [{"id": f"c{n}", "prompt": f"file={tmp_path}/{n} ".ljust(6000, "x"), "rounds": 1} for n in range(2)]
+    with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
+
+        def reserved() -> object:
+            return service.get("/v1/workers/m-0")["kv"]["reserved"]
+
+        job = service.post_job({"name": "large", "agents": [agent], "conversations": talks})
+        wait_for(lambda: reserved() == 2 * (700 + 32), "both run, with what was counted")
+        for number in range(2):
+            (tmp_path / str(number)).touch()
+        assert service.wait_ended(job)["state"] == "completed"
+        assert reserved() == 0

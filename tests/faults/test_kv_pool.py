@@ -367,7 +367,7 @@ async def test_a_request_that_is_ended_for_another_reason_has_not_given_way(
 async def test_an_engine_that_does_not_count_says_how(
     scripted_spec: SpecFactory, flags: dict[str, int], error: type[Exception]
 ) -> None:
-    """And one that does is asked with the body that it will be sent."""
+    """As of any other question."""
     request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
     async with working(scripted_spec(**flags)) as worker:
         with pytest.raises(error):
