@@ -194,12 +194,12 @@ def test_the_least_that_the_newest_first_prompts_found_is_shared() -> None:
         assert (need.prefix is None) is not bool(need.shared)
         return need.shared
 
-    for number, cached in enumerate([0, 210, 300, 220]):
+    for number, cached in enumerate([260, 210, 300, 220]):
         needs.learn(had(number, cached)[0], agent, EMPTY, had(number, cached)[1])
         key, again = had(number, 490, number=1)
         needs.learn(key, agent, EMPTY, again)
         assert shared() == 0
-    for number, (cached, expected) in enumerate([(230, 0), (240, 210), (5, 5), (240, 5)], start=4):
+    for number, (cached, expected) in enumerate([(230, 210), (240, 210), (5, 5), (240, 5)], start=4):
         needs.learn(had(number, cached)[0], agent, EMPTY, had(number, cached)[1])
         assert shared() == expected
     for number in range(10, 10 + SHARED):
