@@ -98,7 +98,6 @@ class TestReading:
         )
         assert type(openai.decode_error(400, {}, answer)) is ContextOverflow
 
-
     @pytest.mark.parametrize(
         ("status", "message", "kind"),
         [
