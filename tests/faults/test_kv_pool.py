@@ -13,6 +13,7 @@ from tests.conftest import SpecFactory
 from tests.faults.test_submit import submit, working
 from tests.harness.waiting import LIMIT_S, wait_until
 from transport.errors import EngineRejected, MalformedFrame
+from transport.events import TextDelta
 from transport.request import ChatRequest, Message, ToolCall
 from workers import EngineKind, RequestResult, RequestState, Worker, WorkerSpec, WorkerTimeouts
 from workers.health.kv_watch import KvWatch
@@ -154,6 +155,17 @@ def test_a_token_is_a_byte_at_least_wherever_it_stands(chat: dict[str, Any], lea
     tools = chat.pop("tools", ())
     request = ChatRequest(model="m", messages=(Message(role="user", **chat),), tools=tools)
     assert least <= most_tokens(request) <= least + 200
+
+
+def test_a_generation_that_was_not_let_in_yet_holds_nothing() -> None:
+    """What the one before it held was given up with its end; what comes of it is held as well."""
+    answer = Answer(lambda: 0.0)
+    for _ in range(2):
+        generation = answer.begin_generation(RepetitionLimits(), 0)
+        assert (answer.held_tokens, answer.told_prompt_tokens) == (0, None)
+        answer.prompt_tokens, answer.counted_tokens = 90, 80
+        generation.receive(TextDelta("a"))
+        assert (answer.held_tokens, answer.told_prompt_tokens) == (91, 80)
 
 
 # Engines that hold still
