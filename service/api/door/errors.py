@@ -29,3 +29,7 @@ class MediaTypeUnknown(
     ServiceError, status=415, code="media_type_unknown", title="The body is of a kind that is not taken"
 ):
     """The body is of a kind that is not taken."""
+
+
+class ScopeMissing(ServiceError, status=403, code="scope_missing", title="The key may not do that"):
+    """The key has not the scope that the route needs."""
