@@ -148,6 +148,7 @@ class IdempotencyConflict(
     """The key was used with another body."""
 
     def __init__(self, key: str, job_id: str) -> None:
+        key = key.rpartition("\n")[2]  # as its caller gave it
         super().__init__(f"Idempotency-Key {key!r} belongs to job {job_id}, whose body was another")
 
 

@@ -15,7 +15,7 @@ from service.api import problems
 from service.api.door.access import check_access
 from service.api.door.gate import Gate
 from service.api.door.key_ring import KeyRing
-from service.api.jobs import jobs_router
+from service.api.jobs import job_router, jobs_router
 from service.api.lanes import lanes_router
 from service.api.metrics import metrics_router
 from service.api.models.adapters import ADAPTER_BODIES, adapters_router
@@ -46,7 +46,8 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
         dependencies=[Depends(check_access)],
     )
     problems.install(app)
-    app.include_router(jobs_router(node.jobs, node.prompts, limits))
+    app.include_router(jobs_router(node.jobs, limits))
+    app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(workers_router(node.fleet, node.scheduler.reserved))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))

@@ -100,6 +100,18 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def named_key(name: str, digest: str) -> HashedKey:
+    """Return a new entry of a key.
+
+    Raises:
+        ConfigError: no key can have that name.
+    """
+    try:
+        return HashedKey(name=name, sha256=digest)
+    except ValidationError as error:
+        raise ConfigError(f"{name!r}: {error.errors()[0]['msg']}") from None
+
+
 def repeated(keys: Iterable[NamedKey], api_keys: Sequence[str]) -> str | None:
     """Say which name or key stands twice, without the key itself; None where none does."""
     names, owners = {API_KEYS}, {digest_of(key): API_KEYS for key in api_keys}

@@ -53,7 +53,10 @@ def _masked_variable(name: str, value: object) -> object:
 def _masked_list(items: list[object], name: str) -> object:
     if _SECRET_NAME.fullmatch(name):
         return _wholly(items)
-    return [MASK if before in _HEADER_FLAGS else masked(item, _flag(before)) for before, item in pairwise(["", *items])]
+    return [
+        MASK if isinstance(before, str) and before in _HEADER_FLAGS else masked(item, _flag(before))
+        for before, item in pairwise(["", *items])
+    ]
 
 
 def _is_harmless(name: str, value: str) -> bool:

@@ -38,9 +38,14 @@ class Caller:
         """Whether it has a scope; ``admin`` has every other one."""
         return scope in self.scopes or KeyScope.ADMIN in self.scopes
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether it may know of what belongs to others, or to nobody."""
+        return KeyScope.ADMIN in self.scopes
+
     def sees(self, owner: str | None) -> bool:
         """Whether it may know of what belongs to the key of that name; None is what belongs to no key."""
-        return KeyScope.ADMIN in self.scopes or (owner is not None and owner == self.name)
+        return self.sees_all or (owner is not None and owner == self.name)
 
 
 ANYBODY: Final = Caller(name=None, scopes=frozenset(KeyScope))  # of this machine, where no keys are configured

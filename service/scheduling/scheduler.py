@@ -151,6 +151,10 @@ class Scheduler:
         """Return the caller's name of a job that has not ended."""
         return self._jobs[job_id].job.name
 
+    def owner(self, job_id: JobId) -> str | None:
+        """Return the name of the key that a job which has not ended was posted with."""
+        return self._jobs[job_id].job.owner
+
     def model_of(self, key: TurnKey) -> str:
         """Return the model that a turn is asked of."""
         return self._jobs[key.job_id].agents[key.agent_id].model

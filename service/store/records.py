@@ -121,6 +121,7 @@ class StoredJob:
     started_at: datetime | None
     finished_at: datetime | None
     is_metadata_cut: bool = False  # it is larger than a list shows
+    owner: str | None = None  # the name of the key that it was posted with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Named keys: who each is, what it may do, and what of others' jobs it learns."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from service.config.load import build_config
 from service.config.workers import worker_specs
 from service.node.node import open_node
 from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 SCOPES: Mapping[str, list[str]] = {
     "alice": ["read", "submit"],
@@ -38,7 +40,11 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
     (folder / "keys.yaml").chmod(0o600)
     keys = [{"name": name, "key": f"secret-of-{name}", "scopes": SCOPES[name]} for name in SCOPES if name != "bob"]
     server = {"keys": keys, "keys_file": "keys.yaml", "api_keys": ["secret-of-all"]}
-    with serving(folder, free_ports(1), {"m": scripted_model(free_ports(1))}, server) as running:
+    models = {
+        "m": scripted_model(free_ports(1)),
+        "held": scripted_model(free_ports(1), slots=1, hold=r"(?:/[\w.-]+)+/go"),
+    }
+    with serving(folder, free_ports(1), models, server) as running:
         yield running
 
 
@@ -79,3 +85,71 @@ async def test_no_route_is_missing_from_the_table(tmp_path: Path) -> None:
             found |= {(method, route.path) for method in route.methods or ()}
         await node.shut_down(0, anyio.Event())
     assert found == set(ROUTES)
+
+
+def post(
+    service: Service, who: str, prompt: str = "Go.", *, key: str | None = None, model: str = "m", **fields: object
+) -> httpx.Response:
+    document = {"agents": [{"id": "a", "model": model}], "conversations": [{"id": "c", "prompt": prompt}], **fields}
+    headers = as_(who) if key is None else {**as_(who), "Idempotency-Key": key}
+    return service.http.post("/v1/jobs", json=document, headers=headers)
+
+
+OF_A_JOB = [path for (method, path) in ROUTES if method == "GET" and "{job_id}" in path]
+
+
+def test_a_job_is_there_for_its_key_and_for_admin_alone(service: Service) -> None:
+    """To others it is not there: neither read, listed, followed, cancelled nor deleted."""
+    posted = post(service, "alice", name="secret plan").json()
+    assert posted["key"] == "alice"
+    service.wait_ended(posted["id"])
+    for path in OF_A_JOB:
+        url = path.format(job_id=posted["id"], conversation_id="c", agent="a", round_number=0)
+        for name, status in (("alice", 200), ("root", 200), ("all", 200), ("bob", 404), ("viewer", 404)):
+            answer = service.http.get(url, headers=as_(name))
+            assert answer.status_code == status, (path, name)
+            if status == 404:
+                assert answer.json()["code"] == "job_not_found"
+    for method, path in (("POST", f"/v1/jobs/{posted['id']}/cancel"), ("DELETE", f"/v1/jobs/{posted['id']}")):
+        assert service.http.request(method, path, headers=as_("bob")).status_code == 404
+    for name, is_listed in (("alice", True), ("root", True), ("bob", False), ("viewer", False)):
+        listed = service.http.get("/v1/jobs", headers=as_(name)).json()["jobs"]
+        assert (posted["id"] in [job["id"] for job in listed]) is is_listed
+    assert service.http.delete(f"/v1/jobs/{posted['id']}", headers=as_("alice")).status_code == 204
+
+
+def test_idempotency_keys_are_a_keys_own(service: Service) -> None:
+    """The same word of two callers means two jobs, and tells neither of the other."""
+    first, second = (post(service, name, key="once") for name in ("alice", "bob"))
+    assert (first.status_code, second.status_code) == (202, 202)
+    again = post(service, "alice", key="once")
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    other = post(service, "alice", key="once", name="other")
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
+    assert "'once'" in other.json()["detail"]
+
+
+def test_a_key_gives_no_higher_priority_than_it_may(service: Service) -> None:
+    """0 by default; ``api_keys`` are not bounded."""
+    refused = post(service, "alice", priority=1)
+    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "priority")
+    for name, priority in (("alice", 0), ("alice", -3), ("all", 7)):
+        assert post(service, name, priority=priority).status_code == 202
+
+
+def test_no_name_of_anothers_job_is_told(service: Service, tmp_path: Path) -> None:
+    """Snapshots count everybody's turns, and name those of one's own; who has admin sees all."""
+    jobs = [post(service, "alice", f"{tmp_path}/go", model="held", name="secret plan").json()["id"] for _ in range(2)]
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "one runs")
+    for name, is_named in (("alice", True), ("root", True), ("bob", False), ("viewer", False)):
+        status = service.http.get("/v1/status", headers=as_(name)).json()
+        assert status["pools"]["ready"] == 1
+        assert [head["job"] for head in status["heads"]["ready"]] == (jobs[1:] if is_named else [])
+        assert ("secret plan" in json.dumps(status)) is is_named
+        for path in ("/v1/workers", "/v1/workers/held-0"):
+            workers = service.http.get(path, headers=as_(name)).text
+            assert ("secret plan" in workers) is (name == "root")
+        assert "secret plan" not in service.http.get("/metrics", headers=as_(name)).text
+    (tmp_path / "go").touch()
+    for job in jobs:
+        assert service.wait_ended(job)["state"] == "completed"

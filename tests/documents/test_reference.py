@@ -16,6 +16,7 @@ from service.api.models.weights_schemas import GroupOut, UpdateOut
 from service.api.problems import ANSWERS
 from service.cli.app import app as command_line
 from service.cli.exits import Exit
+from service.config.keys import KeyConfig
 from service.config.schema import Config, HttpToolsConfig, McpServerConfig, ModelConfig
 from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
 from service.conversations.states import ConversationState, JobState, TurnState
@@ -68,6 +69,7 @@ SECTIONS: dict[str, type] = {
     },
     "`models.NAME.tools.mcp.SERVER`": McpServerConfig,
     "`models.NAME.tools.http`": HttpToolsConfig,
+    "`server.keys`": KeyConfig,
 }
 
 

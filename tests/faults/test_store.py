@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -255,6 +256,26 @@ async def test_documents_of_the_version_before_are_kept(
         assert await store.read(queries.document(JobId("old"))) == '{"a": 1}'
         assert (await store.read(queries.job(JobId("old")))).metadata == {"of": "mine"}
         assert [job.id for job in await store.read(queries.jobs(None, 10, None))] == ["old"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_jobs_of_the_version_before_keys_are_nobodys(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """They are listed with all jobs and with those of no key; jobs that come later are their key's."""
+    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
+    writer.execute("UPDATE jobs SET number = 0")  # no later job has that one
+    writer.commit()
+    writer.close()
+    database.prepare()
+    with open_store(database) as store:
+        await store.post(new(replace(job(*DEBATE), owner="alice")), claims=True)
+        owners = {stored.id: stored.owner for stored in await store.read(queries.jobs(None, 10, None))}
+        assert owners == {"old": None, "j": "alice"}
+        assert await store.read(queries.owner(JobId("old"))) is None
+        assert [stored.id for stored in await store.read(queries.jobs(None, 10, None, "alice"))] == ["j"]
+        assert await store.read(queries.jobs(None, 10, None, "bob")) == []
 
 
 def damage_pages(path: Path) -> None:

@@ -59,7 +59,7 @@ class Gate:
         if "\0" in path:
             return PathNotFound("no name of ours holds a NUL")
         if path not in OPEN_PATHS and caller is None:
-            return NotAuthorised("send Authorization: Bearer KEY with one of the configured keys")
+            return NotAuthorised("send Authorization: Bearer KEY with one of the configured api_keys or keys")
         fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None
         if fault is not None:
             return ForeignOrigin(fault)
