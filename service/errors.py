@@ -27,7 +27,7 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
-    retry_after_s: ClassVar[int | None] = None
+    retry_after_s: int | None = None  # of the class, unless an instance knows better
     faults: tuple[Fault, ...] = ()
 
     def __init_subclass__(cls, **answer: int | str) -> None:
@@ -170,6 +170,12 @@ class NoSlotAvailable(
     ServiceError, status=429, code="no_slot_available", title="No slot is available", retry_after_s=1
 ):
     """Not every first turn can start at once, and the caller asked not to wait."""
+
+
+class TooMuchQueued(
+    ServiceError, status=429, code="too_much_queued", title="Too much of the key waits", retry_after_s=5
+):
+    """As many turns of the key wait as may."""
 
 
 class ShuttingDown(ServiceError, status=503, code="shutting_down", title="The service is stopping", retry_after_s=5):

@@ -1,5 +1,6 @@
 """The HTTP surface, put together."""
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -12,9 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.api import problems
-from service.api.door.access import check_access
+from service.api.door.access import AccessCheck
 from service.api.door.gate import Gate
 from service.api.door.key_ring import KeyRing
+from service.api.door.rates import Rates
 from service.api.jobs import job_router, jobs_router
 from service.api.lanes import lanes_router
 from service.api.metrics import metrics_router
@@ -43,7 +45,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
         docs_url=None,  # its page would be loaded from a foreign host
         redoc_url=None,
         openapi_url=None,  # it is described by a route of ours
-        dependencies=[Depends(check_access)],
+        dependencies=[Depends(AccessCheck(Rates(time.monotonic)))],
     )
     problems.install(app)
     app.include_router(jobs_router(node.jobs, limits))

@@ -29,6 +29,7 @@ from service.errors import (
 )
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
+from service.node.queue_bounds import QueueBounds
 from service.node.tool_catalog import ToolCatalog
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
@@ -72,6 +73,7 @@ class Jobs:
         self._neighbours = neighbours
         self._rules = rules
         self._catalog = catalog
+        self._bounds = QueueBounds(store, scheduler)
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._takings: set[anyio.Event] = set()
         self._is_closed = False
@@ -106,6 +108,7 @@ class Jobs:
             ShuttingDown: no new jobs are taken.
             ToolServerDown: an MCP server whose tools it asks for was never reached.
             StoreUnavailable: the store is in trouble.
+            TooMuchQueued: as many turns of the caller wait as may.
         """
         is_small = size <= SMALL_BYTES
         text, hashed = _written(document) if is_small else await anyio.to_thread.run_sync(_written, document)
@@ -146,10 +149,11 @@ class Jobs:
             key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
             created_at=now,
         )
-        if queue:
-            return await self._intake.post(new, claims=self._intake.has_room_for(job))
-        with self._promise(job):
-            return await self._intake.post(new, claims=True)
+        async with self._bounds.hold(caller, job.total_turns):
+            if queue:
+                return await self._intake.post(new, claims=self._intake.has_room_for(job))
+            with self._promise(job):
+                return await self._intake.post(new, claims=True)
 
     @contextmanager
     def _taking(self) -> Iterator[None]:

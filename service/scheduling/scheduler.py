@@ -155,6 +155,10 @@ class Scheduler:
         """Return the name of the key that a job which has not ended was posted with."""
         return self._jobs[job_id].job.owner
 
+    def in_flight_of(self, owner: str) -> int:
+        """Count the turns on slots whose jobs were posted with the key of that name."""
+        return sum(count for job_id, count in self.view.in_flight_by_job().items() if self.owner(job_id) == owner)
+
     def model_of(self, key: TurnKey) -> str:
         """Return the model that a turn is asked of."""
         return self._jobs[key.job_id].agents[key.agent_id].model

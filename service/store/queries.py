@@ -51,6 +51,20 @@ def owner(job_id: JobId) -> Query[str | None]:
     return query
 
 
+def unfinished_of(owner: str) -> Query[int]:
+    """Count the turns that have not ended of jobs that were posted with the key of that name."""
+
+    def query(connection: Connection) -> int:
+        row = connection.execute(
+            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id)), 0)"
+            " FROM jobs WHERE key_name = ? AND unfinished > 0",
+            (owner,),
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    return query
+
+
 def document(job_id: JobId) -> Query[str]:
     """Return the JSON of a job as it was posted: apart, since it may be megabytes, and only recovery reads it."""
 

@@ -26,6 +26,10 @@ SCOPES: Mapping[str, list[str]] = {
     "poster": ["submit"],
     "root": ["admin"],
 }
+BOUNDS: Mapping[str, dict[str, object]] = {
+    "slow": {"scopes": ["read", "submit"], "requests_per_s": 0.1},
+    "bounded": {"scopes": ["read", "submit"], "queued": 5},
+}
 
 
 def as_(name: str) -> dict[str, str]:
@@ -38,7 +42,10 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
     hashed = [{"name": "bob", "sha256": hashlib.sha256(b"secret-of-bob").hexdigest(), "scopes": SCOPES["bob"]}]
     (folder / "keys.yaml").write_text(yaml.safe_dump(hashed))
     (folder / "keys.yaml").chmod(0o600)
-    keys = [{"name": name, "key": f"secret-of-{name}", "scopes": SCOPES[name]} for name in SCOPES if name != "bob"]
+    keys: list[dict[str, object]] = [
+        {"name": name, "key": f"secret-of-{name}", "scopes": SCOPES[name]} for name in SCOPES if name != "bob"
+    ]
+    keys += [{"name": name, "key": f"secret-of-{name}", **bounds} for name, bounds in BOUNDS.items()]
     server = {"keys": keys, "keys_file": "keys.yaml", "api_keys": ["secret-of-all"]}
     models = {
         "m": scripted_model(free_ports(1)),
@@ -153,3 +160,42 @@ def test_no_name_of_anothers_job_is_told(service: Service, tmp_path: Path) -> No
     (tmp_path / "go").touch()
     for job in jobs:
         assert service.wait_ended(job)["state"] == "completed"
+
+
+def test_a_key_submits_no_more_often_than_it_may(service: Service) -> None:
+    """One at least may come at once; looking is not counted, nor is what another key does."""
+    assert post(service, "slow").status_code == 202
+    refused = post(service, "slow")
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
+    assert 1 <= int(refused.headers["Retry-After"]) <= 10
+    assert service.http.get("/v1/jobs", headers=as_("slow")).status_code == 200
+    assert post(service, "alice").status_code == 202
+
+
+def test_no_more_of_a_key_waits_than_may(service: Service, tmp_path: Path) -> None:
+    """Turns that have ended or are on slots are not counted; what can never be accepted is a fault of the job."""
+    go = f"{tmp_path}/go"
+
+    def conversations(count: int) -> list[dict[str, str]]:
+        return [{"prompt": go} for _ in range(count)]
+
+    too_large = post(service, "bounded", model="held", conversations=conversations(6))
+    assert (too_large.status_code, too_large.json()["errors"][0]["path"]) == (422, "conversations")
+    first = post(service, "bounded", model="held", conversations=conversations(4)).json()["id"]
+    wait_for(lambda: service.get(f"/v1/jobs/{first}")["progress"]["turns"]["in_flight"] == 1, "one runs")
+    second = post(service, "bounded", model="held", conversations=conversations(2)).json()["id"]  # three wait, and two
+    refused = post(service, "bounded", model="held")
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_much_queued")
+    assert refused.headers["Retry-After"] == "5"
+    assert post(service, "alice").status_code == 202
+    line = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "x"}]}
+    batch = service.http.post(
+        "/v1/jobs",
+        content=b"\n".join([json.dumps(line).encode()] * 3),
+        headers={**as_("bounded"), "Content-Type": "application/x-ndjson"},
+    )
+    assert [json.loads(line)["code"] for line in batch.text.splitlines()] == ["too_much_queued"] * 3
+    (tmp_path / "go").touch()
+    for job in (first, second):
+        service.wait_ended(job)
+    assert post(service, "bounded", conversations=conversations(5)).status_code == 202

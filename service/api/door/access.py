@@ -1,6 +1,6 @@
 """What a caller may do here: the one table of routes and scopes, and how a route learns who asks.
 
-``Gate`` puts the ``Caller`` into the request's state before any route is known; ``check_access`` stands before every
+``Gate`` puts the ``Caller`` into the request's state before any route is known; ``AccessCheck`` stands before every
 route of the app and asks this table. A route that is missing here is for ``admin`` alone.
 """
 
@@ -10,7 +10,8 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
-from service.api.door.errors import ScopeMissing
+from service.api.door.errors import ScopeMissing, TooManyRequests
+from service.api.door.rates import Rates
 from service.conversations.callers import Caller, KeyScope
 
 CALLER: Final = "caller"  # its place in the state of an ASGI scope
@@ -75,12 +76,29 @@ def caller_of(request: Request) -> Caller:
 CallerNow = Annotated[Caller, Depends(caller_of)]
 
 
-async def check_access(request: Request) -> None:
-    """Let a caller pass who may do what the route does.
+class AccessCheck:
+    """Stands before every route: lets a caller pass who may do what the route does, as often as it may."""
 
-    Raises:
-        ScopeMissing: the key has not the scope that the route needs.
-    """
-    needed = ROUTES.get((request.method, request.scope["route"].path), _ADMIN).scope
-    if needed is not None and not caller_of(request).may(needed):  # on open paths nobody may be known
-        raise ScopeMissing(f"{request.method} {request.url.path} needs the scope {needed}, which this key has not")
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+
+    def __repr__(self) -> str:
+        return f"<AccessCheck {self._rates!r}>"
+
+    async def __call__(self, request: Request) -> None:
+        """Let a request pass.
+
+        Raises:
+            ScopeMissing: the key has not the scope that the route needs.
+            TooManyRequests: the key has submitted too often.
+        """
+        access = ROUTES.get((request.method, request.scope["route"].path), _ADMIN)
+        if access.scope is None:  # on open paths nobody may be known
+            return
+        caller = caller_of(request)
+        if not caller.may(access.scope):
+            needed = f"{request.method} {request.url.path} needs the scope {access.scope}"
+            raise ScopeMissing(f"{needed}, which this key has not")
+        wait_s = self._rates.take(caller) if access.is_metered else 0.0
+        if wait_s > 0:
+            raise TooManyRequests(caller.requests_per_s or 0.0, wait_s)

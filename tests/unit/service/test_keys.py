@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from service.api.door.key_ring import KeyRing
+from service.api.door.rates import TokenBucket
 from service.config.keys import callers_of
 from service.config.load import build_config
 from service.config.schema import Config
@@ -55,7 +56,7 @@ def test_a_host_that_is_reachable_from_outside_needs_any_kind_of_keys() -> None:
     with pytest.raises(ConfigError, match="needs api_keys"):
         config(host="0.0.0.0")
     for server in ({"keys": [{"name": "a", "key": "k"}]}, {"keys_file": "keys.yaml"}, {"api_keys": ["k"]}):
-        assert config(host="0.0.0.0", **server)
+        assert config(host="0.0.0.0", **server).server.port == 8080
 
 
 def test_no_key_and_no_hash_is_shown() -> None:
@@ -129,3 +130,16 @@ def test_a_key_is_made_and_known_by_what_was_printed(tmp_path: Path) -> None:
     wrong = run_command("key", "a b")
     assert wrong.returncode == 2
     assert "'a b'" in wrong.stderr
+
+
+@pytest.mark.parametrize(("per_s", "burst"), [(0.5, 1), (1, 1), (4, 4), (2.5, 2)])
+def test_a_bucket_holds_a_second_of_its_rate_and_one_at_least(per_s: float, burst: int) -> None:
+    """What it refuses comes after the time that it tells, and what it refused costs nothing."""
+    bucket = TokenBucket(per_s, now=100.0)
+    assert [bucket.take(100.0) for _ in range(burst)] == [0.0] * burst
+    wait_s = bucket.take(100.0)
+    assert 0 < wait_s == bucket.take(100.0) <= 1 / per_s
+    assert bucket.take(100.0 + wait_s * 0.9) > 0
+    assert bucket.take(100.0 + wait_s + 1e-9) == 0.0
+    taken = sum(bucket.take(101 + wait_s + number / 100) == 0 for number in range(10_000))
+    assert taken == pytest.approx(100 * per_s + burst, abs=1)

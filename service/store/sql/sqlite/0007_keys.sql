@@ -2,3 +2,4 @@
 
 ALTER TABLE jobs ADD COLUMN key_name TEXT;
 CREATE INDEX jobs_by_key ON jobs (key_name, number) WHERE key_name IS NOT NULL;
+CREATE INDEX jobs_queued ON jobs (key_name) WHERE unfinished > 0;
