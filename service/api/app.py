@@ -25,6 +25,7 @@ from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
+from service.api.usage import usage_router
 from service.api.workers import health_router, workers_router
 from service.config.schema import Config
 from service.conversations.callers import Caller
@@ -57,6 +58,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
     app.include_router(tools_router(node.catalog))
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
+    app.include_router(usage_router(node.store))
     app.include_router(health_router(node.fleet, node.store, node.tools))
     app.add_middleware(Gate, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
     if server.origins:  # around the gate: a browser asks first, and has no key then

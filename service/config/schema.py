@@ -122,6 +122,7 @@ class StoreConfig(StrictModel):
     keep_jobs_s: Kept | None = None
     keep_keys_s: Kept = 86_400.0
     keep_events: int = Field(default=100_000, ge=100)
+    keep_usage_days: int | None = Field(default=400, ge=1, le=36_500)
 
 
 class WebhooksConfig(StrictModel):

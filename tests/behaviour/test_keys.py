@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -199,3 +200,38 @@ def test_no_more_of_a_key_waits_than_may(service: Service, tmp_path: Path) -> No
     for job in (first, second):
         service.wait_ended(job)
     assert post(service, "bounded", conversations=conversations(5)).status_code == 202
+
+
+def read_usage(service: Service, name: str, **query: str) -> list[dict[str, object]]:
+    answer = service.http.get("/v1/usage", params=query, headers=as_(name))
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["usage"])
+
+
+def test_what_each_key_has_used_is_told(service: Service) -> None:
+    """By job, also when that is gone; an answer that is not valid is wasted, and what is another's is not told."""
+    validation = {"pattern": "never this", "retries": 1, "constrain": "off"}
+    agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "validation": validation}]
+    mine = post(service, "alice", agents=agents).json()["id"]
+    others = post(service, "bob").json()["id"]
+    for job in (mine, others):
+        service.wait_ended(job)
+    service.http.delete(f"/v1/jobs/{mine}", headers=as_("alice")).raise_for_status()
+    rows = {row["agent"]: row for row in read_usage(service, "alice", by="agent,job,model") if row["job"] == mine}
+    a, b = rows["a"], rows["b"]
+    assert (a["model"], a["turns"], a["attempts"], a["wasted_tokens"]) == ("m", 1, 1, 0)
+    assert (a["prompt_tokens"], a["answer_tokens"]) == (7, 3)  # as the scripted engine tells
+    assert (b["turns"], b["attempts"], b["prompt_tokens"], b["answer_tokens"]) == (0, 2, 0, 0)
+    assert b["wasted_tokens"] == 2 * (7 + 3)
+    assert float(str(b["slot_s"])) > 0
+    today = datetime.now(UTC).date().isoformat()
+    keys = {row["key"] for row in read_usage(service, "root", by="key,day", since=today)}
+    assert {"alice", "bob"} <= keys
+    assert {row["key"] for row in read_usage(service, "alice", by="key")} == {"alice"}
+    assert others not in {row["job"] for row in read_usage(service, "alice", by="job")}
+    assert [row.keys() & {"key", "job"} for row in read_usage(service, "root", by="")] == [set()]
+    assert read_usage(service, "root", until="2020-01-01") == []
+    cut = service.http.get("/v1/usage?by=job&limit=1", headers=as_("root")).json()
+    assert (len(cut["usage"]), cut["is_cut"]) == (1, True)
+    for query in ("by=key,key", "by=color", "since=yesterday", "limit=0"):
+        assert service.http.get(f"/v1/usage?{query}", headers=as_("root")).status_code == 400, query

@@ -24,7 +24,7 @@ from service.store.store import open_store
 from tests.harness.jobs import DEBATE, job
 from tests.harness.power import Disk, ForgetfulDatabase
 from tests.harness.waiting import LIMIT_S, wait_until
-from tests.store_suite.test_store import J, append, ended, moved, new
+from tests.store_suite.test_store import ALL_USAGE, J, append, ended, moved, new, used
 
 TRIALS, SOAK_TRIALS = 10, 100
 
@@ -131,8 +131,8 @@ async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, 
         store.subscribe(told.append)
         await store.post(new(job(*DEBATE)), claims=True)
         database.breaks += breaks
-        await append(store, moved(ConversationState.RUNNING), ended("a"), ended("b"))
-        await append(store, ended("m"), moved(ConversationState.COMPLETED))
+        await append(store, moved(ConversationState.RUNNING), ended("a", used=used()), ended("b", used=used("b")))
+        await append(store, ended("m", used=used()), moved(ConversationState.COMPLETED))
         await wait_until(lambda: is_well(told), "it is well again")
         assert store.trouble is None
         turns = await store.read(queries.turns(J, ["c0"]))
@@ -140,6 +140,7 @@ async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, 
         assert (await store.read(queries.job(J))).state is JobState.COMPLETED
         events, _ = await store.read(queries.events(J, 0, 99))
         assert [event.number for event in events] == list(range(1, len(events) + 1))
+        assert [counts.attempts for _, counts in await store.read(ALL_USAGE)] == [3]
     assert any(isinstance(event, StoreTroubled) for event in told)
 
 

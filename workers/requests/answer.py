@@ -111,6 +111,16 @@ class Answer:
         )
 
     @property
+    def cost(self) -> Usage:
+        """What all generations have cost: as the engine has told, and of one that it has not told of, as was seen."""
+        costs = [each.usage or each.seen for each in self._generations]
+        return Usage(
+            sum(cost.prompt_tokens for cost in costs),
+            sum(cost.completion_tokens for cost in costs),
+            sum(cost.cached_tokens for cost in costs),
+        )
+
+    @property
     def output_tokens(self) -> int:
         """How many pieces of answers have come: about as many as tokens."""
         return sum(each.output_tokens for each in self._generations)

@@ -39,6 +39,7 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/openapi.json"): _ANY,
     ("GET", "/metrics"): _READ,
     ("GET", "/v1/status"): _READ,
+    ("GET", "/v1/usage"): _READ,
     ("POST", "/v1/jobs"): _SUBMIT,
     ("GET", "/v1/jobs"): _READ,
     ("GET", "/v1/jobs/{job_id}"): _READ,
