@@ -27,6 +27,7 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
+from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import Progress
@@ -39,13 +40,16 @@ from service.store.records import Record
 from workers.fleet import Fleet
 from workers.lanes.lane_pool import Swap
 from workers.notifier import Notifier
-from workers.outcome import Completed
+from workers.outcome import Cancelled, CancelReason, Completed
 from workers.requests.prompts.bios import BiosPolicy
+from workers.spec import EngineKind
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 Args = TypeVarTuple("Args")
+KV_LOOK_S: Final = 0.5  # between two looks at what turns take of KV caches
 FACTS_A_WRITE: Final = 500  # a cancel may bring a million: other commits must not wait for all of them
+GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
 logger = logging.getLogger(__name__)
 
 
@@ -75,6 +79,7 @@ class Scheduler:
         self._blame = Blame()
         self._endings = ConversationEndings(self._jobs, self._turns, self._blame)
         self._findings = WorkerFindings(fleet, self._turns)
+        self._kv_uses = KvUses(fleet, self._turns)
         self._runner = TurnRunner(self._jobs, outlet, self._take_ends)
         self._turn_endings = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
@@ -88,7 +93,10 @@ class Scheduler:
         """Run turns until cancelled."""
         async with anyio.create_task_group() as self._tasks:
             task_status.started()
-            await anyio.sleep_forever()
+            while True:
+                await anyio.sleep(KV_LOOK_S)
+                if uses := self._kv_uses.look():
+                    self._post(events.KvUseTold(uses=uses))
 
     # Jobs
 
@@ -356,6 +364,7 @@ class Scheduler:
                     read_s=worker.latency.pace.prefill_s,
                     kv_tokens=worker.kv.budget,
                     most_answer=spec.most_answer,
+                    shares_prefixes=spec.engine is EngineKind.VLLM,
                 )
             )
         else:
@@ -368,6 +377,8 @@ class Scheduler:
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""
         ends: list[End] = []
+        # Who gave way is ready again at once: the core is to know what it takes, and what the others have grown to.
+        uses = self._kv_uses.look() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
         for run, outcome in sorted(ended, key=lambda each: self._place(each[0].key)):
             self._turns.note_off_slot(run.key)
             ends.append(self._turn_endings.take_end(run, outcome))
@@ -378,7 +389,8 @@ class Scheduler:
                 logger.warning("turn %s: a late result is refused, another node runs it: %s", run.key, outcome)
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
-            self._post(*(end.event for end in ends), *found, made=[end.record for end in ends])
+            told = [events.KvUseTold(uses=uses)] if uses else []
+            self._post(*told, *(end.event for end in ends), *found, made=[end.record for end in ends])
         if not self._turns.any_in_flight:
             self._idle.notify()
 

@@ -74,6 +74,13 @@ class Generation:
         return Usage(processed, self.output_tokens, min(cached, processed))
 
     @property
+    def prompt_tokens(self) -> int | None:
+        """How many tokens its prompt has, once the engine has told."""
+        if self.prompt_progress is not None:
+            return self.prompt_progress.total
+        return None if self.usage is None else self.usage.prompt_tokens
+
+    @property
     def has_progressed(self) -> bool:
         """Whether the model has done anything yet."""
         return self.first_token_at is not None or self.prompt_progress is not None

@@ -27,6 +27,7 @@ from service.scheduling.core.events import (
     JobAdmitted,
     JobCancelled,
     JobEnded,
+    KvUseTold,
     ModelLost,
     ModelRegained,
     Paused,
@@ -96,9 +97,8 @@ class SchedulingCore:
                     yield from self._end_turn(event, worker)
             case SuspectsCleared() | JobDistrusted() | JobTrusted():
                 self._take_finding(event)
-            case DeferralOver():
-                if self._ready.held.worker_of(event.key) is not None:
-                    self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+            case KvUseTold() | DeferralOver():
+                self._take_note(event)
 
     def _take_capacity(self, event: WorkerEvent) -> None:
         match event:
@@ -106,7 +106,7 @@ class SchedulingCore:
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
                 if event.kv_tokens is not None:
-                    self._dispatcher.room.note_budget(event.model, event.most_answer)
+                    self._dispatcher.room.note_budget(event.model, event.most_answer, is_sharing=event.shares_prefixes)
                 if event.read_s is not None:
                     self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
@@ -120,6 +120,17 @@ class SchedulingCore:
                 self._lost[event.model] = event.is_elsewhere
             case ModelRegained():
                 self._lost.pop(event.model, None)
+
+    def _take_note(self, event: KvUseTold | DeferralOver) -> None:
+        if isinstance(event, DeferralOver):
+            if self._ready.held.worker_of(event.key) is not None:
+                self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+            return
+        for key, use in event.uses.items():
+            if key in self._in_flight:
+                live, conversation = self._jobs[key.job_id], self._conversation(key)
+                agent = live.job.agents[live.places[key.agent_id]]
+                self._dispatcher.room.correct(key, agent, conversation.definition, use)
 
     def _take_finding(self, event: Suspicion) -> None:
         match event:

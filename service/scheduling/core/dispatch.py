@@ -6,6 +6,7 @@ from typing import Final
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.trials import Trials
+from service.scheduling.core.capacity.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, DeferTurn, StartTurn
 from service.scheduling.core.in_flight_pool import InFlightPool
@@ -110,9 +111,9 @@ class Dispatcher:
     def _has_room(self, model: str, turn: ReadyTurn) -> bool:
         return not self._room.is_bounded or self._in_flight.best(model, need=self._need(turn.key)) is not None
 
-    def _need(self, key: TurnKey) -> int:
+    def _need(self, key: TurnKey) -> KvNeed:
         if not self._room.is_bounded:
-            return 0
+            return NOTHING
         conversation = self._conversation(key)
         agent = conversation.live.job.agents[conversation.live.places[key.agent_id]]
         return self._room.need(key, agent, conversation.definition)

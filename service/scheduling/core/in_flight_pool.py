@@ -3,7 +3,7 @@
 from collections import Counter
 
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.capacity.kv_budgets import KvBudgets
+from service.scheduling.core.capacity.kv_budgets import NOTHING, KvBudgets, KvNeed
 
 
 class InFlightPool:
@@ -119,17 +119,21 @@ class InFlightPool:
         """Whether any slot of a model is free."""
         return any(free > 0 for free, _ in self._free_by_worker(model))
 
-    def best(self, model: str, cached: str | None = None, need: int = 0) -> str | None:
+    def best(self, model: str, cached: str | None = None, need: KvNeed = NOTHING) -> str | None:
         """Return the worker for a turn: ``cached``, whose cache holds its prompt, else that with the most free slots.
 
-        None where no slot is free that has room for ``need`` tokens.
+        None where no slot is free that has room for ``need``.
         """
         free_slots = self._free_by_worker(model)
         offers = [(free, worker) for free, worker in free_slots if free > 0 and self.kv.fits(worker, need)]
         return max(offers, key=lambda offer: (offer[1] == cached, offer[0]), default=(0, None))[1]
 
-    def add(self, key: TurnKey, worker: str, need: int = 0, *, is_suspect: bool = False) -> None:
-        """Put a turn on a slot, with ``need`` tokens of the KV cache."""
+    def worker_of(self, key: TurnKey) -> str | None:
+        """Return the worker that a turn is on, None where it is on none."""
+        return self._workers.get(key)
+
+    def add(self, key: TurnKey, worker: str, need: KvNeed = NOTHING, *, is_suspect: bool = False) -> None:
+        """Put a turn on a slot, with what it needs of the KV cache."""
         self.kv.reserve(worker, key, need)
         if is_suspect:
             self._trials[worker] = key

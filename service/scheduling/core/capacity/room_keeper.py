@@ -4,15 +4,18 @@ Source: D. Lifka, "The ANL/IBM SP scheduling system" (1995), for backfilling; sp
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.scheduling.core.capacity.kv_budgets import KvNeed, KvUse
 from service.scheduling.core.capacity.turn_needs import TurnNeeds
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 PASSES: Final = 8  # turns that may start ahead of one that has no room
+GROWTH: Final = 32  # tokens that an answer is expected to have left when it is longer than was expected
 LOOKED_AT: Final = 16  # turns without room, at one moment: a decision takes a millisecond at most
 
 
@@ -24,19 +27,38 @@ class RoomKeeper:
         self._needs = TurnNeeds()
         self._passes: dict[TurnKey, int] = {}
         self._most_answer: dict[str, int] = {}  # by model
+        self._sharing: set[str] = set()  # models
         self.is_bounded = False  # whether any worker has a budget: else nothing is estimated
 
     def __repr__(self) -> str:
         return f"<RoomKeeper {self._needs!r} passed={len(self._passes)}>"
 
-    def note_budget(self, model: str, most_answer: int) -> None:
-        """Note that a worker of a model has a budget; ``most_answer`` bounds an answer there."""
+    def note_budget(self, model: str, most_answer: int, *, is_sharing: bool) -> None:
+        """Note that a worker of a model has a budget; ``most_answer`` bounds an answer there.
+
+        ``is_sharing`` says that prefixes which its requests have in common are held once.
+        """
         self.is_bounded = True
+        if is_sharing:
+            self._sharing.add(model)
         self._most_answer[model] = max(self._most_answer.get(model, 0), most_answer)
 
-    def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
+    def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
         """Return what a turn takes."""
-        return self._needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
+        need = self._needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
+        return need if agent.model in self._sharing else replace(need, shared=0, prefix=None)
+
+    def correct(self, key: TurnKey, agent: Agent, conversation: Conversation, use: KvUse) -> None:
+        """Reserve for a turn in flight what it is seen to take: its prompt as counted, and an answer that goes on."""
+        worker = self._in_flight.worker_of(key)
+        before = None if worker is None else self._in_flight.kv.need_of(worker, key)
+        if worker is None or before is None:
+            return
+        self._needs.tell(key, agent, conversation, use.prompt)
+        answer = max(before.answer, use.answer + GROWTH)
+        now = replace(before, prompt=use.prompt, answer=answer, shared=min(before.shared, use.prompt))
+        if now != before:
+            self._in_flight.kv.reserve(worker, key, now)
 
     def may_pass(self, key: TurnKey, lacking: int) -> bool:
         """Whether turns behind one without room may start; ``lacking`` have none so far at this moment."""
@@ -56,7 +78,7 @@ class RoomKeeper:
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:
         """Take a turn that has ended."""
         if self.is_bounded and reading is not None:
-            self._needs.learn(key, agent, conversation, reading.context_tokens, reading.answer_tokens)
+            self._needs.learn(key, agent, conversation, reading)
 
     def forget_turn(self, key: TurnKey) -> None:
         """Forget a turn that will not start."""
