@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from service.api.app import build_app
 from service.api.door.connections import Door, most_connections
 from service.config.schema import Config
-from service.conversations.callers import Caller
+from service.conversations.callers import Caller, shares_of
 from service.errors import ConfigError
 from service.node.node import open_node
 from service.node.retention import release_always
@@ -102,7 +102,7 @@ async def serve(
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry)
             async with (
-                open_node(config, specs, state_dir) as node,
+                open_node(config, specs, state_dir, shares_of(callers.values())) as node,
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,
             ):

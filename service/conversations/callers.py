@@ -3,6 +3,7 @@
 Source: specification, "Keys".
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -49,3 +50,9 @@ class Caller:
 
 
 ANYBODY: Final = Caller(name=None, scopes=frozenset(KeyScope))  # of this machine, where no keys are configured
+
+
+def shares_of(callers: Iterable[Caller]) -> dict[str | None, float] | None:
+    """Return the shares of named keys; None where there are none, and everybody waits in one queue."""
+    shares = {caller.name: caller.share for caller in callers}
+    return shares if shares.keys() - {None, API_KEYS} else None

@@ -66,8 +66,12 @@ class QueueBounds:
             posted = self._posted[name]
             unfinished = await self._store.read(queries.unfinished_of(name))
             since = self._posted[name] - posted  # it may or may not have been there yet
-            self._waiting[name] = unfinished - self._scheduler.in_flight_of(name) + since
+            self._waiting[name] = unfinished - self._in_flight_of(name) + since
             self._looked_at[name] = now
         waiting = self._waiting[name] + coming
         if waiting > most:
             raise TooMuchQueued(f"with these {waiting} turns of {name} would wait, and {most} may (queued)")
+
+    def _in_flight_of(self, name: str) -> int:
+        in_flight = self._scheduler.view.in_flight_by_job().items()
+        return sum(count for job_id, count in in_flight if self._scheduler.owner(job_id) == name)

@@ -2,8 +2,9 @@
 
 from datetime import datetime
 
-from service.conversations.job import Agent, Job
+from service.conversations.job import Agent, Job, TurnKey
 from service.scheduling.attempt import RunningAttempt
+from service.scheduling.core.events import TurnSpent
 from service.store.records import UsageCounts, UsageKey, Used
 
 
@@ -24,3 +25,10 @@ def used_by(attempt: RunningAttempt, job: Job, agent: Agent, at: datetime, *, st
         answer_tokens=cost.completion_tokens,
         slot_s=attempt.seconds,
     )
+
+
+def spent_by(key: TurnKey, attempt: RunningAttempt) -> TurnSpent:
+    """Return what an attempt that has ended has taken of its engine."""
+    cost = attempt.answer.cost
+    fresh = max(0, cost.prompt_tokens - cost.cached_tokens)
+    return TurnSpent(key=key, fresh_tokens=fresh, answer_tokens=cost.completion_tokens)

@@ -5,7 +5,7 @@ back before anything is written, and nothing here waits for the store.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -20,6 +20,7 @@ from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt import RunningAttempt
+from service.scheduling.attempt_usage import spent_by
 from service.scheduling.conversation_endings import ConversationEndings
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
@@ -56,7 +57,8 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Puts the turns of all jobs on the slots of all workers.
 
-    ``run`` must be running; it owns the tasks of the turns.
+    ``run`` must be running; it owns the tasks of the turns. ``shares`` are those of keys, by their names; None is for
+    no keys.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Scheduler:
         fleet: Fleet,
         outlet: SchedulerStore,
         group_by: GroupBy | None = None,
+        shares: Mapping[str | None, float] | None = None,
     ) -> None:
-        self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models)
+        self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
+        self._is_fair = shares is not None
         self._core = self._new_core()
         self._fleet = fleet
         self._outlet = outlet
@@ -162,10 +166,6 @@ class Scheduler:
     def owner(self, job_id: JobId) -> str | None:
         """Return the name of the key that a job which has not ended was posted with."""
         return self._jobs[job_id].job.owner
-
-    def in_flight_of(self, owner: str) -> int:
-        """Count the turns on slots whose jobs were posted with the key of that name."""
-        return sum(count for job_id, count in self.view.in_flight_by_job().items() if self.owner(job_id) == owner)
 
     def model_of(self, key: TurnKey) -> str:
         """Return the model that a turn is asked of."""
@@ -390,7 +390,8 @@ class Scheduler:
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []
-            self._post(*told, *(end.event for end in ends), *found, made=[end.record for end in ends])
+            spent = [spent_by(run.key, run.attempt) for run, _ in ended] if self._is_fair else []
+            self._post(*told, *spent, *(end.event for end in ends), *found, made=[end.record for end in ends])
         if not self._turns.any_in_flight:
             self._idle.notify()
 

@@ -39,6 +39,7 @@ from service.scheduling.core.events import (
     TurnInterrupted,
     TurnIsReady,
     TurnRejected,
+    TurnSpent,
     Unpaused,
     WorkerEvent,
     WorkerNotReady,
@@ -56,10 +57,16 @@ CANCELLED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
 
 
 class SchedulingCore:
-    """Which turn runs where, of all jobs that have not ended."""
+    """Which turn runs where, of all jobs that have not ended; ``shares`` are those of keys, None is for no keys."""
 
-    def __init__(self, policy: PolicyFactory, group_by: GroupBy | None = None, on_demand: Iterable[str] = ()) -> None:
-        self._ready = ReadyPool(policy, is_grouped=group_by is not None, on_demand=on_demand)
+    def __init__(
+        self,
+        policy: PolicyFactory,
+        group_by: GroupBy | None = None,
+        on_demand: Iterable[str] = (),
+        shares: Mapping[str | None, float] | None = None,
+    ) -> None:
+        self._ready = ReadyPool(policy, is_grouped=group_by is not None, on_demand=on_demand, shares=shares)
         self._group_by = group_by
         self._in_flight = InFlightPool()
         self._jobs: dict[JobId, LiveJob] = {}
@@ -99,6 +106,8 @@ class SchedulingCore:
                 self._take_finding(event)
             case KvUseTold() | DeferralOver():
                 self._take_note(event)
+            case TurnSpent():
+                self._dispatcher.settle(event)
 
     def _take_capacity(self, event: WorkerEvent) -> None:
         match event:
@@ -247,6 +256,7 @@ class SchedulingCore:
             path=conversation.live.backlog.path(place, conversation.definition.rounds),
             is_front=is_front,
             signature=job.agents[place.agent].signature(self._group_by) if self._group_by else "",
+            owner=job.owner,
         )
         model = job.agents[place.agent].model
         conversation.open.add(turn.key)
@@ -317,6 +327,7 @@ class SchedulingCore:
 
     def _end_turn(self, event: TurnEvent, worker: str) -> Iterator[Action]:
         key = event.key
+        self._ready.note_end(key)
         live = self._jobs[key.job_id]
         conversation = live.conversations[key.conversation_id]
         place = conversation.place(key)

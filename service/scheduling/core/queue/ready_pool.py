@@ -1,7 +1,8 @@
 """The ready pool: the turns of all models that wait for nothing but a slot. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.backlog import JobBacklog
@@ -9,19 +10,29 @@ from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.suspects import SuspectQueue
 from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.arrivals import Arrivals
+from service.scheduling.core.queue.fair_queue import FairQueue
+from service.scheduling.core.queue.fair_shares import FairShares
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
 
 
 class ReadyPool:
-    """Written by the core alone; a ready turn is in one place of it.
+    """Written by the core alone; a ready turn is in one place of it. With ``shares`` keys have theirs of each model.
 
     That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
     an engine, that of the suspects; or it is held for one certain worker.
     """
 
-    def __init__(self, policy: PolicyFactory, *, is_grouped: bool = False, on_demand: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        policy: PolicyFactory,
+        *,
+        is_grouped: bool = False,
+        on_demand: Iterable[str] = (),
+        shares: Mapping[str | None, float] | None = None,
+    ) -> None:
         self._policy = policy
+        self.fair = None if shares is None else FairShares(shares)
         self.arrivals = Arrivals(on_demand)
         self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
@@ -58,6 +69,16 @@ class ReadyPool:
     def has_others(self, model: str) -> bool:
         """Whether turns wait for a model that are no suspects."""
         return bool(self.queues.get(model))
+
+    def note_start(self, turn: ReadyTurn, model: str) -> None:
+        """Charge the key of a turn that starts."""
+        if self.fair is not None:
+            self.fair.start(turn.key, model, turn.owner)
+
+    def note_end(self, key: TurnKey) -> None:
+        """Let the charge of a turn stand that is in flight no more."""
+        if self.fair is not None:
+            self.fair.end(key)
 
     def count_out(self, key: TurnKey) -> None:
         """Count a turn no more that was taken from its queue."""
@@ -116,7 +137,10 @@ class ReadyPool:
 
     def _queue(self, model: str) -> ReadyQueue:
         if model not in self.queues:
-            self.queues[model] = GroupedQueue(self._policy) if self._is_grouped else self._policy()
+            policy = self._policy
+            if self.fair is not None:
+                policy = partial(FairQueue, self._policy, self.fair.times(model))
+            self.queues[model] = GroupedQueue(policy) if self._is_grouped else policy()
         return self.queues[model]
 
     def _of(self, model: str) -> list[SuspectQueue | ReadyQueue]:
