@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,8 @@ SCOPES: Mapping[str, list[str]] = {
 BOUNDS: Mapping[str, dict[str, object]] = {
     "slow": {"scopes": ["read", "submit"], "requests_per_s": 0.1},
     "bounded": {"scopes": ["read", "submit"], "queued": 5},
+    "heavy": {"share": 3},
+    "light": {"share": 1},
 }
 
 
@@ -235,3 +238,22 @@ def test_what_each_key_has_used_is_told(service: Service) -> None:
     assert (len(cut["usage"]), cut["is_cut"]) == (1, True)
     for query in ("by=key,key", "by=color", "since=yesterday", "limit=0"):
         assert service.http.get(f"/v1/usage?{query}", headers=as_("root")).status_code == 400, query
+
+
+def test_keys_that_wait_are_served_by_their_shares(service: Service, tmp_path: Path) -> None:
+    """Whoever came first, and however much of it waits."""
+    go = f"{tmp_path}/go"
+    first = post(service, "heavy", go, model="held").json()["id"]
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "the slot is taken")
+    talks = [{"prompt": "Go."} for _ in range(12)]
+    light, heavy = (post(service, who, model="held", conversations=talks).json()["id"] for who in ("light", "heavy"))
+    (tmp_path / "go").touch()
+    for job in (first, light, heavy):
+        service.wait_ended(job)
+    starts = sorted(
+        (talk["turns"][0]["started_at"], job)
+        for job in (light, heavy)
+        for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]
+    )
+    served = Counter(job for _, job in starts[:12])
+    assert 8 <= served[heavy] <= 10
