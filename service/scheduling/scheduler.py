@@ -5,7 +5,7 @@ back before anything is written, and nothing here waits for the store.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -25,6 +25,7 @@ from service.scheduling.conversation_endings import ConversationEndings
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
@@ -67,7 +68,7 @@ class Scheduler:
         fleet: Fleet,
         outlet: SchedulerStore,
         group_by: GroupBy | None = None,
-        shares: Mapping[str | None, float] | None = None,
+        shares: Shares = None,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
         self._is_fair = shares is not None

@@ -14,6 +14,7 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.dispatch import Dispatcher
 from service.scheduling.core.events import (
     AbandonTurn,
@@ -48,6 +49,7 @@ from service.scheduling.core.events import (
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import CacheLocation
+from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyTurn
 from service.scheduling.core.view import PoolsView
@@ -64,14 +66,22 @@ class SchedulingCore:
         policy: PolicyFactory,
         group_by: GroupBy | None = None,
         on_demand: Iterable[str] = (),
-        shares: Mapping[str | None, float] | None = None,
+        shares: Shares = None,
     ) -> None:
-        self._ready = ReadyPool(policy, is_grouped=group_by is not None, on_demand=on_demand, shares=shares)
-        self._group_by = group_by
         self._in_flight = InFlightPool()
+        self._room = RoomKeeper(self._in_flight)
+        self._ready = ReadyPool(
+            policy,
+            is_grouped=group_by is not None,
+            on_demand=on_demand,
+            is_begun=lambda key: self._conversation(key).is_started,
+            is_pressed=self._room.is_pressed,
+            shares=shares,
+        )
+        self._group_by = group_by
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
-        self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight)
+        self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight, self._room)
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
@@ -115,7 +125,7 @@ class SchedulingCore:
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
                 if event.kv_tokens is not None:
-                    self._dispatcher.room.note_budget(event.model, event.most_answer, is_sharing=event.shares_prefixes)
+                    self._room.note_budget(event.model, event.most_answer, is_sharing=event.shares_prefixes)
                 if event.read_s is not None:
                     self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
@@ -139,7 +149,7 @@ class SchedulingCore:
             if key in self._in_flight:
                 live, conversation = self._jobs[key.job_id], self._conversation(key)
                 agent = live.job.agents[live.places[key.agent_id]]
-                self._dispatcher.room.correct(key, agent, conversation.definition, use)
+                self._room.correct(key, agent, conversation.definition, use)
 
     def _take_finding(self, event: Suspicion) -> None:
         match event:
@@ -173,7 +183,7 @@ class SchedulingCore:
         if live.is_cancelled:
             yield from self._cancel(event.job.id)
         if live.conversations:
-            self._tell_load(live)
+            self._ready.note_load(live.job.id, live.backlog)
 
     def _new_conversation(self, live: LiveJob, definition: Conversation) -> LiveConversation:
         self._orders += 1
@@ -210,19 +220,14 @@ class SchedulingCore:
             for conversation in [live.conversations[name] for name in self._in_flight.conversations_of(job_id)]:
                 yield from self._end(conversation, ConversationState.CANCELLED, "cancelled")
         left = CANCELLED_AT_ONCE
-        for conversation in list(
-            islice((conversation for conversation in live.conversations.values() if conversation.ending is None), left)
-        ):
+        going_on = (conversation for conversation in live.conversations.values() if conversation.ending is None)
+        for conversation in list(islice(going_on, left)):
             left -= conversation.definition.rounds * len(live.job.agents)
             yield from self._end(conversation, ConversationState.CANCELLED, "cancelled")
             if left <= 0:
                 break
         if any(conversation.ending is None for conversation in live.conversations.values()):
             yield ContinueCancel(job_id=job_id)
-
-    def _tell_load(self, live: LiveJob) -> None:
-        """Tell the queues what is left of a job."""
-        self._ready.note_load(live.job.id, live.backlog)
 
     # Conversations
 
@@ -279,7 +284,7 @@ class SchedulingCore:
 
     def _drop(self, conversation: LiveConversation, key: TurnKey) -> None:
         conversation.open.discard(key)
-        self._dispatcher.room.forget_turn(key)
+        self._room.forget_turn(key)
         self._ready.discard(key, conversation.model(key))
 
     def _settle(self, conversation: LiveConversation) -> Iterator[Action]:
@@ -313,13 +318,13 @@ class SchedulingCore:
     ) -> Iterator[Action]:
         live = conversation.live
         live.end_conversation(conversation)
-        self._dispatcher.room.forget_conversation(live.job.id, conversation.definition.id)
+        self._room.forget_conversation(live.job.id, conversation.definition.id)
         yield ending
         if live.conversations:
-            self._tell_load(live)
+            self._ready.note_load(live.job.id, live.backlog)
             return
         del self._jobs[live.job.id]
-        self._dispatcher.room.forget_job(live.job.id, live.places)
+        self._room.forget_job(live.job.id, live.places)
         self._ready.note_load(live.job.id, live.backlog, has_ended=True)
         yield JobEnded(job_id=live.job.id)
 
@@ -341,8 +346,7 @@ class SchedulingCore:
         if isinstance(event, TurnCompleted):
             tokens = event.reading.context_tokens if event.reading else 0
             conversation.note_cache(place.agent, CacheLocation(worker=worker, tokens=tokens))
-            agent = live.job.agents[place.agent]
-            self._dispatcher.room.learn(key, agent, conversation.definition, event.reading)
+            self._room.learn(key, live.job.agents[place.agent], conversation.definition, event.reading)
             if event.seconds is not None:
                 self._dispatcher.learn(conversation.model(key), event.seconds, event.reading)
                 self._estimates.learn(conversation.model(key), key.agent_id, event.seconds)
@@ -356,7 +360,7 @@ class SchedulingCore:
         else:
             yield from self._go_on(conversation, conversation.order.take(place))
         if key.conversation_id in live.conversations:
-            self._tell_load(live)
+            self._ready.note_load(live.job.id, live.backlog)
 
     # Starting
 
@@ -387,7 +391,7 @@ class SchedulingCore:
         for key in self._ready.take_all(model):
             conversation = self._conversation(key)
             conversation.open.discard(key)
-            self._dispatcher.room.forget_turn(key)
+            self._room.forget_turn(key)
             conversation.end(key)
             yield AbandonTurn(key=key)
             yield from self._end(conversation, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)

@@ -27,15 +27,17 @@ PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tri
 
 
 class Dispatcher:
-    """Starts what can be started; it shares both pools and the jobs with the core, in the same task."""
+    """Starts what can be started; it shares both pools, their room and the jobs with the core, in the same task."""
 
-    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, in_flight: InFlightPool) -> None:
+    def __init__(
+        self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, in_flight: InFlightPool, room: RoomKeeper
+    ) -> None:
         self._jobs = jobs
         self._ready = ready
         self._in_flight = in_flight
         self._shifts = Shifts()
         self._speeds = SpeedEstimates()
-        self._room = RoomKeeper(in_flight)
+        self._room = room
         self._trials = Trials(ready, in_flight)
 
     def __repr__(self) -> str:
@@ -50,11 +52,6 @@ class Dispatcher:
         model = self._ready.fair.model_of(spent.key) if self._ready.fair is not None else None
         if self._ready.fair is not None and model is not None:
             self._ready.fair.settle(spent.key, self._speeds.weigh(model, spent.fresh_tokens, spent.answer_tokens))
-
-    @property
-    def room(self) -> RoomKeeper:
-        """What turns take of KV caches."""
-        return self._room
 
     def note_pace(self, model: str, read_s: float) -> None:
         """Take what a token of a prompt takes an engine that has just started, where no turn has told."""
@@ -212,6 +209,8 @@ class Dispatcher:
         self._ready.count_out(key)
         if not conversation.is_started:
             conversation.is_started = True
+            for sibling in conversation.open:
+                self._ready.note_begun(sibling, conversation.model(sibling))
             yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
         yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)
 

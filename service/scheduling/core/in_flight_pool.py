@@ -54,6 +54,12 @@ class InFlightPool:
         self._reserved = {of: tries for of, tries in self._reserved.items() if tries != worker}
         return closed[0] if closed else None
 
+    def kv_budget(self, model: str) -> int | None:
+        """Return what the KV caches of a model's ready workers have room for together; None where slots bound one."""
+        budgets = [self.kv.budget(worker) for worker, (of, _) in self._slots.items() if of == model]
+        known = [budget for budget in budgets if budget is not None]
+        return sum(known) if known and len(known) == len(budgets) else None
+
     def has_model(self, worker: str, model: str) -> bool:
         """Whether a worker is ready and serves a model now."""
         return self._slots.get(worker, ("", 0))[0] == model

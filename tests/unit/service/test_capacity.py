@@ -30,6 +30,7 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.policies.critical_path import AGEING_TURNS
 from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import RankedQueue
 
@@ -106,7 +107,7 @@ def reserved(core: SchedulingCore, worker: str = "w") -> int:
 
 
 def room_of(core: SchedulingCore) -> RoomKeeper:
-    return core._dispatcher.room
+    return core._room
 
 
 def kv_need(tokens: int) -> KvNeed:
@@ -558,7 +559,8 @@ def test_a_retry_waits_for_room_and_for_no_more_than_a_few_others(group_by: Grou
     assert names(core.handle(done(turn("base")))) == ["large"]
     assert not room_of(core)._passes
     assert names(core.handle(done(turn("large")))) == ["late0", "late1", "late2"]
-    assert not core._ready.queues["m"]._unheld
+    queue = core._ready.queues["m"]
+    assert not (queue._line if isinstance(queue, BegunFirst) else queue)._unheld
 
 
 @pytest.mark.parametrize("looks", range(3))
@@ -716,7 +718,9 @@ def test_no_entry_is_left_by_each_look(policy: str) -> None:
     assert list(core._in_flight._workers) == [turn("base")]
     for _ in range(1000):
         assert core.handle() == []
-    queue = core._ready.queues["m"]
+    line = core._ready.queues["m"]
+    assert isinstance(line, BegunFirst)
+    queue = line._line
     assert isinstance(queue, RankedQueue)
     assert len(queue._heap) < 300
     flying = deque([turn("base")])
@@ -806,8 +810,15 @@ class Load:
                     line.remove(key)
             del self.passed[key]
             for other in self.passed:
+                if self.is_aside(other):
+                    continue
                 if self.models[other] == self.models[key] and self.seen[other] < self.seen[key]:
                     self.passed[other] += 1
+
+    def is_aside(self, key: TurnKey) -> bool:
+        """Whether a turn's conversation waits for those that have begun."""
+        conversation = self.core._conversation(key)
+        return self.core._room.is_pressed(conversation.model(key)) and not conversation.is_started
 
     def forget(self, key: TurnKey) -> None:
         self.passed.pop(key, None)

@@ -84,6 +84,12 @@ class FairQueue(ReadyQueue):
         for queue in self._queues.values():
             queue.note_slots(slots)
 
+    def note_begun(self, key: TurnKey) -> None:
+        """Tell the queue of its key."""
+        turn = self._turns.get(key)
+        if turn is not None:
+            self._queues[turn.owner].note_begun(key)
+
     def _next(self) -> Owner:
         """Return the key that waits with the least virtual time; of equal ones the first by name."""
         waiting = (owner for owner, queue in self._queues.items() if queue)

@@ -16,6 +16,7 @@ from service.conversations.job import TurnKey
 from service.scheduling.core.means import Mean
 
 Owner = str | None  # the name of a key
+Shares = Mapping[Owner, float] | None  # of each key; None is for no keys
 LEAST_WEIGHT: Final = 0.001  # of a turn that took nothing: each start has to cost something, or others never came
 UNKNOWN: Final = 1.0
 

@@ -1,7 +1,7 @@
 """The ready pool: the turns of all models that wait for nothing but a slot. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from service.conversations.job import JobId, TurnKey
@@ -10,8 +10,9 @@ from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.suspects import SuspectQueue
 from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.arrivals import Arrivals
+from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.fair_queue import FairQueue
-from service.scheduling.core.queue.fair_shares import FairShares
+from service.scheduling.core.queue.fair_shares import FairShares, Shares
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
 
@@ -20,7 +21,8 @@ class ReadyPool:
     """Written by the core alone; a ready turn is in one place of it. With ``shares`` keys have theirs of each model.
 
     That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
-    an engine, that of the suspects; or it is held for one certain worker.
+    an engine, that of the suspects; or it is held for one certain worker. ``is_begun`` tells whether a turn's
+    conversation has begun, ``is_pressed`` whether those of a model fill its workers' KV caches.
     """
 
     def __init__(
@@ -29,9 +31,13 @@ class ReadyPool:
         *,
         is_grouped: bool = False,
         on_demand: Iterable[str] = (),
-        shares: Mapping[str | None, float] | None = None,
+        is_begun: Callable[[TurnKey], bool] = lambda _: True,
+        is_pressed: Callable[[str], bool] = lambda _: False,
+        shares: Shares = None,
     ) -> None:
         self._policy = policy
+        self._is_begun = is_begun
+        self._is_pressed = is_pressed
         self.fair = None if shares is None else FairShares(shares)
         self.arrivals = Arrivals(on_demand)
         self._is_grouped = is_grouped
@@ -113,6 +119,11 @@ class ReadyPool:
         if turn is not None:
             self._queue(model).push(turn.after_hold())
 
+    def note_begun(self, key: TurnKey, model: str) -> None:
+        """Note that the conversation of a turn has begun, which may wait for a model."""
+        if model in self.queues:
+            self.queues[model].note_begun(key)
+
     def waiting(self, model: str) -> int:
         """Count the turns that any free slot of a model would take."""
         return sum(map(len, self._of(model)))
@@ -137,9 +148,9 @@ class ReadyPool:
 
     def _queue(self, model: str) -> ReadyQueue:
         if model not in self.queues:
-            policy = self._policy
+            policy: PolicyFactory = partial(BegunFirst, self._policy, self._is_begun, partial(self._is_pressed, model))
             if self.fair is not None:
-                policy = partial(FairQueue, self._policy, self.fair.times(model))
+                policy = partial(FairQueue, policy, self.fair.times(model))
             self.queues[model] = GroupedQueue(policy) if self._is_grouped else policy()
         return self.queues[model]
 
