@@ -27,6 +27,7 @@ from service.store.records import StoredJob
 from transport.dialects.openai import message_document
 
 MAX_KEY_LENGTH: Final = 255
+MOST_WAIT_S: Final = 60.0
 MAX_DIGITS: Final = 18  # within 64 bits
 JSON: Final = "application/json"
 BODY: Final = {
@@ -108,8 +109,13 @@ def _add_listing(router: APIRouter, jobs: Jobs) -> None:
 
 
 def _add_looking(router: APIRouter, jobs: Jobs) -> None:
-    @router.get("", response_model=schemas.JobOut, summary="Look at a job", responses=refused(401, 404))
-    async def get_job(job_id: str) -> Response:
+    @router.get("", response_model=schemas.JobOut, summary="Look at a job", responses=refused(400, 401, 404))
+    async def get_job(
+        job_id: str,
+        wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="wait so long for its end")] = 0.0,
+    ) -> Response:
+        if wait_s:
+            await jobs.wait_ended(JobId(job_id), wait_s)
         return _json(job_document(await jobs.get(JobId(job_id))))
 
     @router.get(
