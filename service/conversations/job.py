@@ -111,7 +111,10 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Agents and the conversations that they hold; ``system`` stands before every agent's own."""
+    """Agents and the conversations that they hold; ``system`` stands before every agent's own.
+
+    ``owner`` is the name of the key that it was posted with, None where it belongs to none.
+    """
 
     id: JobId
     name: str
@@ -125,6 +128,7 @@ class Job:
     system: str = ""
     view: View = View.OWN
     prompts: Phrases = field(default_factory=Phrases)
+    owner: str | None = None
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -20,10 +20,12 @@ from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt import RunningAttempt
+from service.scheduling.attempt_usage import spent_by
 from service.scheduling.conversation_endings import ConversationEndings
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
@@ -56,7 +58,8 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Puts the turns of all jobs on the slots of all workers.
 
-    ``run`` must be running; it owns the tasks of the turns.
+    ``run`` must be running; it owns the tasks of the turns. ``shares`` are those of keys, by their names; None is for
+    no keys.
     """
 
     def __init__(
@@ -65,8 +68,10 @@ class Scheduler:
         fleet: Fleet,
         outlet: SchedulerStore,
         group_by: GroupBy | None = None,
+        shares: Shares = None,
     ) -> None:
-        self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models)
+        self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
+        self._is_fair = shares is not None
         self._core = self._new_core()
         self._fleet = fleet
         self._outlet = outlet
@@ -158,6 +163,10 @@ class Scheduler:
     def job_name(self, job_id: JobId) -> str:
         """Return the caller's name of a job that has not ended."""
         return self._jobs[job_id].job.name
+
+    def owner(self, job_id: JobId) -> str | None:
+        """Return the name of the key that a job which has not ended was posted with."""
+        return self._jobs[job_id].job.owner
 
     def model_of(self, key: TurnKey) -> str:
         """Return the model that a turn is asked of."""
@@ -382,7 +391,8 @@ class Scheduler:
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []
-            self._post(*told, *(end.event for end in ends), *found, made=[end.record for end in ends])
+            spent = [spent_by(run.key, run.attempt) for run, _ in ended] if self._is_fair else []
+            self._post(*told, *spent, *(end.event for end in ends), *found, made=[end.record for end in ends])
         if not self._turns.any_in_flight:
             self._idle.notify()
 

@@ -11,6 +11,7 @@ from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId
 from service.conversations.states import TurnState
 from service.scheduling.attempt import CANCELLED
+from service.scheduling.attempt_usage import used_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame, Finding, Trial
 from service.scheduling.core.blame.retry import refuse
@@ -19,7 +20,7 @@ from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import TurnRun
 from service.scheduling.turns import Turns
 from service.store import records
-from service.store.records import Record
+from service.store.records import Record, Used
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 
 logger = logging.getLogger(__name__)
@@ -154,13 +155,15 @@ class TurnEndings:
         """Run a turn again, here or in the next life of the service, with what it has behind it."""
         if reason != FailureReason.INVALID_ANSWER:
             logger.warning("turn %s: %s: %s; it runs again", run.key, reason, detail)
+        now = datetime.now(UTC)
         requeued = records.TurnRequeued(
             key=run.key,
             so_far=run.so_far,
             worker=run.attempts[-1].worker,
             reason=reason,
             detail=detail,
-            at=datetime.now(UTC),
+            at=now,
+            used=self._used(run, now, stands=False),
         )
         trial = trial or (Trial.NEXT if run.charges.is_suspect else None)
         return End(event=events.TurnInterrupted(key=run.key, trial=trial), record=requeued)
@@ -178,4 +181,9 @@ class TurnEndings:
             reusable, reused = self._jobs[run.key.job_id].compare_cache(turn)
             self._counters.reusable_tokens += reusable
             self._counters.reused_tokens += reused
-        return End(event=event, record=records.TurnEnded(turn=turn, at=datetime.now(UTC)))
+        now = datetime.now(UTC)
+        used = self._used(run, now, stands=state is TurnState.COMPLETED)
+        return End(event=event, record=records.TurnEnded(turn=turn, at=now, used=used))
+
+    def _used(self, run: TurnRun, now: datetime, *, stands: bool) -> Used:
+        return used_by(run.attempt, self._jobs[run.key.job_id].job, self._agent(run), now, stands=stands)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState
-from service.store import operations
+from service.store import operations, usage
 from service.store.databases.database import Claim, Connection, Membership
-from service.store.records import ConversationMoved, NewJob, Record, StoredJob, TurnEnded
+from service.store.records import ConversationMoved, NewJob, Record, StoredJob, TurnEnded, TurnRequeued, Used
 
 Place = tuple[JobId, str]  # a conversation
 logger = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ class Claims:
         ended: list[Place] = []
         refused = 0
         changed: dict[JobId, None] = {}
+        used: list[Used] = []
         for record in records:
             place = operations.place_of(record)
             fence = self._fence(place)
@@ -135,6 +136,8 @@ class Claims:
                 logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), _words(record))
                 continue
             changed[place[0]] = None
+            if isinstance(record, TurnEnded | TurnRequeued) and record.used is not None:
+                used.append(record.used)
             if not isinstance(record, ConversationMoved):
                 operations.apply(connection, record)
                 continue
@@ -142,6 +145,7 @@ class Claims:
             if record.state in ENDED_CONVERSATIONS:
                 ended.append(place)
                 self._leaving.add(place)
+        usage.add(connection, used)
         if changed:
             self._membership.notify(connection, changed, is_work=False)
         return Applied(ended=ended, refused=refused)

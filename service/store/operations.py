@@ -54,6 +54,7 @@ def job_columns(new: NewJob) -> dict[str, object]:
     job = new.job
     return {
         "id": job.id,
+        "key_name": job.owner,
         "name": job.name,
         "state": JobState.QUEUED.value,
         "idempotency_key": new.idempotency_key,
@@ -99,6 +100,7 @@ def as_stored(new: NewJob, number: int) -> StoredJob:
         created_at=new.created_at,
         started_at=None,
         finished_at=None,
+        owner=new.job.owner,
     )
 
 

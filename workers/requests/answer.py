@@ -114,6 +114,16 @@ class Answer:
         )
 
     @property
+    def cost(self) -> Usage:
+        """What all generations have cost: as the engine has told, and of one that it has not told of, as was seen."""
+        costs = [each.usage or each.seen for each in self._generations]
+        return Usage(
+            sum(cost.prompt_tokens for cost in costs),
+            sum(cost.completion_tokens for cost in costs),
+            sum(cost.cached_tokens for cost in costs),
+        )
+
+    @property
     def told_prompt_tokens(self) -> int | None:
         """What the newest prompt takes, as its engine has told; None until it has."""
         return self.generation.prompt_tokens or self.counted_tokens

@@ -67,6 +67,13 @@ class Generation:
         return self._events if self.usage is None else self.usage.completion_tokens
 
     @property
+    def seen(self) -> Usage:
+        """What it has cost as far as can be seen; the engine tells at its end, to which it may never come."""
+        read = self.prompt_progress
+        processed, cached = (read.processed, read.cached) if read is not None else (0, 0)
+        return Usage(processed, self.output_tokens, min(cached, processed))
+
+    @property
     def prompt_tokens(self) -> int | None:
         """How many tokens its prompt has, once the engine has told."""
         if self.prompt_progress is not None:

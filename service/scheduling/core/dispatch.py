@@ -8,7 +8,14 @@ from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.trials import Trials
 from service.scheduling.core.capacity.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.capacity.room_keeper import RoomKeeper
-from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, DeferTurn, StartTurn
+from service.scheduling.core.events import (
+    Action,
+    ContinueDispatch,
+    ConversationStarted,
+    DeferTurn,
+    StartTurn,
+    TurnSpent,
+)
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
@@ -39,6 +46,12 @@ class Dispatcher:
     def learn(self, model: str, seconds: float, reading: PromptReading | None) -> None:
         """Learn what turns of a model take."""
         self._speeds.learn(model, seconds, reading)
+
+    def settle(self, spent: TurnSpent) -> None:
+        """Set right what a turn's key was charged with when it started."""
+        model = self._ready.fair.model_of(spent.key) if self._ready.fair is not None else None
+        if self._ready.fair is not None and model is not None:
+            self._ready.fair.settle(spent.key, self._speeds.weigh(model, spent.fresh_tokens, spent.answer_tokens))
 
     def note_pace(self, model: str, read_s: float) -> None:
         """Take what a token of a prompt takes an engine that has just started, where no turn has told."""
@@ -196,6 +209,7 @@ class Dispatcher:
         worker = worker or self._in_flight.best(model, cached.worker if cached else None, need)
         assert worker is not None  # noqa: S101 - the dispatcher has looked
         self._in_flight.add(key, worker, need, is_suspect=is_suspect)
+        self._ready.note_start(turn, model)
         live = conversation.live
         agent = live.job.agents[turn.agent_order]
         self._room.note_start(key, agent, is_free=live.job.mode is Mode.FREE)

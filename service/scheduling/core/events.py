@@ -97,6 +97,15 @@ class KvUseTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSpent:
+    """The attempt of a turn that is about to end has read and written so many tokens; those of a cache not counted."""
+
+    key: TurnKey
+    fresh_tokens: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeferralOver:
     """A turn was to wait for its worker, and the time for that is over."""
 
@@ -150,7 +159,8 @@ class Unpaused:
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | KvUseTold | DeferralOver | Paused | Unpaused | Suspicion
+Note = KvUseTold | TurnSpent | DeferralOver
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | Note | Paused | Unpaused | Suspicion
 
 # Actions
 
