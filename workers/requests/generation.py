@@ -8,6 +8,7 @@ from collections.abc import Callable
 from transport.events import (
     Event,
     Finished,
+    Progress,
     PromptProgress,
     ReasoningDelta,
     TextDelta,
@@ -117,15 +118,14 @@ class Generation:
 
     def _receive_rarer(self, event: Event) -> None:
         match event:
-            case ReasoningDelta() | ToolCallDelta():
-                self._events += 1
-                self.last_progress_at = self.last_byte_at
-                if self.first_token_at is None:
-                    self.first_token_at = self.last_byte_at
-                if isinstance(event, ReasoningDelta):
-                    self._reasoning.append(event.text)
-                else:
-                    self.tool_call_fragments.append(event)
+            case ReasoningDelta():
+                self._reasoning.append(event.text)
+                self._note_token()
+            case ToolCallDelta():
+                self.tool_call_fragments.append(event)
+                self._note_token()
+            case Progress():
+                self._note_token()
             case PromptProgress():
                 before, self.prompt_progress = self.prompt_progress, event
                 if before is None or event.processed > before.processed:  # the same again is no progress
@@ -138,3 +138,9 @@ class Generation:
                 self.timings = event
             case TextDelta():
                 raise AssertionError("text is taken on the fast path")
+
+    def _note_token(self) -> None:
+        self._events += 1
+        self.last_progress_at = self.last_byte_at
+        if self.first_token_at is None:
+            self.first_token_at = self.last_byte_at

@@ -213,7 +213,7 @@ async def ask_once(client: EngineClient, chat: ChatRequest, generation: Generati
     try:
         await client.stream(chat, generation)
     except EngineRejected as error:
-        return _rejected(error)
+        return rejected(error, is_about_the_request=error.is_about_the_request)
     except EngineError as error:
         return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
     return Completed(finish_reason=generation.finish_reason or "unknown")
@@ -231,10 +231,11 @@ def _wellformed(call: ToolCall) -> ToolCall:
     return call
 
 
-def _rejected(error: EngineRejected) -> Outcome:
+def rejected(error: EngineRejected, *, is_about_the_request: bool) -> Outcome:
+    """Return the ending of a request that its engine has refused."""
     if isinstance(error, ContextOverflow):
         return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=error.message)
-    if error.is_about_the_request:
+    if is_about_the_request:
         return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
     retry_after_s = error.retry_after_s if isinstance(error, EngineOverloaded) else None
     return EngineFailed(

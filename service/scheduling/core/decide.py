@@ -147,6 +147,9 @@ class SchedulingCore:
         ended: dict[str, list[TurnKey]] = {}
         for key in event.ended:
             ended.setdefault(key.conversation_id, []).append(key)
+        for key, location in event.cached.items():
+            conversation = live.conversations[key.conversation_id]
+            conversation.note_cache(live.places[key.agent_id], location)
         for conversation in fresh:
             keys = ended.get(conversation.definition.id, [])
             yield from self._resume(conversation, {key: event.ended[key] for key in keys})

@@ -1,0 +1,74 @@
+"""A request that is passed to an engine as it was posted, and its answer passed on as it came."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import anyio
+import msgspec
+
+from transport.client import EngineClient
+from transport.errors import EngineError, EngineRejected
+from transport.relay import Passage, is_about_the_request
+from workers.errors import AdapterUnknown
+from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.requests.answer import Answer, Phase
+from workers.requests.tool_loop import RequestSettings, rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """A body for one of an engine's paths; ``passage`` takes the answer.
+
+    ``model`` is the name in ``body``, and ``adapter`` the adapter that it stands for. ``chars`` is about how much there
+    is to read. Without ``is_streamed`` nothing is heard of the answer before it is whole. ``limit_s`` bounds
+    it, beside the worker's own ``request_s``.
+    """
+
+    job_name: str
+    path: str
+    body: bytes
+    model: str
+    adapter: str | None
+    chars: int
+    is_streamed: bool
+    passage: Passage
+    limit_s: float | None = None
+
+
+async def relay(client: EngineClient, manner: RequestSettings, request: Relay, answer: Answer) -> Outcome:
+    """Return how ``request`` ended; ``answer`` holds what was read of it along the way."""
+    limits = [limit for limit in (request.limit_s, manner.request_s) if limit is not None]
+    limit_s = min(limits, default=None)
+    with anyio.move_on_after(limit_s) as answer.deadline:
+        return await _ask(client, manner, request, answer)
+    return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within {limit_s or 0:g} s on a slot")
+
+
+async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, answer: Answer) -> Outcome:
+    try:
+        model, params = manner.adapted(request.adapter)
+    except AdapterUnknown as error:
+        return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
+    scope = manner.cache_scope()
+    ours = params if scope is None else {**params, "cache_salt": scope}
+    body = request.body if model == request.model and not ours else _translated(request.body, {**ours, "model": model})
+    answer.is_mute = not request.is_streamed
+    generation = answer.begin_generation(manner.repetition, request.chars)
+    try:
+        await client.relay(request.path, body, generation, request.passage)
+    except EngineRejected as error:
+        return rejected(error, is_about_the_request=is_about_the_request(error))
+    except EngineError as error:
+        return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
+    finally:
+        answer.phase = Phase.US
+    return Completed(finish_reason=generation.finish_reason or "unknown")
+
+
+def _translated(body: bytes, ours: Mapping[str, object]) -> bytes:
+    """Return a body with some fields of ours; all others stay in their order and as they were written."""
+    fields: dict[str, object] = dict(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+    salt, ours_salt = fields.get("cache_salt"), ours.get("cache_salt")
+    if isinstance(salt, msgspec.Raw) and ours_salt is not None:
+        ours = {**ours, "cache_salt": f"{msgspec.json.decode(salt)}.{ours_salt}"}
+    return msgspec.json.encode({**fields, **ours})
