@@ -19,6 +19,7 @@ from service.api.metrics import metrics_router
 from service.api.models.adapters import ADAPTER_BODIES, adapters_router
 from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
+from service.api.openai.routes import openai_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
 from service.api.workers import health_router, workers_router
@@ -45,6 +46,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))
     app.include_router(tools_router(node.catalog))
+    app.include_router(openai_router(node, limits, server))
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(health_router(node.fleet, node.store, node.tools))

@@ -145,7 +145,9 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             neighbours = cluster or Alone()
             outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours)
             order = config.scheduling
-            scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by)
+            scheduler = Scheduler(
+                POLICIES[order.policy], fleet, outlet, order.group_by, most_waiting=config.server.queue
+            )
             adapters = Adapters(fleet, models)
             intake = Intake(store, scheduler, models, adapters.names, is_shared=cluster is not None)
             news = StoreNews(store, scheduler, intake, followers)

@@ -60,7 +60,7 @@ class Scheduler:
         outlet: SchedulerStore,
         group_by: GroupBy | None = None,
         *,
-        most_waiting: int = 1024,
+        most_waiting: int,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models)
         self._core = self._new_core()

@@ -55,7 +55,12 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
     answer.is_mute = not request.is_streamed
     generation = answer.begin_generation(manner.repetition, request.chars)
     try:
-        await client.relay(request.path, body, generation, request.passage)
+        if model == request.model:
+            await client.relay(request.path, body, generation, request.passage)
+        else:
+            renaming = Renaming(request.passage, model, request.model)
+            await client.relay(request.path, body, generation, renaming)
+            renaming.flush()
     except EngineRejected as error:
         return rejected(error, is_about_the_request=is_about_the_request(error))
     except EngineError as error:
@@ -63,6 +68,46 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
     finally:
         answer.phase = Phase.US
     return Completed(finish_reason=generation.finish_reason or "unknown")
+
+
+class Renaming:
+    """A passage in which the engine's name of a model becomes the one that its client knows.
+
+    The name is found by its key as JSON has it: within a text the quotes would be escaped. A line that is not whole is
+    kept until it is, or until the end.
+    """
+
+    def __init__(self, passage: Passage, name: str, to: str) -> None:
+        self._passage = passage
+        written, wanted = msgspec.json.encode(name), msgspec.json.encode(to)
+        self._pairs = [(b'"model":%b%b' % (gap, written), b'"model":%b%b' % (gap, wanted)) for gap in (b"", b" ")]
+        self._rest = b""
+        self._content_type = ""
+
+    def __repr__(self) -> str:
+        return f"<Renaming {self._pairs[0]}>"
+
+    def pass_frames(self, content_type: str, frames: bytes) -> None:
+        """Give on the lines that are whole."""
+        self._content_type = content_type
+        whole, gap, self._rest = (self._rest + frames).rpartition(b"\n")
+        if gap:
+            self._passage.pass_frames(content_type, self._renamed(whole + gap))
+
+    def flush(self) -> None:
+        """Give on what has no end of its own."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._passage.pass_frames(self._content_type, self._renamed(rest))
+
+    def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
+        """Give on a whole answer."""
+        self._passage.pass_whole(status, content_type, self._renamed(body))
+
+    def _renamed(self, text: bytes) -> bytes:
+        for written, wanted in self._pairs:
+            text = text.replace(written, wanted)
+        return text
 
 
 def _translated(body: bytes, ours: Mapping[str, object]) -> bytes:

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.door.errors import ForeignOrigin, MediaTypeUnknown
+from service.api.openai.forms import error_of_service, is_relayed
 from service.api.problems import problem
 from service.errors import NotAuthorised, PathNotFound, ServiceError
 
@@ -41,7 +42,8 @@ class Gate:
         if scope["type"] == "http":
             error = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
             if error is not None:
-                response = problem(error)
+                path = scope["path"]
+                response = error_of_service(error).response(path, {}) if is_relayed(path) else problem(error)
                 if isinstance(error, NotAuthorised):
                     response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)

@@ -173,4 +173,9 @@ class RelayedRequest:
     @property
     def engine_refused(self) -> bool:
         """Whether the engine's own answer says why there is none."""
-        return self.whole is not None and self.failure is not None and self.failure.reason in REFUSED
+        return self.whole is not None and self.was_told
+
+    @property
+    def was_told(self) -> bool:
+        """Whether the engine itself has said what is wrong: in its answer, or in a stream of it."""
+        return self.failure is not None and self.failure.reason in REFUSED
