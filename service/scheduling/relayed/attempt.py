@@ -19,6 +19,7 @@ from workers.requests.relay import Relay
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
+OVERLOADED: Final = frozenset({429, 503})  # what an engine says that would answer later
 AGAIN_S: Final = 5  # after which a client may ask again what failed for no fault of its own
 
 AGAIN: Final = frozenset(
@@ -70,7 +71,9 @@ class RelayAttempt:
     def may_run_again(self) -> bool:
         """Unless its client has a part of the answer, or the engine refuses this request alone: its word counts."""
         is_proved = isinstance(self._outcome, EngineFailed) and self._outcome.is_proved
-        return not self._request.has_begun and not (is_proved and self._request.whole is not None)
+        whole = self._request.whole
+        has_last_word = is_proved and whole is not None and whole.status not in OVERLOADED
+        return not (self._request.has_begun or has_last_word)
 
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
         """Ask the worker, and give the slot back."""
