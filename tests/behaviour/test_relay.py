@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
@@ -14,7 +15,7 @@ from tests.engines.adapters import write_gguf_adapter
 from tests.harness.service import Document, Service, serving
 
 KEY = "sesame"
-HI = {"role": "user", "content": "Hello there."}
+HI: Any = {"role": "user", "content": "Hello there."}
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +66,12 @@ def frames(text: str) -> list[dict[str, object]]:
 
 def test_the_stock_client_chats(client: openai.OpenAI) -> None:
     """Streamed or not, the answer is the same."""
-    told = client.chat.completions.create(model="tiny", messages=[HI], max_tokens=8, temperature=0)  # type: ignore[list-item]
+    told = client.chat.completions.create(model="tiny", messages=[HI], max_tokens=8, temperature=0)
     assert told.usage is not None
     assert (told.model, told.usage.completion_tokens) == ("tiny", 8)
     stream = client.chat.completions.create(
         model="tiny",
-        messages=[HI],  # type: ignore[list-item]
+        messages=[HI],
         max_tokens=8,
         temperature=0,
         stream=True,
@@ -136,12 +137,12 @@ def test_anthropics_client_is_served(service: Service) -> None:
     """Messages, streamed or not, and its own form of errors."""
     with httpx2.Client(trust_env=False) as http:
         client = anthropic.Anthropic(base_url=service.url, api_key="none", http_client=http, max_retries=0)
-        message = client.messages.create(model="tiny", max_tokens=4, messages=[HI])  # type: ignore[list-item]
+        message = client.messages.create(model="tiny", max_tokens=4, messages=[HI])
         assert (message.usage.output_tokens, message.stop_reason) == (4, "max_tokens")
-        with client.messages.stream(model="tiny", max_tokens=4, messages=[HI]) as stream:  # type: ignore[list-item]
+        with client.messages.stream(model="tiny", max_tokens=4, messages=[HI]) as stream:
             assert stream.get_final_message().stop_reason == "max_tokens"
         with pytest.raises(anthropic.NotFoundError) as refused:
-            client.messages.create(model="nobody", max_tokens=4, messages=[HI])  # type: ignore[list-item]
+            client.messages.create(model="nobody", max_tokens=4, messages=[HI])
     assert refused.value.body == {
         "type": "error",
         "error": {"type": "not_found_error", "message": "nobody is not a model; those that are: embedder, tiny, poet"},

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ HOLD = r"HOLD:([^ \"]+)"
 class Caller(threading.Thread):
     """A client on a thread of its own, which keeps what it was answered."""
 
-    def __init__(self, service: Service, prompt: str, headers: dict[str, str] | None = None, **fields: object) -> None:
+    def __init__(self, service: Service, prompt: str, headers: dict[str, str] | None = None, **fields: Any) -> None:  # noqa: ANN401 - of a JSON body
         super().__init__()
         self._url = service.url
         self._body = {"model": "m", "messages": [{"role": "user", "content": prompt}], **fields}
@@ -59,10 +60,10 @@ def waiting(service: Service) -> int:
 
 
 @contextmanager
-def held(service: Service, tmp_path: Path, model: str = "m", **fields: object) -> Iterator[Caller]:
+def held(service: Service, tmp_path: Path, model: str = "m", **fields: int) -> Iterator[Caller]:
     """Hold slots of a model for a block, by a request that its engine answers when a file is there."""
     gate = tmp_path / f"gate-{model}"
-    caller = Caller(service, f"HOLD:{gate} SAY:held", model=model, stream=True, **fields)
+    caller = Caller(service, f"HOLD:{gate} SAY:held", None, model=model, stream=True, **fields)
     try:
         wait_for(lambda: in_use(service, model), "its slot is taken")
         yield caller
