@@ -25,7 +25,7 @@ from transport.errors import (
     EngineUnreachable,
 )
 from transport.exchange import Exchange, Receiver
-from transport.relay import Passage, RelayExchange
+from transport.relay import Passage, RelayExchange, RelayReceiver
 from transport.request import ChatRequest, Thought
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class EngineClient:
         finished = asyncio.get_running_loop().create_future()
         await self._perform(Exchange(_message(self._head, body), receiver, finished))
 
-    async def relay(self, path: str, body: bytes, receiver: Receiver, passage: Passage) -> None:
+    async def relay(self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage) -> None:
         """POST a body as it is, and return when its answer is complete; ``passage`` gets that as it comes.
 
         ``receiver`` is told how far the model is, as far as the answer shows it.

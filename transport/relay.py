@@ -1,7 +1,8 @@
 """One POST whose answer is passed on as it came, and read along the way.
 
-A stream is passed on piece by piece, within ``data_received`` as all of the token path. Any other answer is passed on
-when it is whole: until then it can be asked for again.
+A stream is passed on piece by piece, within ``data_received`` as all of the token path. Pieces that can only be tokens
+are read a few at a time: what they say is wanted twice a second, and that they came is known at once. Any other answer
+is passed on when it is whole: until then it can be asked for again.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from transport.exchange import MAX_ERROR_BODY_BYTES, Exchange, Receiver
 from transport.stream import ChatStream
 
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024  # embeddings of thousands of texts; what is more fits no memory of ours
+READ_AT_ONCE: Final = 16  # pieces that are passed on before they are read
+_TOKENS: Final = (b"data: {", b"event: content_block_delta\n", b"event: response.output_text.delta\n")
 _OK: Final = 200
 _LAST_OK: Final = 299
 _NOT_IMPLEMENTED: Final = 501
@@ -30,6 +33,13 @@ class Passage(Protocol):
         """Take an answer that is not streamed, whatever it says."""
 
 
+class RelayReceiver(Receiver, Protocol):
+    """A receiver that can be told of a token before it is read."""
+
+    def advance(self) -> None:
+        """Bytes have come, and the model has got further; what it has said follows."""
+
+
 class RelayExchange(Exchange):
     """The answer to one relayed request; what an engine refuses is passed on, and fails as well.
 
@@ -37,9 +47,13 @@ class RelayExchange(Exchange):
     asked again.
     """
 
-    def __init__(self, request: bytes, receiver: Receiver, finished: "asyncio.Future[None]", passage: Passage) -> None:
+    def __init__(
+        self, request: bytes, receiver: RelayReceiver, finished: "asyncio.Future[None]", passage: Passage
+    ) -> None:
         super().__init__(request, receiver, finished, ChatStream(decode=decode_frame))
+        self._relay_receiver = receiver
         self._passage = passage
+        self._unread: list[bytes] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._content_type = ""
@@ -58,27 +72,49 @@ class RelayExchange(Exchange):
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
+        unread = self._unread
+        if (
+            self._has_passed
+            and len(unread) < READ_AT_ONCE
+            and body.startswith(_TOKENS)
+            and body[-2:] == b"\n\n"
+            and b'"error"' not in body
+            and not self._stream.is_over
+        ):
+            unread.append(body)
+            self._relay_receiver.advance()
+            self._passage.pass_frames(self._content_type, body)
+            return
         self._receiver.touch()
         if not self._is_stream:
             self._take(body)
             return
-        receive, stream = self._receiver.receive, self._stream
-        for event in stream.feed(body):
-            receive(event)
-        if stream.failure is None or self._has_passed:
+        self._read(body)
+        if self._stream.failure is None or self._has_passed:
             self._has_passed = True
             self._passage.pass_frames(self._content_type, body)
-        if stream.is_over:
+        if self._stream.is_over:
             self._settle()
+
+    def _read(self, body: bytes = b"") -> None:
+        """Read what has been passed on unread, and ``body`` after it."""
+        if self._unread:
+            body = b"".join(self._unread) + body
+            self._unread.clear()
+        receive = self._receiver.receive
+        for event in self._stream.feed(body):
+            receive(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Judge what the end of the connection means for the answer."""
+        self._read()
         if not self.finished.done() and self._status and not self._is_stream and not self._is_sized:
             self._pass_whole()  # nothing else has told its end
         super().connection_lost(exc)
 
     def on_message_complete(self) -> None:
         """Take the end of the answer, as the protocol tells it."""
+        self._read()
         if self.finished.done() or self._status < _OK:
             super().on_message_complete()
         elif not self._is_stream:

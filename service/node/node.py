@@ -219,7 +219,7 @@ def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster 
 
 def _report(store: Store, scheduler: Scheduler, fleet: Fleet) -> NodeReport:
     view = scheduler.view
-    counts = {job_id: view.of_job(job_id) for job_id in view.jobs()}
+    counts = {job_id: view.of_job(job_id) for job_id in view.jobs() if job_id not in scheduler.requests}
     return NodeReport(
         node_id=store.node_id,
         models=fleet.served_names(),

@@ -72,7 +72,7 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
     """Return the present moment."""
     counters = scheduler.counters
     return Status(
-        jobs=len(scheduler.view.jobs()),
+        jobs=len(scheduler.view.jobs()) - len(scheduler.requests),
         conversations=ConversationsSoFar(
             total=counters.conversations, finished=counters.finished, persisted=counters.persisted
         ),

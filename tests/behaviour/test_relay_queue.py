@@ -85,6 +85,9 @@ def test_requests_and_turns_share_one_queue_by_priority(service: Service, tmp_pa
         job_id = service.post_job(job)
         high = Caller(service, "SAY:high", {"X-Roundhouse-Priority": "9"})
         wait_for(lambda: waiting(service) == 3, "all wait")
+        status = service.get("/v1/status")
+        assert status["jobs"] == 1
+        assert {head["name"] for head in status["heads"]["ready"]} == {"job", "/v1/chat/completions"}
     for caller in (low, high):
         caller.join(LIMIT_S)
         assert caller.status == 200

@@ -105,6 +105,12 @@ class Generation:
         """Note that bytes came."""
         self.last_byte_at = self._clock()
 
+    def advance(self) -> None:
+        """Note that a token has come, which is received later."""
+        self.last_byte_at = self.last_progress_at = self._clock()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_byte_at
+
     def receive(self, event: Event) -> None:
         """Take one event."""
         if type(event) is TextDelta:

@@ -52,16 +52,7 @@ class ModelsOut(Body):
 
 def openai_router(node: Node, limits: Limits, server: ServerConfig) -> APIRouter:
     """Return the routes that are relayed, and the list of what they may name."""
-    router, relays = APIRouter(tags=["openai"]), Relays(node, limits, server)
-    created = int(datetime.now(UTC).timestamp())
-
-    def listed() -> list[ModelOut]:
-        names = {**{model: model for model in node.fleet.models()}, **node.adapters.names()}
-        return [ModelOut(id=name, created=created, root=model) for name, model in names.items()]
-
-    @router.get("/v1/models", summary="List models and adapters", responses=refused(401))
-    async def list_models() -> ModelsOut:
-        return ModelsOut(data=listed())
+    router, relays, models = APIRouter(tags=["openai"]), Relays(node, limits, server), Models(node)
 
     for path in PATHS:
         router.post(
@@ -72,14 +63,42 @@ def openai_router(node: Node, limits: Limits, server: ServerConfig) -> APIRouter
             responses={200: {"description": "The engine's answer, as it came"}},
         )(relays.endpoint(path))
 
+    @router.get("/v1/models", summary="List models and adapters", responses=refused(401))
+    async def list_models() -> ModelsOut:
+        return ModelsOut(data=models.listed())
+
+    return router
+
+
+def model_router(node: Node) -> APIRouter:
+    """Return the route of one model, whose path would take those below it: it comes last."""
+    router, models = APIRouter(tags=["openai"]), Models(node)
+
     @router.get("/v1/models/{model:path}", summary="Look at a model or adapter", responses=refused(401, 404))
     async def get_model(model: str) -> ModelOut:
-        found = next((each for each in listed() if each.id == model), None)
+        found = next((each for each in models.listed() if each.id == model), None)
         if found is None:
             raise _unknown(model, node)
         return found
 
     return router
+
+
+class Models:
+    """What may be named: models of this node, and the adapters on them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._created = int(datetime.now(UTC).timestamp())  # of the list: nobody knows it of a model
+
+    def __repr__(self) -> str:
+        return f"<Models of {self._node.fleet!r}>"
+
+    def listed(self) -> list[ModelOut]:
+        """List them, models first."""
+        fleet, adapters = self._node.fleet, self._node.adapters
+        names = {**{model: model for model in fleet.models()}, **adapters.names()}
+        return [ModelOut(id=name, created=self._created, root=model) for name, model in names.items()]
 
 
 class Relays:
