@@ -37,7 +37,7 @@ class ToolCallDelta(Struct, frozen=True, gc=False):
     arguments: str
 
 
-class Progress(Struct, frozen=True, gc=False):
+class Advance(Struct, frozen=True, gc=False):
     """The model has got further, in what is not looked at: another answer of the same request, say."""
 
 
@@ -65,4 +65,4 @@ class Timings(Struct, frozen=True, gc=False):
     completion_ms: float
 
 
-Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Progress | Finished | Usage | Timings
+Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Advance | Finished | Usage | Timings

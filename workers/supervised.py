@@ -282,7 +282,7 @@ class SupervisedWorker:
     # Requests
 
     def lease_nowait(self, count: int = 1) -> Lease:
-        """Take a slot for one request, or several for one that asks for several answers.
+        """Take a slot for a request, or several.
 
         Raises:
             NoSlot: too many are taken, or the worker is not ready.
@@ -295,14 +295,12 @@ class SupervisedWorker:
         """Return a request of this worker with its id, not yet in flight."""
         return self._runner.prepare(request, answer)
 
-    async def perform(
-        self, request: Request | Relay, answer: Answer, running: InFlightRequest | None = None
-    ) -> Outcome:
+    async def perform(self, request: Request | Relay, answer: Answer, own: InFlightRequest | None = None) -> Outcome:
         """Run one request; the caller holds a lease of this worker meanwhile.
 
         ``answer`` holds what came, at any moment and after any ending.
         """
-        return await self._runner.perform(request, answer, running or self.prepare(request, answer))
+        return await self._runner.perform(request, answer, own or self.prepare(request, answer))
 
     # What a death was of, once that is known
 

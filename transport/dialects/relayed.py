@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from transport.dialects.openai import UNDECODABLE, ErrorDocument, TimingsDocument, rejection
 from transport.errors import EngineRejected
-from transport.events import Event, Finished, Progress, ReasoningDelta, TextDelta, Timings, Usage
+from transport.events import Advance, Event, Finished, ReasoningDelta, TextDelta, Timings, Usage
 
 ENDS: Final = frozenset({"message_stop", "response.completed", "response.incomplete"})
 FAILURES: Final = frozenset({"error", "response.failed"})
@@ -85,7 +85,7 @@ def decode_frame(frame: bytes) -> list[Event]:
     try:
         read = _decode_frame(frame)
     except UNDECODABLE:
-        return [Progress()]
+        return [Advance()]
     events: list[Event] = []
     if read.choices:
         for choice in read.choices:
@@ -115,7 +115,7 @@ def _add_choice(choice: _Choice, events: list[Event]) -> None:
     reasoning = delta.reasoning or delta.reasoning_content
     if choice.index or not (text or reasoning):
         if choice.delta is not None or choice.text is not None:
-            events.append(Progress())  # another answer of the same request, a call's arguments, a role
+            events.append(Advance())  # another answer of the same request, a call's arguments, a role
     elif text:
         events.append(TextDelta(text))
     elif reasoning:
@@ -133,7 +133,7 @@ def _add_typed(read: _Frame, kind: str, events: list[Event]) -> None:
     if text and kind in ("response.output_text.delta", "content_block_delta"):
         events.append(TextDelta(text))
     elif delta is not None:
-        events.append(Progress())
+        events.append(Advance())
     inner = read.response or (read.message if isinstance(read.message, _Answer) else None)
     if inner is not None:
         _add_cost(inner.usage, None, events)

@@ -6,9 +6,9 @@ Stands at the end of the token path: one call for each event, no task woken, not
 from collections.abc import Callable
 
 from transport.events import (
+    Advance,
     Event,
     Finished,
-    Progress,
     PromptProgress,
     ReasoningDelta,
     TextDelta,
@@ -130,7 +130,7 @@ class Generation:
             case ToolCallDelta():
                 self.tool_call_fragments.append(event)
                 self._note_token()
-            case Progress():
+            case Advance():
                 self._note_token()
             case PromptProgress():
                 before, self.prompt_progress = self.prompt_progress, event

@@ -15,8 +15,8 @@ from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.counts import RunCounters
-from service.scheduling.relayed.attempt import AGAIN_S, RelayAttempt
 from service.scheduling.relayed.programs import Programs
+from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
 from service.store.records import Record
 from workers.outcome import FailureReason
