@@ -1,12 +1,17 @@
-"""The same KV cache lent by slots of full length and by tokens: turns a second, preemptions, waiting of the largest.
+"""The same KV cache lent by slots of full length and by tokens: turns a second, who gave way, waiting of the largest.
 
-Real vLLM on the CPU with a made checkpoint (a token a byte) and room for 4 requests of 16,384 tokens: ``slots`` lends
-4, ``tokens`` as many of at most 64 as have room. Prompts take a quarter of the context on average, drawn wide.
+``slots`` lends 4 requests of the whole context, ``tokens`` as many as have room in the same memory, and ``memory`` is
+the bound: as many slots as ``tokens`` has, each with memory of its own for the whole context. Prompts take a quarter of
+the context on average, drawn wide. vLLM runs on the CPU with a made checkpoint (a token a byte).
 
-    python -m bench.capacity --vllm-python PYTHON [--conversations 60] [--rounds 2]
+    python -m bench.capacity [--engine embedded|llama-server|vllm] [--program PROGRAM] [--conversations 60] [--rounds 2]
+        [--ways slots,tokens,memory]
+
+``--program`` is llama-server's, or the Python that has vLLM.
 """
 
 import argparse
+import math
 import random
 import statistics
 import tempfile
@@ -19,17 +24,19 @@ from tests.engines.checkpoint import write_checkpoint
 from tests.harness.service import Service, serving
 
 PORT = 9860
-CONTEXT, SLOTS, MOST = 16_384, 4, 64
+SLOTS = 4
+CONTEXTS = {"vllm": 16_384, "embedded": 4096, "llama-server": 4096}
+MOST = {"vllm": 64, "embedded": 16, "llama-server": 16}
 BLOCK = 128  # tokens
 PARAMS = {"temperature": 0.0, "ignore_eos": True}
 
 
-def job_of(conversations: int, rounds: int) -> dict[str, Any]:
+def job_of(conversations: int, rounds: int, context: int) -> dict[str, Any]:
     """Return a job whose prompts are a quarter of the context on average."""
     dice = random.Random(3)
 
     def length() -> int:
-        return int(min(CONTEXT * 0.7, max(100, dice.lognormvariate(8.0, 0.8))))
+        return int(min(context * 0.7, max(50, dice.lognormvariate(math.log(context / 5.5), 0.8))))
 
     return {
         "name": "capacity",
@@ -44,24 +51,38 @@ def job_of(conversations: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def run(capacity: dict[str, object], options: argparse.Namespace) -> dict[str, Any]:
+def model_of(way: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the model of one way to lend the same memory; ``memory`` has more of it."""
+    context, most = CONTEXTS[options.engine], MOST[options.engine]
+    capacity: dict[str, Any] = {"capacity": "tokens", "slots": most} if way == "tokens" else {"slots": most}
+    shared = {"engine": options.engine, "context": context, "repetition": None}
+    if options.engine != "vllm":
+        if way == "tokens":
+            capacity["kv_tokens"] = SLOTS * context
+        elif way == "slots":
+            capacity["slots"] = SLOTS
+        shared |= {"model": options.model} if options.model else {}
+        return {**shared, **capacity, **({"command": [options.program]} if options.program else {})}
+    lengths = most if way == "memory" else SLOTS
+    return {
+        **shared,
+        **capacity,
+        "model": str(write_checkpoint(folder / "checkpoint", seed=1)),
+        "command": [options.program, "-m", "vllm.entrypoints.openai.api_server"],
+        "args": {"enforce-eager": True, "dtype": "bfloat16", "num-gpu-blocks-override": lengths * context // BLOCK},
+        "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    }
+
+
+def run(way: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the job once; return what came of it."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        model = {
-            "engine": "vllm",
-            "model": str(write_checkpoint(folder / "checkpoint", seed=1)),
-            "command": [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server"],
-            "args": {"enforce-eager": True, "dtype": "bfloat16", "num-gpu-blocks-override": SLOTS * CONTEXT // BLOCK},
-            "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-            "context": CONTEXT,
-            "repetition": None,
-            **capacity,
-        }
+        model = model_of(way, options, folder)
         with serving(folder / "service", PORT, {"m": model}, ready=False) as service:
             while not service.http.get("/readyz").is_success:  # its own start limit ends that
                 time.sleep(0.5)
-            return measure(service, job_of(options.conversations, options.rounds))
+            return measure(service, job_of(options.conversations, options.rounds, CONTEXTS[options.engine]))
 
 
 def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +113,8 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
         "wait": statistics.median(wait for _, wait in waits),
         "largest": statistics.median(largest),
         "fullest": over,
-        "preempting": service.log().count("the engine preempts"),
+        "gave way": sum(attempt["reason"] == "cache_full" for turn in turns for attempt in turn["attempts"]),
+        "preempting": service.log().count("had to give way"),
     }
 
 
@@ -105,15 +127,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--vllm-python", required=True)
+    parser.add_argument("--engine", choices=sorted(CONTEXTS), default="embedded")
+    parser.add_argument("--program")
+    parser.add_argument("--model", help="of llama.cpp; the tiny one without")
+    parser.add_argument("--ways", default="slots,tokens,memory")
     options = parser.parse_args()
-    ways: dict[str, dict[str, object]] = {"slots": {"slots": MOST}, "tokens": {"capacity": "tokens", "slots": MOST}}
     rates = {}
-    for name, capacity in ways.items():
-        told = run(capacity, options)
-        rates[name] = told["rate"]
-        print(f"{name:7} " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()), flush=True)
-    print(f"turns a second: {rates['tokens'] / rates['slots']:.2f} x")
+    for way in options.ways.split(","):
+        told = run(way, options)
+        rates[way] = told["rate"]
+        print(f"{way:7} " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()), flush=True)
+        print(f"turns a second: {rates[way] / next(iter(rates.values())):.2f} x", flush=True)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,18 @@ class EngineClient:
             rendered = await self._get(client, query.render_path, body)
             return query.decode(rendered, await self._get(client, query.path))
 
+    async def count_prompt(self, chat: bytes) -> int | None:
+        """Return how many tokens the prompt of a request's body has; None where the engine does not count.
+
+        Raises:
+            EngineError: it does not answer.
+        """
+        query = self.dialect.count
+        if query is None:
+            return None
+        async with open_http(self.endpoint, self._tls) as client:
+            return query.decode(await self._get(client, query.path, chat))
+
     async def _read(self, reading: EngineQuery[T]) -> T:
         return reading.decode(*await self._get_all(reading.paths))
 
@@ -117,12 +129,16 @@ class EngineClient:
         async with open_http(self.endpoint, self._tls) as client:
             return [await self._get(client, path) for path in paths]
 
-    async def _get(self, client: httpx.AsyncClient, path: str, body: Mapping[str, object] | None = None) -> bytes:
+    async def _get(
+        self, client: httpx.AsyncClient, path: str, body: Mapping[str, object] | bytes | None = None
+    ) -> bytes:
         """Return the answer to GET, or to POST of a body."""
+        content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        headers = {} if content is None else {"Content-Type": "application/json"}
         method = "GET" if body is None else "POST"
         try:
             with anyio.fail_after(PROBE_LIMIT_S):  # over the whole answer; httpx's own limits are on each read
-                response = await client.request(method, path, json=body)
+                response = await client.request(method, path, content=content, headers=headers)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
         except LOST as error:

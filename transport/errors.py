@@ -6,7 +6,8 @@
     ├── EngineTimeout          the engine did not connect or answer a probe in time
     ├── EngineRejected         it answered, and the answer is no (a status, or an error inside a 200 stream)
     │   ├── EngineOverloaded   429 or 503: no now, perhaps yes later
-    │   └── ContextOverflow    the prompt is longer than the slot's context
+    │   ├── ContextOverflow    the prompt is longer than the slot's context
+    │   └── CacheFull          the KV cache that its requests share has no room left for all of them
     └── EngineProtocolError    it answered, and the answer is not the protocol
         ├── MalformedFrame     not HTTP, not SSE, or not the JSON that the dialect promises
         ├── FrameTooLarge      one event larger than the cap
@@ -69,6 +70,10 @@ class EngineOverloaded(EngineRejected):
 
 class ContextOverflow(EngineRejected):
     """The prompt does not fit the context of one slot."""
+
+
+class CacheFull(EngineRejected):
+    """The KV cache that requests share is full: the engine ends all of them, whoever took the most."""
 
 
 class EngineProtocolError(EngineError):

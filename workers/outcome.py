@@ -14,6 +14,7 @@ class FailureReason(StrEnum):
     STALLED_DECODE = "stalled_decode"
     REPEATED_LINE_LOOP = "repeated_line_loop"
     CONTEXT_OVERFLOW = "context_overflow"
+    CACHE_FULL = "cache_full"  # of an attempt; its turn runs again
     TOOL_TIMEOUT = "tool_timeout"
     TOOL_EXCEPTION = "tool_exception"
     TOOL_ARGUMENTS = "tool_arguments"
@@ -38,6 +39,7 @@ class CancelReason(StrEnum):
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"  # another node may run it by now
     STORE_LOST = "store_lost"  # what it needs to know cannot be read
+    CACHE_FULL = "cache_full"  # the KV cache that it shares with others has no room for it now
     WEIGHTS = "weights"  # its engine gets new weights, and nothing was to wait for that
 
 

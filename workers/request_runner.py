@@ -16,7 +16,8 @@ from workers.loaded import LoadedWeights
 from workers.outcome import Completed, EngineFailed, Outcome
 from workers.requests.answer import Answer
 from workers.requests.constraints import EngineConstraints
-from workers.requests.in_flight import InFlightRequest
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
+from workers.requests.kv_pool import KvPool
 from workers.requests.prompts.bios import CONTEXT, seed_words
 from workers.requests.relay import Relay, relay
 from workers.requests.request import Request
@@ -49,6 +50,7 @@ class RequestRunner:
         self._weights = weights
         self.latency = LatencyRecord(watch.observations, spec.max_tokens_per_step)
         self.constraints = EngineConstraints(client.dialect)
+        self.pool = _pool_of(spec, client, self._in_flight) if spec.shares_pool else None
         thoughts = EngineThoughts(client, lambda: supervisor.now.incarnation)
         self._manner = RequestSettings(
             adapted=adapted,
@@ -63,6 +65,8 @@ class RequestRunner:
             sends_tools=takes_tools(spec),
             now=lambda: datetime.now().astimezone(),
             cache_scope=lambda: weights.scope if weights else None,
+            admit=self.pool.admit if self.pool else None,
+            admit_prompt=self.pool.admit_prompt if self.pool else None,
         )
 
     def __repr__(self) -> str:
@@ -92,6 +96,8 @@ class RequestRunner:
                     running.end(outcome)
             finally:
                 self._watch.note_end(running)
+                if self.pool is not None:
+                    self.pool.note_end(running)
                 if self._weights is not None:
                     self._weights.note_end(running)
         assert running.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
@@ -111,3 +117,7 @@ class RequestRunner:
             return
         name = running.job_name
         logger.warning("worker %s: request %d of %s: %s: %s", worker, running.id, name, ending.reason, ending.detail)
+
+
+def _pool_of(spec: WorkerSpec, client: EngineClient, in_flight: InFlightRequests) -> KvPool:
+    return KvPool(spec.id, client, in_flight, size=spec.cache_tokens, slots=spec.slots, most=spec.context)

@@ -42,6 +42,9 @@ class EngineKind(StrEnum):
     ATTACHED = "attached"  # any OpenAI-compatible server that runs already: no process of ours
 
 
+LLAMA_CPP: Final = frozenset({EngineKind.LLAMA_SERVER, EngineKind.EMBEDDED})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTimeouts(Configured):
     """Limits on an engine, in seconds; None is for ever."""
@@ -92,7 +95,8 @@ class WorkerSpec:
     ``on_cpu`` says whether the engine computes on the CPU; None is found out from the machine and its devices.
     ``max_answer`` bounds an answer in tokens where no parameter does; None is three quarters of the context.
     ``context`` is in tokens a slot; with ``capacity: tokens`` it is the most that one request may have of the KV cache
-    that vLLM's slots share. ``params`` are defaults of generation parameters.
+    that slots share: of ``kv_tokens`` for llama.cpp (None is as much as slots of full length would have), and of what
+    vLLM says that it has. ``params`` are defaults of generation parameters.
     ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
     the former. ``lane`` is the place on a device where the engine runs while turns want its model; there it needs
     ``need_mib`` of memory, where that is known, and stays idle for ``keep_s``, or for ever with ``pin``; each engine
@@ -140,6 +144,7 @@ class WorkerSpec:
     warm_up: str = ""
     warm_up_tools: Sequence[Mapping[str, object]] = ()
     capacity: Capacity = Capacity.SLOTS
+    kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Take an engine by its plain name, and name the worker after its model.
@@ -198,12 +203,23 @@ class WorkerSpec:
         return max(len(self.adapters), self.max_adapters or 0)
 
     @property
+    def shares_pool(self) -> bool:
+        """Whether its slots share a KV cache that fails all of its requests when it is full."""
+        return self.capacity is Capacity.TOKENS and self.engine in LLAMA_CPP
+
+    @property
+    def cache_tokens(self) -> int:
+        """What llama.cpp is started with: the tokens that its KV cache has room for, over all slots."""
+        return self.kv_tokens or self.slots * self.context
+
+    @property
     def served_name(self) -> str:
         """What the engine calls the model."""
         return self.name if self.owns_engine else self.model or self.name
 
     def _faults(self) -> Iterator[str]:
         yield from self._address_faults()
+        yield from self._capacity_faults()
         values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, most in (("port", MAX_PORT), ("slots", None), ("context", None)):
             if not _is_count(values[name], most):
@@ -220,6 +236,16 @@ class WorkerSpec:
                 continue
             elif value is not None and not (isinstance(value, int | float) and value > 0):
                 yield f"timeouts.{limit.name}: {value!r} is not a time in seconds"
+
+    def _capacity_faults(self) -> Iterator[str]:
+        if self.capacity is Capacity.TOKENS and not self.owns_engine:
+            yield "capacity: an attached engine does not say how its slots share a KV cache; leave capacity: slots"
+        if self.kv_tokens is None:
+            return
+        if not self.shares_pool:
+            yield "kv_tokens: only of llama.cpp with capacity: tokens; vLLM says itself what its KV cache has room for"
+        elif not _is_count(self.kv_tokens, None) or self.kv_tokens < self.context:
+            yield f"kv_tokens: {self.kv_tokens!r} has no room for one request of {self.context} tokens (context)"
 
     def _address_faults(self) -> Iterator[str]:
         if (self.url is None) is (self.engine is EngineKind.ATTACHED):

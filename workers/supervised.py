@@ -97,7 +97,6 @@ class SupervisedWorker:
         self._watch = HealthWatch(self._in_flight, self._probes, spec.timeouts, self, time.monotonic)
         self._calibration = EngineCalibration(spec, self._probes, self._watch.observations)
         self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools, diary.incidents, health)
-        self.kv = KvWatch(spec, self._client, lambda: self.is_serving, self._moved)
         self._breaker = CircuitBreaker(self, self._probes, self._in_flight, time.monotonic)
         recovery = Recovery(self, self._probes, self._in_flight, self._breaker)
         self._limit: SlotLimit | None = None
@@ -111,6 +110,8 @@ class SupervisedWorker:
             adapted=self._asked,
             weights=self.weights,
         )
+        self._pool = self._runner.pool
+        self.kv = KvWatch(spec, self._client, self._pool, lambda: self.is_serving, self._moved)
         self.constraints: EngineConstraints = self._runner.constraints
         self.latency: LatencyRecord = self._runner.latency
 
@@ -129,9 +130,8 @@ class SupervisedWorker:
         """Supervise until cancelled; ``registry`` notes every process, ``gate`` is shared with other workers."""
         gate = gate or StartGate()
         try:
-            await self._supervisor.run(
-                registry, gate, self._watch.run, self._breaker.run, self.kv.run, task_status=task_status
-            )
+            watches = [self._watch.run, self._breaker.run, self.kv.run, *([self._pool.run] if self._pool else [])]
+            await self._supervisor.run(registry, gate, *watches, task_status=task_status)
         finally:
             for running in self._in_flight:
                 running.end(Cancelled(reason=CancelReason.SHUTDOWN))

@@ -207,7 +207,9 @@ ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-
 
 
 SLOTS: Final = 4  # each with room for the whole context
-SHARED_SLOTS: Final = 256  # that share a KV cache
+SHARED_SLOTS: Final = 256  # of vLLM, that share a KV cache
+SLOTS_A_LENGTH: Final = 4  # of llama.cpp that share it, for each one that would have the whole context
+CONTEXT: Final = 4096
 
 
 class ModelConfig(StrictModel):
@@ -229,7 +231,8 @@ class ModelConfig(StrictModel):
     headers: dict[str, str] = Field(default_factory=dict)
     slots: int = Field(default=SLOTS, ge=1, le=4096)
     capacity: Capacity = Capacity.SLOTS
-    context: int = Field(default=4096, ge=16)
+    kv_tokens: int | None = Field(default=None, ge=1)
+    context: int = Field(default=CONTEXT, ge=16)
     max_answer: int | None = Field(default=None, ge=1)
     params: dict[str, object] = Field(default_factory=dict)
     timeouts: WorkerTimeouts = Field(default_factory=WorkerTimeouts)
@@ -272,15 +275,25 @@ class ModelConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _share_cache(cls, given: object) -> object:
-        """Give an engine whose slots share a KV cache as many as it may come to hold."""
-        if isinstance(given, dict) and given.get("capacity") == Capacity.TOKENS and given.get("slots") is None:
+        """Give an engine whose slots share a KV cache as many as it may come to hold, and llama.cpp today's memory."""
+        if not isinstance(given, dict) or given.get("capacity") != Capacity.TOKENS or given.get("slots") is not None:
+            return given
+        if given.get("engine") == "vllm":
             return {**given, "slots": SHARED_SLOTS}
-        return given
+        context = str(given.get("context", CONTEXT))
+        tokens = given.get("kv_tokens") or (SLOTS * int(context) if context.isdecimal() else None)
+        return {**given, "slots": SLOTS * SLOTS_A_LENGTH, "kv_tokens": tokens}
 
     @model_validator(mode="after")
     def _shares_what_it_has(self) -> "ModelConfig":
-        if self.capacity is Capacity.TOKENS and self.engine != "vllm":
-            raise ValueError("capacity: only vllm's slots share their KV cache safely; leave capacity: slots")
+        if self.capacity is Capacity.TOKENS and self.engine == "attached":
+            raise ValueError("capacity: an attached engine shares its KV cache as it was started; leave it out")
+        if self.kv_tokens is None:
+            return self
+        if self.capacity is not Capacity.TOKENS or self.engine == "vllm":
+            raise ValueError("kv_tokens: only of llama.cpp with capacity: tokens; vllm tells what it has")
+        if self.kv_tokens < self.context:
+            raise ValueError(f"kv_tokens: one request may have {self.context} tokens (context); give as many at least")
         return self
 
     @model_validator(mode="after")

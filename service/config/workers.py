@@ -181,6 +181,7 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         headers=model.headers,
         slots=model.slots,
         capacity=model.capacity,
+        kv_tokens=model.kv_tokens,
         context=model.context,
         max_answer=model.max_answer,
         command=tuple(model.command),

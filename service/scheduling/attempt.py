@@ -22,12 +22,14 @@ WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.CONVERSATION_ENDED: None,
     CancelReason.SHUTDOWN: "Roundhouse was stopped",
     CancelReason.WEIGHTS: "its engine was given new weights, and ended what was in flight (mode: abort)",
+    CancelReason.CACHE_FULL: "the KV cache had no room for it beside the others; the youngest gives way",
     CancelReason.STORE_LOST: "the store could not be read",
     CancelReason.LEASE_LOST: "this node could not renew its lease, and another may take over",
 }
 CANCELLED: Final[Mapping[CancelReason, FailureReason]] = {
     CancelReason.CONVERSATION_ENDED: FailureReason.CANCELLED,
     CancelReason.WEIGHTS: FailureReason.WEIGHTS_CHANGED,
+    CancelReason.CACHE_FULL: FailureReason.CACHE_FULL,
 }
 
 

@@ -24,6 +24,7 @@ from service.scheduling.work import End
 from service.store import records
 from service.store.records import StoredToolCall
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
+from workers.requests.answer import Answer
 from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
@@ -61,6 +62,11 @@ class JobAttempt:
     def worker(self) -> str:
         """Whose slot it is."""
         return self._run.attempt.worker
+
+    @property
+    def answer(self) -> Answer:
+        """What its attempt has brought so far."""
+        return self._run.attempt.answer
 
     @property
     def charges(self) -> Charges:

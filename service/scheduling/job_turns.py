@@ -46,6 +46,10 @@ class JobTurns:
         """Whether a slot is taken."""
         return self.turns.any_in_flight
 
+    def on_slots(self) -> list[JobAttempt]:
+        """Return the turns that are on slots now."""
+        return [JobAttempt(run, self._state) for run in self.turns.in_flight()]
+
     def name_of(self, job_id: JobId) -> str:
         """Return the caller's name of a job that has not ended."""
         return self.prompts[job_id].job.name

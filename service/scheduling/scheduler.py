@@ -26,6 +26,7 @@ from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
 from service.scheduling.job_turns import JobTurns
+from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.relayed.requests import RelayedRequests
 from service.scheduling.turn import Progress
@@ -38,12 +39,15 @@ from service.store.records import Record
 from workers.fleet import Fleet
 from workers.lanes.lane_pool import Swap
 from workers.notifier import Notifier
-from workers.outcome import Completed
+from workers.outcome import Cancelled, CancelReason, Completed
+from workers.spec import EngineKind
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 Args = TypeVarTuple("Args")
+KV_LOOK_S: Final = 0.5  # between two looks at what turns take of KV caches
 FACTS_A_WRITE: Final = 500  # a cancel may bring a million: other commits must not wait for all of them
+GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
 logger = logging.getLogger(__name__)
 
 
@@ -75,6 +79,7 @@ class Scheduler:
         self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
+        self._kv_uses = KvUses(fleet, self._works)
         self._runner = TurnRunner(self._take_ends)
         self._turn_endings = TurnEndings(self._blame, self.model_of, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
@@ -88,7 +93,10 @@ class Scheduler:
         """Run turns until cancelled."""
         async with anyio.create_task_group() as self._tasks:
             task_status.started()
-            await anyio.sleep_forever()
+            while True:
+                await anyio.sleep(KV_LOOK_S)
+                if uses := self._kv_uses.look():
+                    self._post(events.KvUseTold(uses=uses))
 
     # Jobs
 
@@ -342,6 +350,7 @@ class Scheduler:
                     read_s=worker.latency.pace.prefill_s,
                     kv_tokens=worker.kv.budget,
                     most_answer=spec.most_answer,
+                    shares_prefixes=spec.engine is EngineKind.VLLM,
                 )
             )
         else:
@@ -354,6 +363,8 @@ class Scheduler:
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""
         ends: list[End] = []
+        # Who gave way is ready again at once: the core is to know what it takes, and what the others have grown to.
+        uses = self._kv_uses.look() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
         for turn, outcome in sorted(ended, key=lambda each: self._place(each[0].key)):
             self._work(turn.key.job_id).note_off_slot(turn.key)
             ends.append(self._turn_endings.take_end(turn, outcome))
@@ -364,7 +375,9 @@ class Scheduler:
                 logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome)
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
-            self._post(*(end.event for end in ends), *found, made=[fact for end in ends for fact in end.records])
+            told = [events.KvUseTold(uses=uses)] if uses else []
+            facts = [fact for end in ends for fact in end.records]
+            self._post(*told, *(end.event for end in ends), *found, made=facts)
         if not self._any_on_slot:
             self._idle.notify()
 

@@ -32,6 +32,10 @@ class Turns:
         """Whether a slot is taken."""
         return bool(self._in_flight)
 
+    def in_flight(self) -> list[TurnRun]:
+        """Return the turns that are on a slot."""
+        return [self._runs[key] for key in self._in_flight]
+
     def of_conversation(self, job_id: JobId, conversation_id: str) -> list[Turn]:
         """Return the turns of a conversation that were or are on slots, with what they have said so far.
 

@@ -15,6 +15,7 @@ from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Finding, Trial
 from service.store.records import Record
 from workers.outcome import FailureReason, Outcome
+from workers.requests.answer import Answer
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
@@ -40,6 +41,10 @@ class OnSlot(Protocol):
     @property
     def worker(self) -> str:
         """Whose slot it is."""
+
+    @property
+    def answer(self) -> Answer:
+        """What its attempt has brought so far."""
 
     @property
     def may_run_again(self) -> bool:
@@ -70,6 +75,9 @@ class Work(Protocol):
     @property
     def any_on_slot(self) -> bool:
         """Whether a slot is taken."""
+
+    def on_slots(self) -> Iterable[OnSlot]:
+        """Return the turns that are on slots now."""
 
     def name_of(self, job_id: JobId) -> str:
         """Return the caller's name of a job that has not ended."""

@@ -1,4 +1,4 @@
-"""Capacity in tokens through the service, on a program that plays vLLM and tells its cache in a file."""
+"""Capacity in tokens through the service: the real llama.cpp, and a program that plays vLLM and tells of its cache."""
 
 import sys
 from collections.abc import Callable
@@ -49,3 +49,35 @@ def test_what_is_lent_follows_what_the_engine_tells(tmp_path: Path, free_ports: 
         wait_for(lambda: kv() == {"budget": 8000, "reserved": 0, "used": 9000}, "less is lent")
         exposition = service.http.get("/metrics").text
         assert 'roundhouse_worker_kv_budget_tokens{model="m",worker="m-0"} 8000.0' in exposition
+
+
+def test_llama_cpps_slots_share_a_pool_that_is_never_full(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Eight first prompts at once, each twice as long as is expected, have no room together; those with room go on."""
+    model = {"engine": "embedded", "port": free_ports(1), "context": 512, "capacity": "tokens", "kv_tokens": 1400}
+    agent = {"id": "a", "model": "m", "params": {"max_tokens": 40, "ignore_eos": True}}
+    talks = [{"id": f"c{number}", "prompt": f"{number} " * 150, "rounds": 1} for number in range(8)]
+    with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
+        worker = service.get("/v1/workers/m-0")
+        assert (worker["slots"]["total"], worker["kv"]) == (16, {"budget": 1400, "reserved": 0, "used": 0})
+        job = service.post_job({"name": "full", "agents": [agent], "conversations": talks})
+        assert service.wait_ended(job)["state"] == "completed"
+        turns = [turn for talk in service.get(f"/v1/jobs/{job}/result")["conversations"] for turn in talk["turns"]]
+        reasons = [attempt["reason"] for turn in turns for attempt in turn["attempts"] if attempt["reason"]]
+        assert set(reasons) == {"cache_full"}
+        assert all(turn["usage"]["prompt_tokens"] > 300 for turn in turns)
+        assert "Context size has been exceeded" not in service.log()
+        assert service.get("/v1/workers/m-0")["kv"]["reserved"] == 0
+
+
+def test_a_prompt_that_no_request_may_hold_fails_before_it_is_sent(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """It has a token more than the context, in a pool that has room for two."""
+    model = {"engine": "embedded", "port": free_ports(1), "context": 512, "capacity": "tokens", "kv_tokens": 1400}
+    talks = [{"id": "c", "prompt": "x" * 700, "rounds": 1}]
+    with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
+        job = service.post_job({"name": "long", "agents": [{"id": "a", "model": "m"}], "conversations": talks})
+        assert service.wait_ended(job)["state"] == "failed"
+        (turn,) = service.get(f"/v1/jobs/{job}/conversations/c")["turns"]
+        assert turn["reason"] == "context_overflow"
+        assert "one request may hold 512" in turn["detail"]

@@ -39,6 +39,17 @@ class ThoughtQuery:
     decode: Callable[[bytes, bytes], Thought]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountQuery:
+    """How an engine counts the tokens of a request's prompt: what it is asked, and where.
+
+    ``decode`` raises ``MalformedFrame`` where the answer is not what it should be.
+    """
+
+    path: str
+    decode: Callable[[bytes], int]
+
+
 def encode_plainly(request: ChatRequest) -> bytes:
     """Return the JSON body with nothing in it that only some engines know."""
     return msgspec.json.encode(body_of(request))
@@ -51,7 +62,8 @@ class Dialect:
     An engine is ready when all ``ready_paths`` answer 200; ``canary_params`` make it write one token and keep nothing.
     ``constrain`` gives the parameters that hold a model to a constraint, None where there are none that say it;
     ``always_constrains`` says that such an engine keeps it or refuses it, and never passes over it. ``thoughts`` is for
-    engines that hold an answer from its first token, and so have to be told of what stands before it.
+    engines that hold an answer from its first token, and so have to be told of what stands before it. ``count`` is for
+    engines that fail all requests when the cache that these share is full.
     """
 
     name: str
@@ -64,6 +76,7 @@ class Dialect:
     constrain: Callable[[Constraint], Params | None] = respond_in_format
     always_constrains: bool = True
     thoughts: ThoughtQuery | None = None
+    count: CountQuery | None = None
 
 
 PLAIN = Dialect(name="openai", always_constrains=False)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from transport.counters import EngineCounters, SlotWork
-from transport.dialects.dialect import Dialect, EngineQuery, ThoughtQuery
+from transport.dialects.dialect import CountQuery, Dialect, EngineQuery, ThoughtQuery
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
 from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of, respond_in_format
 from transport.errors import MalformedFrame
@@ -19,6 +19,7 @@ from transport.request import ChatRequest, Constraint, Thought
 SLOTS_PATH: Final = "/slots"
 PROPS_PATH: Final = "/props"
 RENDER_PATH: Final = "/apply-template"
+COUNT_PATH: Final = "/v1/chat/completions/input_tokens"
 _SHAPES_PROMPT: Final = frozenset({"chat_template_kwargs", "reasoning_format", "reasoning_effort", "enable_thinking"})
 _BEGIN, _END = "<think>", "</think>"
 
@@ -36,6 +37,10 @@ class _Rendered(Struct, gc=False):
     prompt: str
 
 
+class _Count(Struct, gc=False):
+    input_tokens: int
+
+
 class _Slot(Struct, gc=False):
     is_processing: bool = False
     id_task: int = -1
@@ -51,6 +56,7 @@ class _Slot(Struct, gc=False):
 
 _decode_props = msgspec.json.Decoder(_Props).decode
 _decode_rendered = msgspec.json.Decoder(_Rendered).decode
+_decode_count = msgspec.json.Decoder(_Count).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
 
@@ -100,6 +106,18 @@ def decode_thought(rendered: bytes, props: bytes) -> Thought:
     return Thought.OPTIONAL if _BEGIN in template else Thought.NONE
 
 
+def decode_count(answer: bytes) -> int:
+    """Return how many tokens a prompt has.
+
+    Raises:
+        MalformedFrame: not the JSON of this dialect.
+    """
+    try:
+        return _decode_count(answer).input_tokens
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {COUNT_PATH}: {error}: {answer[:200]!r}") from error
+
+
 def decode_counters(slots: bytes) -> EngineCounters:
     """Return what GET /slots tells; a server of another build may leave fields out, or give an object for a list.
 
@@ -131,5 +149,6 @@ LLAMA_SERVER: Final = Dialect(
     capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
     constrain=constrain,
+    count=CountQuery(path=COUNT_PATH, decode=decode_count),
     thoughts=ThoughtQuery(render_path=RENDER_PATH, path=PROPS_PATH, params=_SHAPES_PROMPT, decode=decode_thought),
 )

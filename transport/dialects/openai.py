@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
+from transport.errors import CacheFull, ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
 from transport.events import (
     Event,
     Finished,
@@ -30,6 +30,7 @@ DONE: Final = b"[DONE]"
 OVERFLOW_TYPE: Final = "exceed_context_size_error"  # llama.cpp
 OVERFLOW_CODE: Final = "context_length_exceeded"  # OpenAI
 OVERFLOW_WORDS: Final = "maximum context length"  # vLLM, which has no word for it alone
+FULL_WORDS: Final = "Context size has been exceeded"  # llama.cpp, of the cache that its slots share
 _BAD: Final = 400
 _TOO_MANY: Final = 429
 _UNAVAILABLE: Final = 503
@@ -221,6 +222,8 @@ def rejection(failure: ErrorDocument | str, status: int, retry_after_s: float | 
         or (status == _BAD and OVERFLOW_WORDS in error.message)
     ):
         return ContextOverflow(status, error.type, error.message)
+    if status == _SERVER_ERROR and FULL_WORDS in error.message:
+        return CacheFull(status, error.type, error.message)
     if status in (_TOO_MANY, _UNAVAILABLE):
         return EngineOverloaded(status, error.type, error.message, retry_after_s)
     return EngineRejected(status, error.type, error.message)

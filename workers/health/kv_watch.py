@@ -10,6 +10,7 @@ from transport.client import EngineClient
 from transport.counters import KvCache
 from transport.errors import EngineError
 from workers.policy.kv_share import KvShare
+from workers.requests.kv_pool import KvPool
 from workers.spec import Capacity, WorkerSpec
 
 LOOK_S: Final = 2.0
@@ -18,13 +19,22 @@ logger = logging.getLogger(__name__)
 
 
 class KvWatch:
-    """Looks while the engine serves; ``on_change`` is told when another part of the cache is lent."""
+    """Looks while the engine serves; ``on_change`` is told when another part of the cache is lent.
+
+    A ``pool`` tells in place of an engine that does not.
+    """
 
     def __init__(
-        self, spec: WorkerSpec, client: EngineClient, is_serving: Callable[[], bool], on_change: Callable[[], None]
+        self,
+        spec: WorkerSpec,
+        client: EngineClient,
+        pool: KvPool | None,
+        is_serving: Callable[[], bool],
+        on_change: Callable[[], None],
     ) -> None:
         self._spec = spec
         self._client = client
+        self._pool = pool
         self._is_serving = is_serving
         self._on_change = on_change
         self._share = KvShare()
@@ -58,7 +68,7 @@ class KvWatch:
     async def look(self) -> None:
         """Look once; an engine that does not answer now is looked at again."""
         try:
-            self.cache = await self._client.read_kv_cache()
+            self.cache = await self._client.read_kv_cache() if self._pool is None else self._pool.cache
         except EngineError:
             return
         if self.cache is None:
@@ -66,7 +76,7 @@ class KvWatch:
         before, self._share = self._share, self._share.looked(self.cache.preemptions)
         if self._share.part < before.part:
             lent = int(self.cache.tokens * self._share.part)
-            logger.warning("worker %s: the engine preempts; %d tokens are lent from now on", self._spec.id, lent)
+            logger.warning("worker %s: requests had to give way; %d tokens are lent from now on", self._spec.id, lent)
         if abs(self._share.part - self._told) >= TOLD or (self._share.part == 1.0) != (self._told == 1.0):
             self._told = self._share.part
             self._on_change()

@@ -24,7 +24,7 @@ def memory_need(spec: WorkerSpec) -> MemoryNeed | None:
         return None
     # vLLM fills the part of the device that it is given, and wants one request's context at least.
     is_filling = spec.engine is EngineKind.VLLM
-    tokens = spec.context * (1 if is_filling else spec.slots)
+    tokens = spec.context if is_filling else spec.cache_tokens
     need = known.need_mib(tokens)
     return MemoryNeed(least=need or known.weights_mib, taken=None if is_filling else need, tokens=tokens)
 

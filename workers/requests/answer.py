@@ -35,6 +35,8 @@ class Answer:
         self._fragments_read = 0
         self.generation = Generation(clock)
         self.prompt_chars = 0
+        self.prompt_tokens = 0  # what the newest prompt takes at most, where its engine's KV cache is shared
+        self.counted_tokens: int | None = None  # what it takes, where the engine was asked to count it
         self.phase = Phase.US
         self.tool_calls: list[ToolRecord] = []
         self.signals: list[Signal] = []
@@ -56,6 +58,7 @@ class Answer:
         if self._is_begun:
             self._ended.append(self.generation)
         self._is_begun, self._is_read = True, False
+        self.prompt_tokens, self.counted_tokens = 0, None
         self.generation = Generation(self._clock)
         self.prompt_chars = prompt_chars
         self._loops, self._marks = (Repetition(limits), Repetition(limits), Repetition(limits)), (0, 0)
@@ -110,6 +113,22 @@ class Answer:
             sum(usage.completion_tokens for usage in known),
             sum(usage.cached_tokens for usage in known),
         )
+
+    @property
+    def told_prompt_tokens(self) -> int | None:
+        """What the newest prompt takes, as its engine has told; None until it has."""
+        return self.generation.prompt_tokens or self.counted_tokens
+
+    @property
+    def held_tokens(self) -> int:
+        """What the newest generation holds of a KV cache that is shared, in tokens; 0 before it was let in, and after.
+
+        A prompt that is being read counts as a whole.
+        """
+        if self.phase is not Phase.ENGINE or not self.prompt_tokens:
+            return 0
+        generation = self.generation
+        return (generation.prompt_tokens or self.prompt_tokens) + generation.output_tokens
 
     @property
     def output_tokens(self) -> int:

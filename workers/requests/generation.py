@@ -68,6 +68,13 @@ class Generation:
         return self._events if self.usage is None else self.usage.completion_tokens
 
     @property
+    def prompt_tokens(self) -> int | None:
+        """How many tokens its prompt has, once the engine has told."""
+        if self.prompt_progress is not None:
+            return self.prompt_progress.total
+        return None if self.usage is None else self.usage.prompt_tokens
+
+    @property
     def has_progressed(self) -> bool:
         """Whether the model has done anything yet."""
         return self.first_token_at is not None or self.prompt_progress is not None

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import anyio
 
+from workers.notifier import Notifier
 from workers.outcome import Outcome
 from workers.policy.liveness import Judgement, Verdict
 from workers.requests.answer import Answer
@@ -57,6 +58,7 @@ class InFlightRequests:
         self._counted_tokens = 0
         self._counted_at: float | None = None
         self.tokens_per_s = 0.0
+        self.left = Notifier()  # told when one has left
 
     def __repr__(self) -> str:
         return f"<InFlightRequests {len(self._in_flight)}>"
@@ -83,6 +85,7 @@ class InFlightRequests:
         finally:
             self._in_flight.discard(running)
             self._landed_tokens += running.answer.output_tokens
+            self.left.notify()
 
     def measure_rate(self, now: float) -> None:
         """Update ``tokens_per_s`` with what came since the last call."""

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import anyio
 import msgspec
 
 from transport.client import EngineClient
-from transport.errors import EngineError, EngineRejected
+from transport.dialects.openai import CHAT_PATH
+from transport.errors import CacheFull, EngineError, EngineRejected
 from transport.relay import Passage, is_about_the_request
 from workers.errors import AdapterUnknown
-from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
 from workers.requests.tool_loop import RequestSettings, rejected
+
+UNBOUNDED: Final = 1 << 30  # tokens: what no request may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class Relay:
 
     ``model`` is the name in ``body``, and ``adapter`` the adapter that it stands for. ``chars`` is about how much there
     is to read. Without ``is_streamed`` nothing is heard of the answer before it is whole. ``limit_s`` bounds
-    it, beside the worker's own ``request_s``.
+    it, beside the worker's own ``request_s``. ``most_tokens`` bounds its answers together, where they are bounded.
     """
 
     job_name: str
@@ -33,6 +37,7 @@ class Relay:
     is_streamed: bool
     passage: Passage
     limit_s: float | None = None
+    most_tokens: int | None = None
 
 
 async def relay(client: EngineClient, manner: RequestSettings, request: Relay, answer: Answer) -> Outcome:
@@ -54,6 +59,12 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
     body = request.body if model == request.model and not ours else _translated(request.body, {**ours, "model": model})
     answer.is_mute = not request.is_streamed
     generation = answer.begin_generation(manner.repetition, request.chars)
+    if manner.admit_prompt is not None:
+        later = 0 if request.is_streamed else request.most_tokens or UNBOUNDED
+        chat = body if request.path == CHAT_PATH else None
+        outcome = await manner.admit_prompt(answer, request.chars, chat, later)
+        if outcome is not None:
+            return outcome
     try:
         if model == request.model:
             await client.relay(request.path, body, generation, request.passage)
@@ -62,6 +73,8 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
             await client.relay(request.path, body, generation, renaming)
             renaming.flush()
     except EngineRejected as error:
+        if manner.admit_prompt is not None and isinstance(error, CacheFull):
+            return Cancelled(reason=CancelReason.CACHE_FULL)
         return rejected(error, is_about_the_request=is_about_the_request(error))
     except EngineError as error:
         return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)

@@ -10,10 +10,10 @@ from datetime import datetime
 import anyio
 
 from transport.client import EngineClient
-from transport.errors import ContextOverflow, EngineError, EngineOverloaded, EngineRejected
+from transport.errors import CacheFull, ContextOverflow, EngineError, EngineOverloaded, EngineRejected
 from transport.request import ChatRequest, Constraint, Thought, ToolCall
 from workers.errors import AdapterUnknown
-from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer, Phase
 from workers.requests.generation import Generation
@@ -24,6 +24,11 @@ from workers.requests.request import CONSTRAINTS, Demand, Request
 from workers.tools.call_parser import ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
 from workers.tools.runner import ToolRunner
+
+# Lets a generation have its room in a KV cache that requests share, or says how its request ends for want of it.
+Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]
+
+AdmitPrompt = Callable[[Answer, int, bytes | None, int], Awaitable[Outcome | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,8 @@ class RequestSettings:
     sends_tools: bool  # or else the engine refuses them, and the model is told of them in words alone
     now: Callable[[], datetime]
     cache_scope: Callable[[], str | None]  # prefixes are shared within it alone
+    admit: Admit | None = None
+    admit_prompt: AdmitPrompt | None = None  # the same, of requests that are relayed
 
 
 async def converse(client: EngineClient, manner: RequestSettings, request: Request, answer: Answer) -> Outcome:
@@ -119,7 +126,10 @@ class ToolLoop:
         )
         chars = sum(len(message.content) for message in chat.messages)
         generation = self._answer.begin_generation(self._manner.repetition, chars)
-        outcome = await ask_once(self._client, chat, generation)
+        outcome = None if self._manner.admit is None else await self._manner.admit(self._answer, chat)
+        if outcome is None:
+            shares_cache = self._manner.admit is not None
+            outcome = await ask_once(self._client, chat, generation, shares_cache=shares_cache)
         self._answer.phase = Phase.US
         loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
         return outcome if loop is None else loop_failure(loop)
@@ -208,11 +218,18 @@ async def _is_met(demand: Demand, text: str) -> bool:
     return demand.is_met is not None and await demand.is_met(text)
 
 
-async def ask_once(client: EngineClient, chat: ChatRequest, generation: Generation) -> Outcome:
-    """Return how one generation ended."""
+async def ask_once(
+    client: EngineClient, chat: ChatRequest, generation: Generation, *, shares_cache: bool = False
+) -> Outcome:
+    """Return how one generation ended.
+
+    ``shares_cache`` says that its room in the engine's cache is looked after: that this is full is no fault then.
+    """
     try:
         await client.stream(chat, generation)
     except EngineRejected as error:
+        if shares_cache and isinstance(error, CacheFull):
+            return Cancelled(reason=CancelReason.CACHE_FULL)
         return rejected(error, is_about_the_request=error.is_about_the_request)
     except EngineError as error:
         return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)

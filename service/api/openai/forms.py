@@ -28,6 +28,7 @@ STATUS: Final[Mapping[str, int]] = {
     FailureReason.STALLED_DECODE: 504,
     FailureReason.REPEATED_LINE_LOOP: 500,
     FailureReason.CONTEXT_OVERFLOW: 400,
+    FailureReason.CACHE_FULL: 503,
     FailureReason.DEADLINE: 504,
     FailureReason.POISONED: 500,
     FailureReason.WEIGHTS_CHANGED: 503,

@@ -14,6 +14,7 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.dispatch import Dispatcher
 from service.scheduling.core.events import (
     AbandonTurn,
@@ -27,6 +28,7 @@ from service.scheduling.core.events import (
     JobAdmitted,
     JobCancelled,
     JobEnded,
+    KvUseTold,
     ModelLost,
     ModelRegained,
     Paused,
@@ -58,12 +60,19 @@ class SchedulingCore:
     """Which turn runs where, of all jobs that have not ended."""
 
     def __init__(self, policy: PolicyFactory, group_by: GroupBy | None = None, on_demand: Iterable[str] = ()) -> None:
-        self._ready = ReadyPool(policy, is_grouped=group_by is not None, on_demand=on_demand)
-        self._group_by = group_by
         self._in_flight = InFlightPool()
+        self._room = RoomKeeper(self._in_flight)
+        self._ready = ReadyPool(
+            policy,
+            is_grouped=group_by is not None,
+            on_demand=on_demand,
+            is_begun=lambda key: self._conversation(key).is_started,
+            is_pressed=self._room.is_pressed,
+        )
+        self._group_by = group_by
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
-        self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight)
+        self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight, self._room)
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
@@ -96,9 +105,8 @@ class SchedulingCore:
                     yield from self._end_turn(event, worker)
             case SuspectsCleared() | JobDistrusted() | JobTrusted():
                 self._take_finding(event)
-            case DeferralOver():
-                if self._ready.held.worker_of(event.key) is not None:
-                    self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+            case KvUseTold() | DeferralOver():
+                self._take_note(event)
 
     def _take_capacity(self, event: WorkerEvent) -> None:
         match event:
@@ -106,7 +114,7 @@ class SchedulingCore:
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
                 if event.kv_tokens is not None:
-                    self._dispatcher.room.note_budget(event.model, event.most_answer)
+                    self._room.note_budget(event.model, event.most_answer, is_sharing=event.shares_prefixes)
                 if event.read_s is not None:
                     self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
@@ -120,6 +128,17 @@ class SchedulingCore:
                 self._lost[event.model] = event.is_elsewhere
             case ModelRegained():
                 self._lost.pop(event.model, None)
+
+    def _take_note(self, event: KvUseTold | DeferralOver) -> None:
+        if isinstance(event, DeferralOver):
+            if self._ready.held.worker_of(event.key) is not None:
+                self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+            return
+        for key, use in event.uses.items():
+            if key in self._in_flight:
+                live, conversation = self._jobs[key.job_id], self._conversation(key)
+                agent = live.job.agents[live.places[key.agent_id]]
+                self._room.correct(key, agent, conversation.definition, use)
 
     def _take_finding(self, event: Suspicion) -> None:
         match event:
@@ -261,7 +280,7 @@ class SchedulingCore:
 
     def _drop(self, conversation: LiveConversation, key: TurnKey) -> None:
         conversation.open.discard(key)
-        self._dispatcher.room.forget_turn(key)
+        self._room.forget_turn(key)
         self._ready.discard(key, conversation.model(key))
 
     def _settle(self, conversation: LiveConversation) -> Iterator[Action]:
@@ -295,13 +314,13 @@ class SchedulingCore:
     ) -> Iterator[Action]:
         live = conversation.live
         live.end_conversation(conversation)
-        self._dispatcher.room.forget_conversation(live.job.id, conversation.definition.id)
+        self._room.forget_conversation(live.job.id, conversation.definition.id)
         yield ending
         if live.conversations:
             self._tell_load(live)
             return
         del self._jobs[live.job.id]
-        self._dispatcher.room.forget_job(live.job.id, live.places)
+        self._room.forget_job(live.job.id, live.places)
         self._ready.note_load(live.job.id, live.backlog, has_ended=True)
         yield JobEnded(job_id=live.job.id)
 
@@ -323,7 +342,7 @@ class SchedulingCore:
             tokens = event.reading.context_tokens if event.reading else 0
             conversation.note_cache(place.agent, CacheLocation(worker=worker, tokens=tokens))
             agent = live.job.agents[place.agent]
-            self._dispatcher.room.learn(key, agent, conversation.definition, event.reading)
+            self._room.learn(key, agent, conversation.definition, event.reading)
             if event.seconds is not None:
                 self._dispatcher.learn(conversation.model(key), event.seconds, event.reading)
                 self._estimates.learn(conversation.model(key), key.agent_id, event.seconds)
@@ -368,7 +387,7 @@ class SchedulingCore:
         for key in self._ready.take_all(model):
             conversation = self._conversation(key)
             conversation.open.discard(key)
-            self._dispatcher.room.forget_turn(key)
+            self._room.forget_turn(key)
             conversation.end(key)
             yield AbandonTurn(key=key)
             yield from self._end(conversation, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)

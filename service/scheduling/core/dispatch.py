@@ -6,6 +6,7 @@ from typing import Final
 from service.conversations.job import Agent, JobId, Mode, TurnKey
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.trials import Trials
+from service.scheduling.core.capacity.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, DeferTurn, StartTurn
 from service.scheduling.core.in_flight_pool import InFlightPool
@@ -19,15 +20,17 @@ PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tri
 
 
 class Dispatcher:
-    """Starts what can be started; it shares both pools and the jobs with the core, in the same task."""
+    """Starts what can be started; it shares both pools, their room and the jobs with the core, in the same task."""
 
-    def __init__(self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, in_flight: InFlightPool) -> None:
+    def __init__(
+        self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, in_flight: InFlightPool, room: RoomKeeper
+    ) -> None:
         self._jobs = jobs
         self._ready = ready
         self._in_flight = in_flight
         self._shifts = Shifts()
         self._speeds = SpeedEstimates()
-        self._room = RoomKeeper(in_flight)
+        self._room = room
         self._trials = Trials(ready, in_flight)
 
     def __repr__(self) -> str:
@@ -36,11 +39,6 @@ class Dispatcher:
     def learn(self, model: str, seconds: float, reading: PromptReading | None) -> None:
         """Learn what turns of a model take."""
         self._speeds.learn(model, seconds, reading)
-
-    @property
-    def room(self) -> RoomKeeper:
-        """What turns take of KV caches."""
-        return self._room
 
     def note_pace(self, model: str, read_s: float) -> None:
         """Take what a token of a prompt takes an engine that has just started, where no turn has told."""
@@ -116,9 +114,9 @@ class Dispatcher:
     def _agent(self, turn: ReadyTurn) -> Agent:
         return self._jobs[turn.key.job_id].job.agents[turn.agent_order]
 
-    def _need(self, key: TurnKey) -> int:
+    def _need(self, key: TurnKey) -> KvNeed:
         if not self._room.is_bounded:
-            return 0
+            return NOTHING
         conversation = self._conversation(key)
         agent = conversation.live.job.agents[conversation.live.places[key.agent_id]]
         return self._room.need(key, agent, conversation.definition)
@@ -203,6 +201,8 @@ class Dispatcher:
         self._ready.count_out(key)
         if not conversation.is_started:
             conversation.is_started = True
+            for sibling in conversation.open:
+                self._ready.note_begun(sibling, conversation.model(sibling))
             yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
         yield StartTurn(key=key, worker=worker, slots=slots, is_suspect=is_suspect)
 

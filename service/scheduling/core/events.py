@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.capacity.kv_budgets import KvUse
 from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 
 # Events
@@ -39,7 +40,8 @@ class WorkerReady:
     """A worker's slots may be used; ``read_s`` is what a token of a prompt takes its engine, where that is known.
 
     ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then ``most_answer`` bounds an
-    answer, in tokens, where its agent does not.
+    answer, in tokens, where its agent does not, and ``shares_prefixes`` says that what prompts begin with alike is held
+    once.
     """
 
     worker: str
@@ -48,6 +50,7 @@ class WorkerReady:
     read_s: float | None = None
     kv_tokens: int | None = None
     most_answer: int = 0
+    shares_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,13 @@ class TurnCompleted:
     key: TurnKey
     seconds: float | None = None
     reading: PromptReading | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvUseTold:
+    """Turns in flight are seen to take that of their workers' KV caches."""
+
+    uses: Mapping[TurnKey, KvUse]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +152,7 @@ class Unpaused:
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | DeferralOver | Paused | Unpaused | Suspicion
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | KvUseTold | DeferralOver | Paused | Unpaused | Suspicion
 
 # Actions
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.capacity.kv_budgets import KvBudgets
+from service.scheduling.core.capacity.kv_budgets import NOTHING, KvBudgets, KvNeed
 
 
 class InFlightPool:
@@ -54,6 +54,12 @@ class InFlightPool:
             self._coming[worker] = model
         self._reserved = {of: tries for of, tries in self._reserved.items() if tries != worker}
         return closed[0] if closed else None
+
+    def kv_budget(self, model: str) -> int | None:
+        """Return what the KV caches of a model's ready workers have room for together; None where slots bound one."""
+        budgets = [self.kv.budget(worker) for worker, (of, _) in self._slots.items() if of == model]
+        known = [budget for budget in budgets if budget is not None]
+        return sum(known) if known and len(known) == len(budgets) else None
 
     def has_model(self, worker: str, model: str) -> bool:
         """Whether a worker is ready and serves a model now."""
@@ -120,21 +126,27 @@ class InFlightPool:
         """Whether any slot of a model is free."""
         return any(free > 0 for free, _ in self._free_by_worker(model))
 
-    def best(self, model: str, cached: str | None = None, need: int = 0, slots: int = 1) -> str | None:
+    def best(self, model: str, cached: str | None = None, need: KvNeed = NOTHING, slots: int = 1) -> str | None:
         """Return the worker for a turn: ``cached``, whose cache holds its prompt, else that with the most free slots.
 
-        None where not so many ``slots`` are free, with room for ``need`` tokens.
+        None where not so many ``slots`` are free, with room for ``need``.
         """
         free_slots = self._free_by_worker(model)
         offers = [(free, worker) for free, worker in free_slots if self._fits(worker, free, slots, need)]
         return max(offers, key=lambda offer: (offer[1] == cached, offer[0]), default=(0, None))[1]
 
-    def fits(self, worker: str, slots: int, need: int) -> bool:
-        """Whether a worker has so many slots free now, or all that it has, with room for ``need`` tokens."""
+    def fits(self, worker: str, slots: int, need: KvNeed) -> bool:
+        """Whether a worker has so many slots free now, or all that it has, with room for ``need``."""
         return self._fits(worker, self.offer(worker)[0], slots, need)
 
-    def add(self, key: TurnKey, worker: str, need: int = 0, *, slots: int = 1, is_suspect: bool = False) -> int:
-        """Put a turn on a slot, or on several, with ``need`` tokens of the KV cache; return how many slots it has."""
+    def worker_of(self, key: TurnKey) -> str | None:
+        """Return the worker that a turn is on, None where it is on none."""
+        return self._workers.get(key)
+
+    def add(
+        self, key: TurnKey, worker: str, need: KvNeed = NOTHING, *, slots: int = 1, is_suspect: bool = False
+    ) -> int:
+        """Put a turn on a slot, or on several, with what it needs of the KV cache; return how many slots it has."""
         self.kv.reserve(worker, key, need)
         taken = min(slots, self._slots[worker][1]) if slots > 1 else 1
         if taken > 1:
@@ -160,7 +172,7 @@ class InFlightPool:
             del self._trials[worker]
         return worker
 
-    def _fits(self, worker: str, free: int, slots: int, need: int) -> bool:
+    def _fits(self, worker: str, free: int, slots: int, need: KvNeed) -> bool:
         return free >= max(1, min(slots, self._slots.get(worker, ("", 0))[1])) and self.kv.fits(worker, need)
 
     def _free_by_worker(self, model: str) -> list[tuple[int, str]]:

@@ -26,6 +26,7 @@ AGAIN: Final = frozenset(
     {
         FailureReason.ENGINE_DIED,
         FailureReason.ENGINE_UNREACHABLE,
+        FailureReason.CACHE_FULL,
         FailureReason.STALLED_PREFILL,
         FailureReason.STALLED_DECODE,
         FailureReason.WEIGHTS_CHANGED,
@@ -84,10 +85,11 @@ class RelayAttempt:
             body=posted.body,
             model=posted.name,
             adapter=posted.adapter,
-            chars=len(posted.prompt),
+            chars=len(posted.prompt.encode()),
             is_streamed=posted.is_streamed,
             passage=request,
             limit_s=request.limit_left_s,
+            most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
         )
         outcome: Outcome = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
         with lease, self.scope:

@@ -108,6 +108,10 @@ class RelayedRequests:
         """Whether a slot is taken."""
         return bool(self._on_slots)
 
+    def on_slots(self) -> list[RelayAttempt]:
+        """Return the requests that are on slots now."""
+        return list(self._on_slots.values())
+
     def name_of(self, job_id: JobId) -> str:
         """Return what the request is called where turns are shown."""
         return self._requests[job_id].posted.path

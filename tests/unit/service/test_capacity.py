@@ -13,7 +13,7 @@ from service.conversations.discussion import Discussion
 from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
-from service.scheduling.core.capacity.kv_budgets import KvBudgets
+from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed
 from service.scheduling.core.capacity.room_keeper import LOOKED_AT, PASSES, RoomKeeper
 from service.scheduling.core.capacity.turn_needs import (
     LEAST,
@@ -30,6 +30,7 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.policies.critical_path import AGEING_TURNS
 from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import RankedQueue
 
@@ -106,7 +107,16 @@ def reserved(core: SchedulingCore, worker: str = "w") -> int:
 
 
 def room_of(core: SchedulingCore) -> RoomKeeper:
-    return core._dispatcher.room
+    return core._room
+
+
+def kv_need(tokens: int) -> KvNeed:
+    return KvNeed(prompt=tokens, answer=0)
+
+
+def read(context: int, answer: int) -> PromptReading:
+    """Return what an engine has read that had nothing of it in its cache."""
+    return PromptReading(fresh_tokens=context - answer, seconds=1.0, context_tokens=context, answer_tokens=answer)
 
 
 # What turns need
@@ -114,7 +124,7 @@ def room_of(core: SchedulingCore) -> RoomKeeper:
 
 def learned(needs: TurnNeeds, answers: Sequence[int], agent: str = "a0", context: int = 0) -> None:
     for number, answer in enumerate(answers):
-        needs.learn(turn("j", number, agent=agent), speaker(agent), EMPTY, context or answer, answer)
+        needs.learn(turn("j", number, agent=agent), speaker(agent), EMPTY, read(context or answer, answer))
 
 
 def test_a_first_prompt_is_known_by_its_characters() -> None:
@@ -137,11 +147,11 @@ def test_a_later_prompt_is_the_last_context_and_what_was_said_since() -> None:
     """However its characters count: its engine has counted it."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 9000)
     needs.start(turn("j"), agent, is_free=True)
-    needs.learn(turn("j"), agent, EMPTY, 700, 50)
+    needs.learn(turn("j"), agent, EMPTY, read(700, 50))
     assert needs.prompt_tokens(turn("j", 1), agent, EMPTY) == 700 + TEMPLATE_TOKENS
     for other, answer in (("a1", 20), ("a2", 5)):
         needs.start(turn("j", agent=other), speaker(other), is_free=True)
-        needs.learn(turn("j", agent=other), speaker(other), EMPTY, 900, answer)
+        needs.learn(turn("j", agent=other), speaker(other), EMPTY, read(900, answer))
     assert needs.prompt_tokens(turn("j", 1), agent, EMPTY) == 725 + TEMPLATE_TOKENS
     assert needs.prompt_tokens(turn("j", 1, agent="a1"), speaker("a1"), EMPTY) == 905 + TEMPLATE_TOKENS
     assert needs.prompt_tokens(turn("j", 1, agent="a2"), speaker("a2"), EMPTY) == 900 + TEMPLATE_TOKENS
@@ -155,7 +165,7 @@ def test_an_answer_takes_all_that_it_may_until_answers_have_told(bound: str) -> 
     for nothing in (-1, 0, None, "many"):
         unbounded = replace(speaker("a0"), params={bound: nothing})
         assert TurnNeeds().answer_tokens(turn("j"), unbounded, MOST) == MOST
-    assert TurnNeeds().need(turn("j"), bounded, EMPTY, MOST) == TEMPLATE_TOKENS + 70
+    assert TurnNeeds().need(turn("j"), bounded, EMPTY, MOST).tokens == TEMPLATE_TOKENS + 70
 
 
 def test_an_answer_is_expected_to_be_like_those_before() -> None:
@@ -213,12 +223,12 @@ def test_first_prompts_of_an_agent_are_learned() -> None:
     def first(name: str, chars: int = 0) -> int:
         return needs.prompt_tokens(turn(name), agent, replace(EMPTY, prompt="p" * chars))
 
-    needs.learn(turn("j"), agent, EMPTY, 2050, 50)
+    needs.learn(turn("j"), agent, EMPTY, read(2050, 50))
     assert first("j", 0) == 2050 + TEMPLATE_TOKENS
     assert needs.prompt_tokens(turn("j", conversation=1), agent, EMPTY) == 2000
-    needs.learn(turn("j", 1), agent, EMPTY, 9000, 50)
+    needs.learn(turn("j", 1), agent, EMPTY, read(9000, 50))
     assert needs.prompt_tokens(turn("j", conversation=1), agent, EMPTY) == 2000
-    needs.learn(turn("j", conversation=1), agent, replace(EMPTY, prompt="p" * 100), 2080, 50)
+    needs.learn(turn("j", conversation=1), agent, replace(EMPTY, prompt="p" * 100), read(2080, 50))
     longer = replace(EMPTY, prompt="p" * 200)
     assert needs.prompt_tokens(turn("j", conversation=2), agent, longer) == 2060
     assert first("k") == 500 + TEMPLATE_TOKENS
@@ -229,8 +239,8 @@ def test_what_is_over_is_forgotten() -> None:
     needs = TurnNeeds()
     for agent in ("a0", "a1"):
         learned(needs, [30] * LEAST, agent, context=200)
-    needs.learn(turn("j", conversation=1), speaker("a0"), EMPTY, 400, 230)
-    needs.learn(turn("k"), speaker("a0"), EMPTY, 300, 10)
+    needs.learn(turn("j", conversation=1), speaker("a0"), EMPTY, read(400, 230))
+    needs.learn(turn("k"), speaker("a0"), EMPTY, read(300, 10))
 
     def prompt(name: str, conversation: int = 0) -> int:
         return needs.prompt_tokens(turn(name, 9, conversation=conversation), speaker("a0"), EMPTY)
@@ -283,7 +293,7 @@ def test_what_is_reserved_is_what_a_prompt_takes(mode: Mode, waits: list[set[int
             flying.append(key)
             discussions[key.conversation_id].make_prompt(key.agent_id, key.round)
             if key.round or key.agent_id in told:
-                spare = core._in_flight.kv._reserved["w"][key] - 1 - prompt(key)
+                spare = core._in_flight.kv._reserved["w"].needs[key].tokens - 1 - prompt(key)
                 assert spare == unheard(key) + (TEMPLATE_TOKENS if key.round else 0)
 
     watch(core.handle(admit(job)))
@@ -303,28 +313,28 @@ def test_a_budget_is_kept() -> None:
     """What is reserved and what comes stay within it; to the token."""
     kv = KvBudgets()
     kv.open("w", 100)
-    kv.reserve("w", turn("a"), 60)
+    kv.reserve("w", turn("a"), kv_need(60))
     assert (kv.budget("w"), kv.reserved("w")) == (100, 60)
-    assert kv.fits("w", 40)
-    assert not kv.fits("w", 41)
-    kv.reserve("w", turn("b"), 40)
-    assert not kv.fits("w", 0 + 1)
+    assert kv.fits("w", kv_need(40))
+    assert not kv.fits("w", kv_need(41))
+    kv.reserve("w", turn("b"), kv_need(40))
+    assert not kv.fits("w", kv_need(0 + 1))
     kv.release("w", turn("a"))
     assert kv.reserved("w") == 40
     kv.release("w", turn("a"))
     kv.release("v", turn("a"))
-    assert kv.fits("w", 60)
+    assert kv.fits("w", kv_need(60))
 
 
 def test_one_alone_always_has_room() -> None:
     """Only the engine knows that a turn does not fit."""
     kv = KvBudgets()
     kv.open("w", 100)
-    assert kv.fits("w", 10**6)
-    kv.reserve("w", turn("a"), 10**6)
-    assert not kv.fits("w", 1)
+    assert kv.fits("w", kv_need(10**6))
+    kv.reserve("w", turn("a"), kv_need(10**6))
+    assert not kv.fits("w", kv_need(1))
     kv.release("w", turn("a"))
-    assert kv.fits("w", 10**6)
+    assert kv.fits("w", kv_need(10**6))
 
 
 def test_a_worker_without_a_budget_has_room_for_anything() -> None:
@@ -333,15 +343,15 @@ def test_a_worker_without_a_budget_has_room_for_anything() -> None:
     kv.open("w", 100)
     kv.open("v", None)
     for worker in ("w", "v"):
-        kv.reserve(worker, turn("a"), 90)
-    assert kv.fits("v", 10**6)
-    assert not kv.fits("w", 20)
+        kv.reserve(worker, turn("a"), kv_need(90))
+    assert kv.fits("v", kv_need(10**6))
+    assert not kv.fits("w", kv_need(20))
     kv.open("w", 200)
     assert kv.reserved("w") == 90
-    assert kv.fits("w", 110)
+    assert kv.fits("w", kv_need(110))
     kv.open("w", None)
     assert kv.budget("w") is None
-    assert kv.fits("w", 10**6)
+    assert kv.fits("w", kv_need(10**6))
 
 
 # What starts
@@ -439,7 +449,7 @@ def test_a_worker_that_knows_the_prompt_is_taken_if_it_has_room(other: int, work
     core = core_of(ready("w", slots=2), jobs=[asks("j", 300, rounds=2)])
     core.handle(ready("v", slots=8))
     core.handle(events.Paused(), done(turn("j"), 300, 10))
-    core._in_flight.add(turn("other"), "w", other)
+    core._in_flight.add(turn("other"), "w", kv_need(other))
     assert seated(core.handle(events.Unpaused())) == {turn("j", 1): worker}
 
 
@@ -505,13 +515,13 @@ def test_a_held_turn_waits_for_room_too() -> None:
     core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3)])
     core.handle(events.Paused(), done(turn("t"), 4000, 10, 5.0))
     core.handle(ready("v", kv=50_000, slots=2))
-    core._in_flight.add(turn("x"), "w", 3000)
-    core._in_flight.add(turn("y"), "w", 1000)
+    core._in_flight.add(turn("x"), "w", kv_need(3000))
+    core._in_flight.add(turn("y"), "w", kv_need(1000))
     held = [action for action in core.handle(events.Unpaused()) if isinstance(action, events.DeferTurn)]
     assert [action.key for action in held] == [turn("t", 1)]
     core._in_flight.remove(turn("y"))
     assert seated(core.handle()) == {}
-    core._in_flight.add(turn("z"), "v", 100)
+    core._in_flight.add(turn("z"), "v", kv_need(100))
     assert seated(core.handle(admit(asks("s", 1500)))) == {turn("s"): "w"}
     assert core.view.held_for(turn("t", 1)) == "w"
     core._in_flight.remove(turn("x"))
@@ -525,7 +535,7 @@ def test_a_held_turn_starts_when_there_is_room() -> None:
     core.handle(events.Paused(), done(turn("t"), 4000, 10, 5.0))
     core.handle(ready("v", kv=50_000, slots=2))
     for name in ("x", "y"):
-        core._in_flight.add(turn(name), "w", 1500)
+        core._in_flight.add(turn(name), "w", kv_need(1500))
     core.handle(events.Unpaused())
     for name, expected in (("x", {}), ("y", {turn("t", 1): "w"})):
         core._in_flight.remove(turn(name))
@@ -549,7 +559,8 @@ def test_a_retry_waits_for_room_and_for_no_more_than_a_few_others(group_by: Grou
     assert names(core.handle(done(turn("base")))) == ["large"]
     assert not room_of(core)._passes
     assert names(core.handle(done(turn("large")))) == ["late0", "late1", "late2"]
-    assert not core._ready.queues["m"]._unheld
+    queue = core._ready.queues["m"]
+    assert not (queue._line if isinstance(queue, BegunFirst) else queue)._unheld
 
 
 @pytest.mark.parametrize("looks", range(3))
@@ -653,7 +664,7 @@ def test_few_turns_are_looked_at(
     looked: list[TurnKey] = []
     need = RoomKeeper.need
 
-    def counting(self: RoomKeeper, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
+    def counting(self: RoomKeeper, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
         looked.append(key)
         return need(self, key, agent, conversation)
 
@@ -707,7 +718,9 @@ def test_no_entry_is_left_by_each_look(policy: str) -> None:
     assert list(core._in_flight._workers) == [turn("base")]
     for _ in range(1000):
         assert core.handle() == []
-    queue = core._ready.queues["m"]
+    line = core._ready.queues["m"]
+    assert isinstance(line, BegunFirst)
+    queue = line._line
     assert isinstance(queue, RankedQueue)
     assert len(queue._heap) < 300
     flying = deque([turn("base")])
@@ -797,8 +810,15 @@ class Load:
                     line.remove(key)
             del self.passed[key]
             for other in self.passed:
+                if self.is_aside(other):
+                    continue
                 if self.models[other] == self.models[key] and self.seen[other] < self.seen[key]:
                     self.passed[other] += 1
+
+    def is_aside(self, key: TurnKey) -> bool:
+        """Whether a turn's conversation waits for those that have begun."""
+        conversation = self.core._conversation(key)
+        return self.core._room.is_pressed(conversation.model(key)) and not conversation.is_started
 
     def forget(self, key: TurnKey) -> None:
         self.passed.pop(key, None)
@@ -809,7 +829,8 @@ class Load:
     def audit(self) -> None:
         kv, core = self.core._in_flight.kv, self.core
         for worker in self.slots:
-            assert set(kv._reserved.get(worker, ())) == {key for key, at in self.flying.items() if at == worker}
+            taken = kv._reserved.get(worker)
+            assert set(taken.needs if taken else ()) == {key for key, at in self.flying.items() if at == worker}
         for model in ("m", "n"):
             workers = [worker for worker in self.budgets if self.slots[worker][0] == model]
             if workers and not any(at in workers for at in self.flying.values()):

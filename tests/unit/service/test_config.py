@@ -128,15 +128,36 @@ def test_help_shows_the_environment(command: str, variable: str) -> None:
 
 
 def test_slots_that_share_a_cache_are_many_unless_they_are_told(tmp_path: Path) -> None:
-    """Of vLLM alone; the effective configuration gives what was made of it, and means the same."""
+    """llama.cpp's have the memory of four then; the effective configuration means the same as what was written."""
     path = tmp_path / "roundhouse.yaml"
-    for given, slots in (("", 256), ("\n    slots: 8", 8)):
-        path.write_text(f"models:\n  m:\n    engine: vllm\n    model: x\n    capacity: tokens{given}\n")
+    for engine, given, made in (
+        ("vllm", "", (256, None)),
+        ("vllm", "slots: 8", (8, None)),
+        ("embedded", "", (16, 16_384)),
+        ("embedded", "context: '8192'", (16, 32_768)),
+        ("llama-server", "slots: 8", (8, None)),
+        ("llama-server", "kv_tokens: 5000", (16, 5000)),
+    ):
+        path.write_text(f"models:\n  m:\n    engine: {engine}\n    model: x\n    capacity: tokens\n    {given}\n")
         config = load_config(path)
-        assert config.models["m"].slots == slots
+        assert (config.models["m"].slots, config.models["m"].kv_tokens) == made
         assert Config.model_validate(config.model_dump(mode="json")) == config
-    path.write_text("models:\n  m:\n    engine: embedded\n    capacity: tokens\n")
-    with pytest.raises(ConfigError, match=r"capacity: only vllm's slots share their KV cache safely"):
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("{engine: attached, model: x, url: 'http://127.0.0.1:9', capacity: tokens}", "capacity: an attached engine"),
+        ("{engine: vllm, model: x, capacity: tokens, kv_tokens: 9999}", "kv_tokens: only of llama.cpp"),
+        ("{engine: embedded, kv_tokens: 9999}", "kv_tokens: only of llama.cpp"),
+        ("{engine: embedded, capacity: tokens, kv_tokens: 4095}", r"kv_tokens: one request may have 4096 tokens"),
+    ],
+)
+def test_a_cache_is_shared_only_where_it_can_be(given: str, told: str, tmp_path: Path) -> None:
+    """And what one request may have fits into it."""
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text(f"models:\n  m: {given}\n")
+    with pytest.raises(ConfigError, match=told):
         load_config(path)
 
 

@@ -56,6 +56,7 @@ VALUES: dict[tuple[str, ...], tuple[type, Callable[[object, object], None]]] = {
     ("--port",): (int, _set("port")),
     ("-np", "--parallel"): (int, _set("n_parallel")),
     ("-c", "--ctx-size"): (int, _set("n_ctx")),
+    ("--kv-unified-per-slot",): (int, _set("kv_unified_per_slot")),
     ("-b", "--batch-size"): (int, _set("n_batch")),
     ("-ub", "--ubatch-size"): (int, _set("n_ubatch")),
     ("-n", "--predict", "--n-predict"): (int, _set("n_predict")),

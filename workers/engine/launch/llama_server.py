@@ -1,8 +1,8 @@
 """llama-server, and what takes its flags: argv and environment from a specification. Pure.
 
 Source: llama.cpp, ``tools/server/README.md``. What its defaults leave to chance is always given: the port, the slots,
-the context, and that each slot has its own part of the context (with a unified cache one long slot can make the engine
-fail all the others).
+the context, and that each slot has its own part of the context. With a unified cache one long slot can make the engine
+fail all the others: so it has one only with ``capacity: tokens``, where ``workers.requests.kv_pool`` looks after it.
 """
 
 import sys
@@ -34,6 +34,7 @@ OWNED: Final = {
 BATCH_FLAGS: Final = frozenset({"b", "batch-size", "ub", "ubatch-size"})
 CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/batches.py)
 CACHE_FLAGS: Final = frozenset({"kv-unified", "no-kv-unified", "kvu", "no-kvu"})
+SHARED: Final = dict.fromkeys((*CACHE_FLAGS, "kv-unified-per-slot"), "capacity")
 
 
 def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
@@ -42,7 +43,7 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
     Raises:
         InvalidSpec: ``args`` repeats what a key of its own decides.
     """
-    refuse_owned(spec.args, OWNED)
+    refuse_owned(spec.args, OWNED | (SHARED if spec.shares_pool else {}))
     file = spec.model
     is_path = file is not None and (file.startswith(("/", ".")) or file.endswith(".gguf"))
     flags: dict[str, Flag] = {
@@ -52,10 +53,12 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "host": spec.host,
         "port": spec.port,
         "parallel": spec.slots,
-        "ctx-size": spec.slots * spec.context,
+        "ctx-size": spec.cache_tokens,
         "metrics": True,
         "slots": True,
-        "no-kv-unified": CACHE_FLAGS.isdisjoint(named(spec.args)),
+        "no-kv-unified": not spec.shares_pool and CACHE_FLAGS.isdisjoint(named(spec.args)),
+        "kv-unified": spec.shares_pool,
+        "kv-unified-per-slot": spec.context if spec.shares_pool else None,
     }
     is_batch_told = not BATCH_FLAGS.isdisjoint(named(spec.args))
     if spec.on_cpu and not is_batch_told:

@@ -3,7 +3,73 @@
 Source: specification, "Capacity in tokens".
 """
 
-from service.conversations.job import TurnKey
+from dataclasses import dataclass
+from typing import Final
+
+from service.conversations.job import JobId, TurnKey
+
+PrefixId = tuple[JobId, str]  # a job's agent: the prompts of all its conversations begin alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvNeed:
+    """What one turn takes, in tokens; ``shared`` of the prompt are held once for all turns of ``prefix`` together."""
+
+    prompt: int
+    answer: int
+    shared: int = 0
+    prefix: PrefixId | None = None
+
+    @property
+    def tokens(self) -> int:
+        """All that it takes when it is alone."""
+        return self.prompt + self.answer
+
+
+NOTHING: Final = KvNeed(prompt=0, answer=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvUse:
+    """What a turn in flight takes by now, in tokens: its prompt as the engine has counted it, and what was answered."""
+
+    prompt: int
+    answer: int
+
+
+class _Reservations:
+    """Those of one worker, with their sum."""
+
+    def __init__(self) -> None:
+        self.needs: dict[TurnKey, KvNeed] = {}
+        self.tokens = 0
+        self._prefixes: dict[PrefixId, dict[TurnKey, int]] = {}
+
+    def would_take(self, need: KvNeed) -> int:
+        """Return what one more turn adds to the sum."""
+        held = self._held(need.prefix)
+        return need.tokens - need.shared + max(0, need.shared - held)
+
+    def add(self, key: TurnKey, need: KvNeed) -> None:
+        self.tokens += self.would_take(need)
+        self.needs[key] = need
+        if need.prefix is not None:
+            self._prefixes.setdefault(need.prefix, {})[key] = need.shared
+
+    def remove(self, key: TurnKey) -> None:
+        need = self.needs.pop(key, None)
+        if need is None:
+            return
+        before = self._held(need.prefix)
+        if need.prefix is not None:
+            sharers = self._prefixes[need.prefix]
+            del sharers[key]
+            if not sharers:
+                del self._prefixes[need.prefix]
+        self.tokens -= need.tokens - need.shared + before - self._held(need.prefix)
+
+    def _held(self, prefix: PrefixId | None) -> int:
+        return max(self._prefixes.get(prefix, {}).values(), default=0) if prefix is not None else 0
 
 
 class KvBudgets:
@@ -11,7 +77,7 @@ class KvBudgets:
 
     def __init__(self) -> None:
         self._budgets: dict[str, int] = {}
-        self._reserved: dict[str, dict[TurnKey, int]] = {}
+        self._reserved: dict[str, _Reservations] = {}
 
     def __repr__(self) -> str:
         return f"<KvBudgets {[(worker, self.reserved(worker), total) for worker, total in self._budgets.items()]}>"
@@ -29,20 +95,27 @@ class KvBudgets:
 
     def reserved(self, worker: str) -> int:
         """Return what turns have reserved on a worker."""
-        return sum(self._reserved.get(worker, {}).values())
+        return self._reserved[worker].tokens if worker in self._reserved else 0
 
-    def fits(self, worker: str, tokens: int) -> bool:
+    def need_of(self, worker: str, key: TurnKey) -> KvNeed | None:
+        """Return what a turn has reserved on a worker."""
+        return self._reserved[worker].needs.get(key) if worker in self._reserved else None
+
+    def fits(self, worker: str, need: KvNeed) -> bool:
         """Whether a turn has room on a worker. One alone always has: only the engine knows that it does not fit."""
         budget, taken = self._budgets.get(worker), self._reserved.get(worker)
-        return budget is None or not taken or sum(taken.values()) + tokens <= budget
+        return budget is None or taken is None or taken.tokens + taken.would_take(need) <= budget
 
-    def reserve(self, worker: str, key: TurnKey, tokens: int) -> None:
-        """Keep room for a turn that starts on a worker."""
-        self._reserved.setdefault(worker, {})[key] = tokens
+    def reserve(self, worker: str, key: TurnKey, need: KvNeed) -> None:
+        """Keep room for a turn that starts on a worker, or another room than before."""
+        self.release(worker, key)
+        self._reserved.setdefault(worker, _Reservations()).add(key, need)
 
     def release(self, worker: str, key: TurnKey) -> None:
         """Give up the room of a turn that has ended."""
-        taken = self._reserved.get(worker, {})
-        taken.pop(key, None)
-        if not taken:
-            self._reserved.pop(worker, None)
+        taken = self._reserved.get(worker)
+        if taken is None:
+            return
+        taken.remove(key)
+        if not taken.needs:
+            del self._reserved[worker]

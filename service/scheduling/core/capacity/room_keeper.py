@@ -4,15 +4,20 @@ Source: D. Lifka, "The ANL/IBM SP scheduling system" (1995), for backfilling; sp
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.scheduling.core.capacity.kv_budgets import KvNeed, KvUse
 from service.scheduling.core.capacity.turn_needs import TurnNeeds
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 PASSES: Final = 8  # turns that may start ahead of one that has no room
+PRESSED: Final = 0.95  # of the KV caches: conversations that go on would find so much again
+RELIEVED: Final = 0.8
+GROWTH: Final = 32  # tokens that an answer is expected to have left when it is longer than was expected
 LOOKED_AT: Final = 16  # turns without room, at one moment: a decision takes a millisecond at most
 
 
@@ -24,19 +29,53 @@ class RoomKeeper:
         self._needs = TurnNeeds()
         self._passes: dict[TurnKey, int] = {}
         self._most_answer: dict[str, int] = {}  # by model
+        self._sharing: set[str] = set()  # models
+        self._pressed: set[str] = set()
         self.is_bounded = False  # whether any worker has a budget: else nothing is estimated
 
     def __repr__(self) -> str:
         return f"<RoomKeeper {self._needs!r} passed={len(self._passes)}>"
 
-    def note_budget(self, model: str, most_answer: int) -> None:
-        """Note that a worker of a model has a budget; ``most_answer`` bounds an answer there."""
+    def note_budget(self, model: str, most_answer: int, *, is_sharing: bool) -> None:
+        """Note that a worker of a model has a budget; ``most_answer`` bounds an answer there.
+
+        ``is_sharing`` says that prefixes which its requests have in common are held once.
+        """
         self.is_bounded = True
+        if is_sharing:
+            self._sharing.add(model)
+        self.note_pressure(model)
         self._most_answer[model] = max(self._most_answer.get(model, 0), most_answer)
 
-    def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
+    def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
         """Return what a turn takes."""
-        return self._needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
+        need = self._needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
+        return need if agent.model in self._sharing else replace(need, shared=0, prefix=None)
+
+    def correct(self, key: TurnKey, agent: Agent, conversation: Conversation, use: KvUse) -> None:
+        """Reserve for a turn in flight what it is seen to take: its prompt as counted, and an answer that goes on."""
+        worker = self._in_flight.worker_of(key)
+        before = None if worker is None else self._in_flight.kv.need_of(worker, key)
+        if worker is None or before is None:
+            return
+        self._needs.tell(key, agent, conversation, use.prompt)
+        answer = max(before.answer, use.answer + GROWTH)
+        now = replace(before, prompt=use.prompt, answer=answer, shared=min(before.shared, use.prompt))
+        if now != before:
+            self._in_flight.kv.reserve(worker, key, now)
+
+    def is_pressed(self, model: str) -> bool:
+        """Whether conversations of a model that have begun go before new ones: together they fill the KV caches."""
+        return model in self._pressed
+
+    def note_pressure(self, model: str) -> None:
+        """Look how full the caches of a model are."""
+        budget = self._in_flight.kv_budget(model)
+        known = self._needs.known[model]
+        if budget is None or known < RELIEVED * budget:
+            self._pressed.discard(model)
+        elif known > PRESSED * budget:
+            self._pressed.add(model)
 
     def may_pass(self, key: TurnKey, lacking: int) -> bool:
         """Whether turns behind one without room may start; ``lacking`` have none so far at this moment."""
@@ -56,7 +95,8 @@ class RoomKeeper:
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:
         """Take a turn that has ended."""
         if self.is_bounded and reading is not None:
-            self._needs.learn(key, agent, conversation, reading.context_tokens, reading.answer_tokens)
+            self._needs.learn(key, agent, conversation, reading)
+            self.note_pressure(agent.model)
 
     def forget_turn(self, key: TurnKey) -> None:
         """Forget a turn that will not start."""
@@ -65,6 +105,8 @@ class RoomKeeper:
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
         """Forget a conversation that is over, or elsewhere."""
         self._needs.forget_conversation(job_id, conversation_id)
+        for model in list(self._pressed):
+            self.note_pressure(model)
 
     def forget_job(self, job_id: JobId, agents: Mapping[str, int]) -> None:
         """Forget a job that is over."""

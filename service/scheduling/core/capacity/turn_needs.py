@@ -3,21 +3,28 @@
 A prompt is known from the agent's last turn, as its engine counted it, and from what the others have said since; before
 an agent's first turn it is estimated from its characters. An answer is expected to be no longer than nearly all of what
 that agent has said so far, in whichever conversation; until that is known it may have all that its bound gives it.
+What the engine tells of a prompt while it is read stands in place of the estimate, and teaches the next ones.
+
+What the prompts of an agent's conversations begin with is shared where the engine shares it: as much as the engine had
+of each of the newest conversations' first prompts, the least of them.
 
 Source: specification, "Capacity in tokens".
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.scheduling.core.capacity.kv_budgets import KvNeed
+from service.scheduling.core.queue.affinity import PromptReading
 
 NEWEST: Final = 50  # answers of an agent that are remembered
 LEAST: Final = 5  # before its answers tell anything
 QUANTILE: Final = 0.95
 TOKENS_A_CHAR: Final = 0.5  # until prompts have told: high for English, right for code and CJK
 MOST_A_CHAR: Final = 4.0  # bytes of a character that no token of several letters stands for
+SHARED: Final = 5  # newest first prompts that tell what they share
 TEMPLATE_TOKENS: Final = 64  # of words that are not the author's: roles, names, the BIOS of an agent without tools
 BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
@@ -77,12 +84,14 @@ class PromptLengths:
 class _Talk:
     """What is known of one conversation: tokens said in it, and each agent's cache after its last turn."""
 
-    __slots__ = ("contexts", "heard", "newest", "said")
+    __slots__ = ("contexts", "heard", "models", "newest", "said", "told")
 
     def __init__(self) -> None:
         self.said = 0
         self.newest: dict[str, tuple[int, int]] = {}  # of each agent: a round, and the tokens that it said in it
         self.heard: dict[str, int] = {}  # how much of what was said is in the prompts of those in flight
+        self.told: dict[str, tuple[int, int]] = {}  # of each agent: a round, and what its prompt in it takes
+        self.models: dict[str, str] = {}  # of each agent that has spoken
         self.contexts: dict[str, tuple[int, int]] = {}  # tokens there, and how much of what was said is in them
 
 
@@ -93,6 +102,8 @@ class TurnNeeds:
         self._talks: dict[tuple[JobId, str], _Talk] = {}
         self._answers: dict[tuple[JobId, str], AnswerLengths] = {}
         self._prompts: dict[tuple[JobId, str], PromptLengths] = {}
+        self._shared: dict[tuple[JobId, str], deque[int]] = {}
+        self.known: Counter[str] = Counter()  # tokens of each model that conversations which go on would find again
 
     def __repr__(self) -> str:
         return f"<TurnNeeds talks={len(self._talks)}>"
@@ -100,6 +111,9 @@ class TurnNeeds:
     def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
         """Return what a turn's prompt takes."""
         talk = self._talks.get((key.job_id, key.conversation_id))
+        told = talk.told.get(key.agent_id) if talk is not None else None
+        if told is not None and told[0] == key.round:
+            return told[1]
         known = talk.contexts.get(key.agent_id) if talk is not None else None
         if talk is not None and known is not None:
             context, said = known
@@ -115,9 +129,21 @@ class TurnNeeds:
         expected = lengths.expected if lengths is not None else None
         return bound if expected is None else min(bound, expected)
 
-    def need(self, key: TurnKey, agent: Agent, conversation: Conversation, most: int) -> int:
+    def need(self, key: TurnKey, agent: Agent, conversation: Conversation, most: int) -> KvNeed:
         """Return what a turn takes of a KV cache."""
-        return self.prompt_tokens(key, agent, conversation) + self.answer_tokens(key, agent, most)
+        prompt = self.prompt_tokens(key, agent, conversation)
+        known = self._shared.get((key.job_id, key.agent_id), ())
+        shared = min(prompt, *known) if len(known) == SHARED else 0
+        prefix = (key.job_id, key.agent_id) if shared else None
+        return KvNeed(prompt=prompt, answer=self.answer_tokens(key, agent, most), shared=shared, prefix=prefix)
+
+    def tell(self, key: TurnKey, agent: Agent, conversation: Conversation, prompt: int) -> None:
+        """Take what a prompt takes, as its engine has counted it; once more changes nothing."""
+        talk = self._talks.setdefault((key.job_id, key.conversation_id), _Talk())
+        if key.agent_id not in talk.contexts and key.agent_id not in talk.told:
+            lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
+            lengths.add(len(agent.system) + len(conversation.prompt), prompt - talk.heard.get(key.agent_id, 0))
+        talk.told[key.agent_id] = key.round, prompt
 
     def start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
         """Note what a turn hears: in rounds nothing of its own round, but of those that its agent waits for."""
@@ -131,13 +157,18 @@ class TurnNeeds:
         )
         talk.heard[key.agent_id] = talk.said - sum(unheard)
 
-    def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, context: int, answer: int) -> None:
-        """Take a turn that has ended: what its cache held then, prompt and answer, and the answer alone."""
-        talk = self._talks.setdefault((key.job_id, key.conversation_id), _Talk())
+    def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading) -> None:
+        """Take a turn that has ended."""
+        context, answer = reading.context_tokens, reading.answer_tokens
+        self.tell(key, agent, conversation, context - answer)
+        talk = self._talks[key.job_id, key.conversation_id]
         heard = talk.heard.pop(key.agent_id, 0)
         if key.agent_id not in talk.contexts:
-            lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
-            lengths.add(len(agent.system) + len(conversation.prompt), context - answer - heard)
+            had = self._shared.setdefault((key.job_id, key.agent_id), deque(maxlen=SHARED))
+            had.append(max(0, context - answer - reading.fresh_tokens))
+        del talk.told[key.agent_id]
+        self.known[agent.model] += context - talk.contexts.get(key.agent_id, (0, 0))[0]
+        talk.models[key.agent_id] = agent.model
         talk.said += answer
         talk.newest[key.agent_id] = key.round, answer
         talk.contexts[key.agent_id] = context, heard + answer
@@ -145,10 +176,14 @@ class TurnNeeds:
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
         """Forget a conversation that is over, or elsewhere."""
-        self._talks.pop((job_id, conversation_id), None)
+        talk = self._talks.pop((job_id, conversation_id), None)
+        if talk is not None:
+            for agent, (context, _) in talk.contexts.items():
+                self.known[talk.models[agent]] -= context
 
     def forget_job(self, job_id: JobId, agents: "list[str]") -> None:
         """Forget the agents of a job that is over."""
         for agent in agents:
             self._answers.pop((job_id, agent), None)
             self._prompts.pop((job_id, agent), None)
+            self._shared.pop((job_id, agent), None)

@@ -99,6 +99,12 @@ class GroupedQueue(ReadyQueue):
         for group in self._groups.values():
             group.note_slots(slots)
 
+    def note_begun(self, key: TurnKey) -> None:
+        """Tell its group."""
+        turn = self._turns.get(key)
+        if turn is not None and not turn.is_front:
+            self._groups[turn.signature].note_begun(key)
+
     def oldest(self) -> str | None:
         """Return the signature of the turn that has waited longest."""
         return min(self._groups, key=self._age, default=None)

@@ -1,7 +1,8 @@
 """The ready pool: the turns of all models that wait for nothing but a slot. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.backlog import JobBacklog
@@ -9,6 +10,7 @@ from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.suspects import SuspectQueue
 from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.arrivals import Arrivals
+from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
 
@@ -17,11 +19,22 @@ class ReadyPool:
     """Written by the core alone; a ready turn is in one place of it.
 
     That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
-    an engine, that of the suspects; or it is held for one certain worker.
+    an engine, that of the suspects; or it is held for one certain worker. ``is_begun`` tells whether a turn's
+    conversation has begun, ``is_pressed`` whether those of a model fill its workers' KV caches.
     """
 
-    def __init__(self, policy: PolicyFactory, *, is_grouped: bool = False, on_demand: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        policy: PolicyFactory,
+        *,
+        is_grouped: bool = False,
+        on_demand: Iterable[str] = (),
+        is_begun: Callable[[TurnKey], bool] = lambda _: True,
+        is_pressed: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._policy = policy
+        self._is_begun = is_begun
+        self._is_pressed = is_pressed
         self.arrivals = Arrivals(on_demand)
         self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
@@ -92,6 +105,11 @@ class ReadyPool:
         if turn is not None:
             self._queue(model).push(turn.after_hold())
 
+    def note_begun(self, key: TurnKey, model: str) -> None:
+        """Note that the conversation of a turn has begun, which may wait for a model."""
+        if model in self.queues:
+            self.queues[model].note_begun(key)
+
     def waiting(self, model: str) -> int:
         """Count the turns that any free slot of a model would take."""
         return sum(map(len, self._of(model)))
@@ -116,7 +134,8 @@ class ReadyPool:
 
     def _queue(self, model: str) -> ReadyQueue:
         if model not in self.queues:
-            self.queues[model] = GroupedQueue(self._policy) if self._is_grouped else self._policy()
+            policy = partial(BegunFirst, self._policy, self._is_begun, partial(self._is_pressed, model))
+            self.queues[model] = GroupedQueue(policy) if self._is_grouped else policy()
         return self.queues[model]
 
     def _of(self, model: str) -> list[SuspectQueue | ReadyQueue]:

@@ -135,6 +135,9 @@ class ReadyQueue(ABC):
     def note_slots(self, slots: int) -> None:  # noqa: B027
         """Take how many slots the model has."""
 
+    def note_begun(self, key: TurnKey) -> None:  # noqa: B027
+        """Note that the conversation of a turn has begun; it may wait elsewhere."""
+
     def _is_waiting(self, turn: ReadyTurn) -> bool:
         """Whether an entry of the order still stands for a turn that is in the queue."""
         return self._turns.get(turn.key) is turn

@@ -1,0 +1,128 @@
+"""The KV cache that llama.cpp's slots share: which requests are let in, and who leaves before it is full.
+
+A prompt is counted by the engine before it is sent, unless it is so short that as many as there are slots would fit.
+"""
+
+import logging
+from typing import Final
+
+import anyio
+
+from transport.client import EngineClient
+from transport.counters import KvCache
+from transport.errors import EngineError
+from transport.request import ChatRequest
+from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
+from workers.policy.giving_way import Holding, room_for, youngest_without_room
+from workers.requests.answer import Answer
+from workers.requests.in_flight import InFlightRequest, InFlightRequests
+
+LOOK_S: Final = 0.1
+LEAVE_LIMIT_S: Final = 5.0  # for those who give way to close their connections
+MESSAGE_BYTES: Final = 64  # of a template around a message, at most: roles and marks
+logger = logging.getLogger(__name__)
+
+
+class KvPool:
+    """One worker's; it owns nothing but counts: what is held is what the requests in flight hold.
+
+    ``size`` is in tokens, and so is ``most``, which one request may hold; ``slots`` share it. ``given_way`` counts the
+    requests that were ended in the middle.
+    """
+
+    def __init__(
+        self, worker: str, client: EngineClient, in_flight: InFlightRequests, *, size: int, slots: int, most: int
+    ) -> None:
+        self._worker = worker
+        self._client = client
+        self._in_flight = in_flight
+        self._slots = slots
+        self._most = most
+        self.size = size
+        self.given_way = 0
+
+    def __repr__(self) -> str:
+        return f"<KvPool {self._worker} {self.used}/{self.size}>"
+
+    @property
+    def used(self) -> int:
+        """How many tokens requests hold now."""
+        return sum(holding.tokens for holding in self._holdings())
+
+    @property
+    def cache(self) -> KvCache:
+        """How full it is, and how often requests had to give way."""
+        return KvCache(tokens=self.size, used=self.used, preemptions=self.given_way)
+
+    async def admit(self, answer: Answer, chat: ChatRequest) -> Outcome | None:
+        """Let the newest generation of ``answer`` have its room, or return how its request ends for want of it."""
+        return await self.admit_prompt(answer, most_tokens(chat), self._client.dialect.encode(chat))
+
+    async def admit_prompt(self, answer: Answer, tokens: int, chat: bytes | None, later: int = 0) -> Outcome | None:
+        """Do the same for a prompt of so many tokens at most; ``chat`` is a body by which the engine can count it.
+
+        ``later`` tokens are kept for an answer of which nothing is heard before it is whole.
+        """
+        if tokens > self.size // self._slots and chat is not None:
+            counted = await self._count(chat)
+            if counted is not None and counted >= self._most:
+                detail = f"the prompt has {counted} tokens, and one request may hold {self._most}"
+                return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=detail)
+            answer.counted_tokens = counted
+            tokens = tokens if counted is None else counted
+        answer.prompt_tokens = min(tokens + later, max(tokens, self._most))
+        self.relieve()
+        with anyio.move_on_after(LEAVE_LIMIT_S):
+            await self._in_flight.left.wait_until(lambda: self.used <= self.size or len(self._holdings()) == 1)
+        return None
+
+    async def run(self) -> None:
+        """Look after the room until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_S)
+            self.relieve()
+
+    def relieve(self) -> None:
+        """End the youngest requests, if the others' room is running out."""
+        holdings = self._holdings()
+        going = set(youngest_without_room(holdings, self._room(len(holdings))))
+        for running in self._in_flight if going else ():
+            if running.id not in going:
+                continue
+            logger.info(
+                "worker %s: request %d of %s gives way: %d of %d tokens are held",
+                self._worker,
+                running.id,
+                running.job_name,
+                sum(holding.tokens for holding in holdings),
+                self.size,
+            )
+            running.end(Cancelled(reason=CancelReason.CACHE_FULL))
+
+    def note_end(self, running: InFlightRequest) -> None:
+        """Take a request that has ended: whether its engine has read for it in vain."""
+        is_full = running.ending == Cancelled(reason=CancelReason.CACHE_FULL)
+        self.given_way += is_full and running.answer.generation.has_progressed
+
+    def _room(self, holdings: int) -> int:
+        return room_for(self.size, holdings, self._in_flight.tokens_per_s, LOOK_S)
+
+    def _holdings(self) -> list[Holding]:
+        return [
+            Holding(request=running.id, tokens=running.answer.held_tokens)
+            for running in self._in_flight
+            if running.answer.held_tokens
+        ]
+
+    async def _count(self, chat: bytes) -> int | None:
+        try:
+            return await self._client.count_prompt(chat)
+        except EngineError:
+            return None  # whatever is wrong with it shows when it is asked
+
+
+def most_tokens(chat: ChatRequest) -> int:
+    """Return what a prompt cannot exceed: a token is a byte at least, but for what the template adds."""
+    said = sum(len(message.content.encode()) + MESSAGE_BYTES for message in chat.messages)
+    calls = sum(len(call.arguments.encode()) + MESSAGE_BYTES for message in chat.messages for call in message.calls)
+    return said + calls + sum(len(str(tool)) for tool in chat.tools)
