@@ -7,6 +7,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY transport transport
 COPY workers workers
 COPY service service
+COPY client/roundhouse_client client/roundhouse_client
 # llama.cpp's server computes with it, and the slim image has none.
 RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir --constraint constraints.txt '.[embedded]' \

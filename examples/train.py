@@ -1,7 +1,7 @@
 """A training loop that changes a model's weights while Roundhouse's engines go on talking.
 
 It teaches a causal model to say one sentence, and asks the engines for it through jobs after every update. Any small
-checkpoint in Hugging Face's form does; run it with torch, transformers and httpx, and with Roundhouse on its path:
+checkpoint in Hugging Face's form does; run it with torch, transformers and this client (pip install ./client):
 
     roundhouse serve --config roundhouse.yaml     # models: {policy: {engine: vllm, model: ./checkpoint, replicas: 2}}
     python examples/train.py --model policy --checkpoint ./checkpoint
@@ -14,7 +14,7 @@ import httpx
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from service.client import WeightsClient
+from roundhouse_client import TrainerClient
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     tokens, labels = _example(tokenizer, options.prompt, options.sentence)
     with (
-        WeightsClient(options.url, options.model, api_key=options.api_key, timeout_s=120) as weights,
+        TrainerClient(options.url, options.model, api_key=options.api_key, timeout_s=120) as weights,
         httpx.Client(base_url=options.url, timeout=60) as service,
     ):
         version = weights.version  # a loop that was started again goes on from the model's version

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
-SOURCE: Final = ("service", "workers", "transport")
+SOURCE: Final = ("service", "workers", "transport", "client")
+APART: Final = "client"  # a distribution of its own, whose names are its callers' own words
 MAX_LINES: Final = 400
 NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
 SAME_STEMS: Final = {"api", "launch", "dialects"}  # folders whose files are named after what they speak for
@@ -72,15 +73,15 @@ def _check_source(name: Path, text: str) -> Iterator[str]:
 
 
 def _check_names(tracked: Iterable[Path]) -> Iterator[str]:
-    """A search leads home: a public class name exists once, and a module's stem once in each part."""
+    """A search leads home: a public class name exists once in a distribution, and a module's stem once in a part."""
     names = [path.relative_to(ROOT) for path in tracked if path.suffix == ".py"]
     names = [name for name in names if name.parts[0] in SOURCE and name.stem != "__init__"]
-    classes: dict[str, list[str]] = {}
+    classes: dict[tuple[bool, str], list[str]] = {}
     for name in names:
         for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                classes.setdefault(node.name, []).append(f"{name}:{node.lineno}")
-    for called, places in classes.items():
+                classes.setdefault((name.parts[0] == APART, node.name), []).append(f"{name}:{node.lineno}")
+    for (_, called), places in classes.items():
         if len(places) > 1:
             yield f"{places[0]}: class {called} is also in {', '.join(places[1:])}"
     stems: dict[tuple[str, str], list[str]] = {}

@@ -26,6 +26,7 @@ from service.store.records import StoredJob
 from transport.dialects.openai import message_document
 
 MAX_KEY_LENGTH: Final = 255
+MOST_WAIT_S: Final = 60.0
 MAX_DIGITS: Final = 18  # within 64 bits
 JSON: Final = "application/json"
 BODY: Final = {
@@ -92,8 +93,13 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
         more = str(views[-1].stored.number) if len(views) == limit else None
         return _json({"jobs": [job_document(view) for view in views], "next_cursor": more})
 
-    @router.get("/{job_id}", response_model=schemas.JobOut, summary="Look at a job", responses=refused(401, 404))
-    async def get_job(job_id: str) -> Response:
+    @router.get("/{job_id}", response_model=schemas.JobOut, summary="Look at a job", responses=refused(400, 401, 404))
+    async def get_job(
+        job_id: str,
+        wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="wait so long for its end")] = 0.0,
+    ) -> Response:
+        if wait_s:
+            await jobs.wait_ended(JobId(job_id), wait_s)
         return _json(job_document(await jobs.get(JobId(job_id))))
 
     @router.get(

@@ -6,12 +6,13 @@ import sys
 import typer
 from rich.console import Console
 
+from roundhouse_client import RoundhouseError
 from service import __version__
 from service.cli import local, remote
 from service.cli.exits import Exit
 from service.cli.gpus import gpus
 from service.cli.plain import plain
-from service.cli.remote import Refused, Unreachable
+from service.cli.remote import ServiceAway
 from service.cli.tool_listing import tools
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
@@ -96,7 +97,7 @@ def _exit_code(error: BaseException) -> int | None:
             return Exit.USAGE
         case StartFailed() | ModelUnavailable():
             return Exit.ENGINE
-        case Refused() | Unreachable():
+        case RoundhouseError() | ServiceAway():
             return Exit.SERVICE
         case ServiceError() | WorkerError() | OSError():  # a full disk, say
             return Exit.FAILED

@@ -2,19 +2,26 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, Self, cast
 
-import httpx
 import typer
-from httpx_sse import ServerSentEvent, connect_sse
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 
+from roundhouse_client import AnswerLost, AnswerMalformed, Client, Event, Refused, Unreachable
+from roundhouse_client.calls import job_calls, node_calls
+from roundhouse_client.drivers.exchange import DEFAULT_URL
+from roundhouse_client.flows.asking import PATIENCE_S
+from roundhouse_client.flows.steps import Pause
+from roundhouse_client.values.events import END, ConversationChange, Gap, Progress, Swap, TurnChange
+from roundhouse_client.values.jobs import JobPage
+from roundhouse_client.values.workers import LogLine
 from service.cli.console import can_draw, print_transcript
 from service.cli.exits import Exit
 from service.cli.plain import plain
@@ -22,32 +29,23 @@ from service.cli.status_table import plain_lines, table
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
 
-LIMIT_S: Final = 30.0  # for one answer; streams wait for as long as the service keeps them alive
-RECONNECT_S: Final = 1.0
-PATIENCE_S: Final = 60.0  # with a service that was there: a start with much to read back takes a while
-FOLLOW_INTERVAL_S: Final = 0.5
 DONE: Final = "completed"
 PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
+FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
 
 
-class Unreachable(Exception):
-    """The service does not answer."""
+class ServiceAway(Exception):
+    """The service does not answer, or its URL is none."""
 
-
-class Refused(Exception):
-    """The service answered, and the answer is no."""
-
-    def __init__(self, problem: Mapping[str, Any], status: int) -> None:
-        faults = "".join(f"\n  {fault['path']}: {fault['message']}" for fault in problem.get("errors", ()))
-        text = problem.get("title", f"status {status}") if faults else problem.get("detail", f"status {status}")
-        super().__init__(f"{text}{faults}")
-        self.status = status
+    @classmethod
+    def at(cls, error: Unreachable | AnswerLost, after: str = "") -> Self:
+        """Return what is said of a service that does not answer."""
+        return cls(f"no service at {error.url}: {error.cause}; start one with 'roundhouse serve'{after}")
 
 
 UrlOption = Annotated[str, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is.")]
 KeyOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_API_KEY", help="One of the service's api_keys.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-DEFAULT_URL: Final = "http://127.0.0.1:8080"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -73,24 +71,23 @@ def submit(
 ) -> None:
     """Post a job. --wait waits for a service that is starting, too; with --json: the job as posted and as it ended."""
     document, _ = parse_document(read_text(job), str(job))
-    headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
     with connect(url, api_key) as service:
         if wait:  # one that is starting may not listen yet; the job itself is posted once
-            patient_ask(service, "GET", "/healthz")
+            service.ask(node_calls.get_health(), patience_s=PATIENCE_S)
         try:
-            posted = ask(service, "POST", "/v1/jobs", json=document, headers=headers)
+            posted = service.post_job(cast("dict[str, object]", document), idempotency_key=idempotency_key or None)
         except Refused as refused:
-            if refused.status in (400, 413, 422):  # the job file is at fault, not the service
+            if refused.status in FILE_AT_FAULT:
                 raise ConfigError(f"{job}: {refused}") from refused
             raise
-        if not wait:
-            print_document(posted, posted["id"], as_json=as_json)
-            return
         # Alone on the standard output, for the script that goes on with it.
-        print_document(posted, posted["id"], as_json=as_json)
-        end = follow(service, posted["id"], as_json=as_json, is_aside=True)
+        print_document(posted.document, posted.id, as_json=as_json)
+        if not wait:
+            return
+        end = follow(service, posted.id, as_json=as_json, is_aside=True)
         if as_json:
-            typer.echo(json.dumps(patient_ask(service, "GET", f"/v1/jobs/{posted['id']}")))
+            ended = service.ask(job_calls.get_job(posted.id), patience_s=PATIENCE_S)
+            typer.echo(json.dumps(ended.document))
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 
@@ -103,8 +100,8 @@ def status(
 ) -> None:
     """Show one job, or list them."""
     with connect(url, api_key) as service:
-        answer = ask(service, "GET", f"/v1/jobs/{job_id}" if job_id else "/v1/jobs")
-    jobs = [answer] if job_id else answer["jobs"]
+        answer = service.get_job(job_id) if job_id else service.list_jobs()
+    jobs = answer.jobs if isinstance(answer, JobPage) else (answer,)
     listing = Table(
         Column("id", no_wrap=True, min_width=20),
         "name",
@@ -116,17 +113,17 @@ def status(
         box=None,
     )
     for job in jobs:
-        conversations, turns = job["progress"]["conversations"], job["progress"]["turns"]
+        conversations, turns = job.progress.conversations, job.progress.turns
         listing.add_row(
-            job["id"],
-            escape(plain(job["name"])),
-            job["state"],
-            f"{conversations['completed']}/{conversations['total']}",
-            f"{turns['completed']}/{turns['total']}",
-            str(turns["in_flight"]),
-            str(turns["ready"]),
+            job.id,
+            escape(plain(job.name)),
+            job.state,
+            f"{conversations.completed}/{conversations.total}",
+            f"{turns.completed}/{turns.total}",
+            str(turns.in_flight),
+            str(turns.ready),
         )
-    print_document(answer, listing, as_json=as_json)
+    print_document(answer.document, listing, as_json=as_json)
 
 
 def result(
@@ -134,13 +131,15 @@ def result(
 ) -> None:
     """Print the transcripts of a job that has ended."""
     with connect(url, api_key) as service:
-        answer = ask(service, "GET", f"/v1/jobs/{job_id}/result")
-    if as_json:
-        print_document(answer, "", as_json=True)
-    else:
-        for transcript in answer["conversations"]:
-            print_transcript(Console(emoji=False), job_id, transcript)
-    raise typer.Exit(Exit.DONE if answer["state"] == DONE else Exit.FAILED)
+        job = service.get_job(job_id)
+        transcripts = service.read_result(job_id, patience_s=0.0)
+        if as_json:
+            conversations = [transcript.document for transcript in transcripts]
+            typer.echo(json.dumps({"id": job.id, "state": job.state, "conversations": conversations}))
+        else:
+            for transcript in transcripts:
+                print_transcript(Console(emoji=False), job_id, transcript.document)
+    raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
 
 
 def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
@@ -155,20 +154,21 @@ def cancel(
 ) -> None:
     """End a job early; what was said is kept."""
     with connect(url, api_key) as service:
-        answer = ask(service, "POST", f"/v1/jobs/{job_id}/cancel")
-    print_document(answer, f"{answer['id']}: {answer['state']}, to be cancelled", as_json=as_json)
+        job = service.cancel_job(job_id)
+    print_document(job.document, f"{job.id}: {job.state}, to be cancelled", as_json=as_json)
 
 
 def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
     """List the workers."""
     with connect(url, api_key) as service:
-        answer = ask(service, "GET", "/v1/workers")
+        answer = service.list_workers()
     listing = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", box=None)
-    for worker in answer["workers"]:
-        slots = f"{worker['slots']['in_use']}/{worker['slots']['total']}"
-        cells = [worker[name] for name in ("id", "model", "engine", "state", "pid", "port")]
-        listing.add_row(*(str(cell) for cell in (*cells, slots, worker["restarts"], worker["tokens_per_s"])))
-    print_document(answer, listing, as_json=as_json)
+    for worker in answer.workers:
+        listing.add_row(
+            worker.id, worker.model, worker.engine, worker.state, str(worker.pid), str(worker.port),
+            f"{worker.slots.in_use}/{worker.slots.total}", str(worker.restarts), str(worker.tokens_per_s),
+        )  # fmt: skip
+    print_document(answer.document, listing, as_json=as_json)
 
 
 def logs(
@@ -181,17 +181,18 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """Print the last output lines of a worker's engine."""
-    after, ask_again = 0, ask
     with connect(url, api_key) as service:
-        while True:
-            params = {"tail": tail, "after": after}
-            for line in ask_again(service, "GET", f"/v1/workers/{worker_id}/logs", params=params)["lines"]:
-                after = line["number"]
-                typer.echo(json.dumps(line) if as_json else plain(line["text"]))
-            if not follow_on:
-                return
-            tail, ask_again = 10_000, patient_ask
-            time.sleep(FOLLOW_INTERVAL_S)
+        if not follow_on:
+            for line in service.get_log(worker_id, tail=tail).lines:
+                _print_line(line, as_json=as_json)
+            return
+        service.get_worker(worker_id)  # a service that is not there, or knows no such worker, is said at once
+        for line in service.follow_log(worker_id, tail=tail):
+            _print_line(line, as_json=as_json)
+
+
+def _print_line(line: LogLine, *, as_json: bool) -> None:
+    typer.echo(json.dumps(line.document) if as_json else plain(line.text))
 
 
 def top(
@@ -203,11 +204,11 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Show live what runs, what waits, and for what; plain lines where the output is no terminal."""
-    console, ask_again = Console(emoji=False), ask
+    console, patience_s = Console(emoji=False), 0.0
     with connect(url, api_key) as service, _screen(console, is_live=not (once or as_json)) as live:
         while True:
-            now = ask_again(service, "GET", "/v1/status")
-            ask_again = patient_ask
+            now = service.ask(node_calls.get_status(), patience_s=patience_s).document
+            patience_s = PATIENCE_S
             if live is not None:
                 live.update(table(now))
             elif as_json:
@@ -232,85 +233,50 @@ def _screen(console: Console, *, is_live: bool) -> Iterator[Live | None]:
 
 
 @contextmanager
-def connect(url: str, api_key: str | None) -> Iterator[httpx.Client]:
-    """Return a client of the service; it does not speak to it yet."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        client = httpx.Client(base_url=url, headers=headers, timeout=LIMIT_S, trust_env=False)
-    except httpx.InvalidURL as error:
-        raise Unreachable(f"--url {url}: {error}") from error
-    with client:
-        yield client
-
-
-def ask(service: httpx.Client, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - JSON of the service
-    """Return the JSON of an answer.
+def connect(url: str, api_key: str | None) -> Iterator[Client]:
+    """Return a client of the service; it does not speak to it yet.
 
     Raises:
-        Unreachable: the service does not answer.
-        Refused: it answered with an error.
+        ServiceAway: the service does not answer, what answers is not Roundhouse, or the URL is none of HTTP.
     """
     try:
-        answer = service.request(method, path, **request)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unreachable(f"no service at {service.base_url}: {error}; start one with 'roundhouse serve'") from error
-    return _checked(answer)
+        client = Client(url, api_key=api_key, patience_s=0.0, on_pause=partial(_tell, url))
+    except Unreachable as error:
+        raise ServiceAway(f"--url {url}: {error.cause}") from error
+    try:
+        with client as service:
+            yield service
+    except (Unreachable, AnswerLost) as error:
+        raise ServiceAway.at(error) from error
+    except AnswerMalformed as error:
+        raise ServiceAway(f"{url} is not Roundhouse: {error}") from error
 
 
-def patient_ask(service: httpx.Client, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - as above
-    """Return the JSON of an answer of a service that is starting or restarting: for a while, and saying so.
-
-    Raises:
-        Unreachable: it does not come back.
-        Refused: it answered with an error.
-    """
-    gives_up_at = time.monotonic() + PATIENCE_S
-    is_told = False
-    while True:
-        try:
-            return ask(service, method, path, **request)
-        except (Unreachable, Refused) as error:
-            is_passing = isinstance(error, Unreachable) or error.status == httpx.codes.SERVICE_UNAVAILABLE
-            if not is_passing or time.monotonic() > gives_up_at:
-                raise
-        if not is_told:
-            typer.echo(f"the service at {service.base_url} is away; waiting for it", err=True)
-            is_told = True
-        time.sleep(RECONNECT_S)
+def _tell(url: str, pause: Pause) -> None:
+    """Say that a service is starting or restarting, once each time."""
+    if pause.because is not None and pause.number == 1:
+        typer.echo(f"the service at {url} is away; waiting for it", err=True)
 
 
-def follow(service: httpx.Client, job_id: str, *, as_json: bool, is_aside: bool = False) -> str:
+def follow(service: Client, job_id: str, *, as_json: bool, is_aside: bool = False) -> str:
     """Print a job's events to its end, over reconnections; return the state that it ended in.
 
     ``is_aside`` prints them on the standard error.
 
     Raises:
-        Unreachable: the service does not answer.
+        ServiceAway: the service does not answer any more.
         Refused: there is no such job.
     """
-    last = "0"
-    ask(service, "GET", f"/v1/jobs/{job_id}")  # a service that is not there, or knows no such job, is said at once
-    while True:
-        try:
-            for event in _events(service, job_id, last):
-                last = event.id or last
-                data = json.loads(event.data)
-                line = json.dumps({"event": event.event, **data}) if as_json else plain(_event_line(event.event, data))
-                typer.echo(line, err=is_aside)
-                if event.event == "end":
-                    return str(data["state"])
-        except httpx.HTTPError:
-            pass  # the connection broke; the next look says whether the service is still there
-        except Refused as refused:
-            if refused.status != httpx.codes.SERVICE_UNAVAILABLE:
-                raise
-        try:
-            state = patient_ask(service, "GET", f"/v1/jobs/{job_id}")["state"]
-        except Unreachable as error:
-            raise Unreachable(f"{error}; to go on: roundhouse watch {job_id}") from error
-        if state not in ("queued", "running"):
-            return str(state)
-        time.sleep(RECONNECT_S)
+    service.get_job(job_id)  # a service that is not there, or knows no such job, is said at once
+    try:
+        for event in service.follow_job(job_id):
+            line = json.dumps({"event": event.kind, **event.data}) if as_json else plain(_event_line(event))
+            typer.echo(line, err=is_aside)
+            if event.kind == END:
+                return str(event.data["state"])
+        return service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S).state
+    except (Unreachable, AnswerLost) as error:
+        raise ServiceAway.at(error, f"; to go on: roundhouse watch {job_id}") from error
 
 
 def print_document(document: object, shown: object, *, as_json: bool) -> None:
@@ -324,42 +290,21 @@ def print_document(document: object, shown: object, *, as_json: bool) -> None:
         console.print(shown, highlight=False)
 
 
-def _events(service: httpx.Client, job_id: str, last: str) -> Iterator[ServerSentEvent]:
-    headers = {"Last-Event-ID": last}
-    with connect_sse(service, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
-        if source.response.is_error:
-            source.response.read()
-            _checked(source.response)
-        yield from source.iter_sse()
-
-
-def _checked(answer: httpx.Response) -> Any:  # noqa: ANN401 - JSON of the service
-    try:
-        document = answer.json() if answer.content else {}
-    except ValueError as error:
-        raise Refused(
-            {"detail": f"{answer.url} is not Roundhouse: {answer.text[:100]!r}"}, answer.status_code
-        ) from error
-    if answer.is_error:
-        raise Refused(document if isinstance(document, dict) else {}, answer.status_code)
-    return document
-
-
-def _event_line(kind: str, data: Mapping[str, Any]) -> str:
-    match kind:
-        case "turn":
-            reason = f" ({data['reason']})" if data.get("reason") else ""
-            on = f" on {data['worker']}" if data.get("worker") else ""
-            return f"{data['conversation']} round {data['round']} {data['agent']}: {data['state']}{reason}{on}"
-        case "conversation":
-            return f"{data['conversation']}: {data['state']}"
-        case "progress":
-            tokens = sum(turn["output_tokens"] for turn in data["turns"])
-            return f"{len(data['turns'])} turns in flight, {tokens} tokens so far"
-        case "swap":
-            left = f" in place of {data['left']}" if data["left"] else ""
-            return f"{data['lane']}: {data['model']} is loaded{left} in {data['seconds']:.1f} s: {data['because']}"
-        case "gap":
-            return f"events {data['first']} to {data['last']} are kept no more"
+def _event_line(event: Event) -> str:
+    match event.value:
+        case TurnChange() as turn:
+            reason = f" ({turn.reason})" if turn.reason else ""
+            on = f" on {turn.worker}" if turn.worker else ""
+            return f"{turn.conversation} round {turn.round} {turn.agent}: {turn.state}{reason}{on}"
+        case ConversationChange() as conversation:
+            return f"{conversation.conversation}: {conversation.state}"
+        case Progress() as progress:
+            tokens = sum(turn.output_tokens for turn in progress.turns)
+            return f"{len(progress.turns)} turns in flight, {tokens} tokens so far"
+        case Swap() as swap:
+            left = f" in place of {swap.left}" if swap.left else ""
+            return f"{swap.lane}: {swap.model} is loaded{left} in {swap.seconds:.1f} s: {swap.because}"
+        case Gap() as gap:
+            return f"events {gap.first} to {gap.last} are kept no more"
         case _:
-            return f"job: {data.get('state', kind)}"
+            return f"job: {event.data.get('state', event.kind)}"

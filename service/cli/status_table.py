@@ -53,12 +53,13 @@ def table(status: Document, title: str = "") -> RenderableType:
     )  # fmt: skip
     for place in range(max(len(heads["ready"]), len(heads["pending"]))):
         pools.add_row(_cell(heads["ready"], place), _cell(heads["pending"], place))
-    workers = Table("worker", "state", "slots", "tokens/s", "verdict", "because", box=None, header_style="bold")
+    workers = Table("worker", "state", "slots", "kv", "tokens/s", "verdict", "because", box=None, header_style="bold")
     for worker in status["workers"]:
         style = STATE_STYLES.get(worker["state"], "dim")
         slots = f"{worker['slots']['in_use']}/{worker['slots']['total']}"
         workers.add_row(
-            escape(worker["id"]), f"[{style}]{worker['state']}[/]", slots, f"{worker['tokens_per_s']:.0f}",
+            escape(worker["id"]), f"[{style}]{worker['state']}[/]", slots, _cache(worker) or "-",
+            f"{worker['tokens_per_s']:.0f}",
             worker["verdict"] or "-", escape(plain(worker["because"])),
         )  # fmt: skip
     for line in _lanes(status):
@@ -125,8 +126,15 @@ def _turn(head: Document) -> str:
     return f"[{plain(head['name'])}/{head['conversation']}] r{head['round']} {head['agent']} ({head['model']})"
 
 
+def _cache(worker: Document) -> str:
+    """Return how much of a KV cache is reserved that is lent by tokens, in thousands of tokens."""
+    cache = worker.get("kv")
+    return f"{cache['reserved'] / 1000:.1f}k/{cache['budget'] / 1000:.1f}k" if cache else ""
+
+
 def _worker_line(worker: Document) -> str:
-    slots = f"{worker['slots']['in_use']}/{worker['slots']['total']} slots"
+    cache = _cache(worker)
+    slots = f"{worker['slots']['in_use']}/{worker['slots']['total']} slots" + (f", kv {cache}" if cache else "")
     return (
         f"{worker['id']}: {worker['state']}, {slots}, {worker['tokens_per_s']:.0f} tokens/s: {plain(worker['because'])}"
     )

@@ -30,6 +30,7 @@ from service.store.store import Store
 from workers.lanes.lane_pool import Swap
 
 SMALL_BYTES: Final = 16 * 1024  # of a body or a job that is looked at sooner than a thread would take it up
+LOOK_S: Final = 0.5  # between two looks at a job that somebody waits for
 EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
 
 
@@ -248,6 +249,22 @@ class Jobs:
         """Iterate over the JSON of all transcripts of a job that has ended, one in memory at a time."""
         for conversation_id in await self._store.read(queries.conversation_states(job_id)):
             yield await self.transcript_json(job_id, conversation_id)
+
+    async def wait_ended(self, job_id: JobId, limit_s: float) -> None:
+        """Return when a job has ended, after ``limit_s``, or when the service stops.
+
+        Raises:
+            JobNotFound: there is none, or it was deleted meanwhile.
+        """
+        until = anyio.current_time() + limit_s
+        while not self.watch.is_closed:
+            change = self.watch.next_change(job_id)
+            is_over = (await self._store.read(queries.job(job_id))).state in ENDED_JOBS
+            left_s = until - anyio.current_time()
+            if is_over or left_s <= 0:
+                return
+            with anyio.move_on_after(min(LOOK_S, left_s)):  # another node may run it, and wakes nobody here
+                await change.wait()
 
     async def ended(self, job_id: JobId) -> StoredJob:
         """Return a job that has ended.

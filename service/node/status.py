@@ -109,8 +109,20 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
     held_for = scheduler.view.held_for(key)
     if held_for is not None:
         return f"a slot of {held_for}, which has its prompt in its cache: elsewhere it would take longer"
-    reason = waits_for_slot(scheduler.model_of(key), fleet, scheduler.view.group_by)
+    model = scheduler.model_of(key)
+    reason = _waits_for_room(scheduler, key, model) or waits_for_slot(model, fleet, scheduler.view.group_by)
     return f"{reason}; it may have brought an engine down, and is tried alone" if is_suspect else reason
+
+
+def _waits_for_room(scheduler: Scheduler, key: TurnKey, model: str) -> str | None:
+    """Return what a ready turn waits for that a free slot alone does not help."""
+    cache = scheduler.view.kv(model)
+    if cache is None or not scheduler.view.has_free(model):
+        return None
+    reserved, budget = cache
+    if scheduler.view.is_put_behind(key):
+        return f"conversations that have begun: they fill the KV cache of {model}, {budget} tokens"
+    return f"room in the KV cache of {model}: {reserved} of {budget} tokens are reserved"
 
 
 def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:

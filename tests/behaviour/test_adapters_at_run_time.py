@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.client import WeightsClient, WeightsError
+from roundhouse_client import TrainerClient, WeightsError
 from tests.behaviour.test_adapters import job
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.service import Document, Service, serving
@@ -94,7 +94,7 @@ def test_an_adapter_is_loaded_used_kept_and_unloaded(service: Service, tmp_path:
     assert say(service, "poet-1") == [spoken]
     assert load(service, "poet-2", other).status_code == 201
     assert load(service, "poet-3", write_gguf_adapter(tmp_path / "third.gguf", 3)).json()["code"] == "adapters_full"
-    with WeightsClient(service.url, "tiny") as client:  # a trainer's way
+    with TrainerClient(service.url, "tiny") as client:  # a trainer's way
         client.unload_adapter("poet-2")
         assert list(names(service)) == ["clerk", "poet-1"]
         assert client.load_adapter("poet-2", str(other))["name"] == "poet-2"

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from service.cli.status_table import plain_lines
 from tests.behaviour.test_lanes import talk
-from tests.harness.service import serving
+from tests.harness.service import scripted_model, serving
 from tests.harness.waiting import wait_for
 
 PROGRAM = Path(__file__).parent.parent / "harness" / "programs" / "vllm_engine.py"
@@ -81,3 +82,22 @@ def test_a_prompt_that_no_request_may_hold_fails_before_it_is_sent(
         (turn,) = service.get(f"/v1/jobs/{job}/conversations/c")["turns"]
         assert turn["reason"] == "context_overflow"
         assert "one request may hold 512" in turn["detail"]
+
+
+def test_nobody_waits_for_room_in_silence(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The head of the ready turns says how much is reserved, and the table of workers shows it."""
+    held = tmp_path / "go"
+    model = scripted_model(free_ports(1), slots=4, hold=str(held))
+    model |= {"capacity": "tokens", "context": 1000, "kv_tokens": 1000, "params": {"max_tokens": 600}}
+    with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
+        talks = [{"id": f"c{number}", "prompt": str(held), "rounds": 1} for number in range(2)]
+        job = service.post_job({"name": "hold", "agents": [{"id": "a", "model": "m"}], "conversations": talks})
+        wait_for(lambda: service.get("/v1/status")["heads"]["ready"], "one has no room beside the other")
+        status = service.get("/v1/status")
+        reserved = status["workers"][0]["kv"]["reserved"]
+        assert 600 < reserved < 1000
+        told = f"room in the KV cache of m: {reserved} of 1000 tokens are reserved"
+        assert [head["waits_for"] for head in status["heads"]["ready"]] == [told]
+        assert f"kv {reserved / 1000:.1f}k/1.0k" in "\n".join(plain_lines(status))
+        held.touch()
+        assert service.wait_ended(job)["state"] == "completed"

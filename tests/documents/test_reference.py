@@ -3,13 +3,15 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import typer
 from pydantic import BaseModel
 
 import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
+from roundhouse_client import Client, RoundhouseError
+from roundhouse_client import errors as client_errors
 from service.api import events, schemas
 from service.api.models.adapters import AdapterOut
 from service.api.models.weights_schemas import GroupOut, UpdateOut
@@ -38,6 +40,7 @@ BEFORE_THE_APP = {"internal": 500, "invalid_parameter": 400, "method_not_allowed
 CONFIGURATION = REFERENCE / "configuration.md"
 JOBS = REFERENCE / "jobs.md"
 ERRORS = REFERENCE / "errors.md"
+PYTHON = REFERENCE / "python-client.md"
 
 
 def classes_below(base: type[ServiceError]) -> list[type[ServiceError]]:
@@ -130,6 +133,25 @@ def test_every_reason_is_on_both_pages() -> None:
     """What it means and what to do on one, what ends with it on the other."""
     same((row[0].strip("`") for row in own_rows(ERRORS, "Turn failures")), FailureReason)
     same(names(section(JOBS, "Reasons")), FailureReason)
+
+
+def test_every_method_and_every_error_of_the_client_is_on_its_page() -> None:
+    """With its parameters and their defaults, as one writes them."""
+    rows_of = {heading: own_rows(PYTHON, heading) for heading in ("Methods", "Errors")}
+    listed = [text for row in rows_of["Methods"] for text in re.findall(r"`(\w+\(.*?\))`", row[0])]
+    methods = {name: method for name, method in vars(Client).items() if not name.startswith("_") and name != "close"}
+    there = {f"{name}{_shown(getattr(Client, name))}" for name in methods if name not in ("url", "ask")}
+    same(listed, there | {f"ask{_shown(Client.ask).replace('self, ', '')}"})
+    kinds = [each for each in vars(client_errors).values() if isinstance(each, type)]
+    errors = {each.__name__ for each in kinds if issubclass(each, RoundhouseError) and each is not RoundhouseError}
+    same((row[0].strip("`") for row in rows_of["Errors"]), errors)
+
+
+def _shown(function: Callable[..., object]) -> str:
+    """Return a function's parameters and their defaults, without types."""
+    parameters = inspect.signature(function).parameters.values()
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    return str(inspect.Signature(bare)).replace("'", '"')
 
 
 def test_every_problem_is_on_its_page_with_its_status() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "workers" / "weights" / "extension")]
+sys.path[:0] = [str(ROOT / "client"), str(ROOT / "workers" / "weights" / "extension")]
 
 import roundhouse_weights  # type: ignore[import-not-found]  # noqa: E402
 
-from service import client  # noqa: E402
+from roundhouse_client.trainer import tensors as wire  # noqa: E402
 
 TRIALS = 2000
 
@@ -19,12 +19,12 @@ TRIALS = 2000
 def main() -> None:
     chance = random.Random(1)  # noqa: S311
     for _ in range(TRIALS):
-        client.BUCKET_BYTES = chance.choice([1, 64, 100, 1000, 5000])  # type: ignore[misc]
+        wire.BUCKET_BYTES = chance.choice([1, 64, 100, 1000, 5000])  # type: ignore[misc]
         edges = [0, 1, 2, 63, 64, 65, 128, chance.randrange(3000)]
         sizes = [chance.choice(edges) for _ in range(chance.randrange(12))]
         tensors = {str(place): torch.full([size], place, dtype=torch.uint8) for place, size in enumerate(sizes)}
-        buckets = list(client._buckets([client._Sent.of(name, tensor) for name, tensor in tensors.items()]))
-        plan = roundhouse_weights.plan(sizes, client.BUCKET_BYTES)
+        buckets = list(wire.buckets(wire.sent_tensors(tensors)))
+        plan = roundhouse_weights.plan(sizes, wire.BUCKET_BYTES)
         assert [len(bucket) for bucket in buckets] == [size for size, _ in plan], sizes
         for bucket, (_, places) in zip(buckets, plan, strict=True):
             for place, at in places:

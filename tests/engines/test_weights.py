@@ -105,7 +105,7 @@ def trainer(service: Service, python: str) -> Iterator[Callable[..., Document]]:
         [python, "-P", str(ROOT / "tests" / "engines" / "trainer.py"), service.url, "policy"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
         text=True,
     )
     assert process.stdin is not None
@@ -442,7 +442,7 @@ def test_the_example_teaches_the_engines_a_sentence(
     argv = [vllm_python, "-P", str(ROOT / "examples" / "train.py"), "--url", service.url, "--model", "policy"]
     ended = subprocess.run(
         [*argv, "--checkpoint", str(checkpoints[0])],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=180,

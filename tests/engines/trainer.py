@@ -1,4 +1,4 @@
-"""A trainer, for the tests: broadcasts checkpoints with ``service.client``, as told on its standard input.
+"""A trainer, for the tests: broadcasts checkpoints with ``roundhouse_client``, as told on its standard input.
 
 A line is JSON: {"checkpoint": FOLDER, "version": N}, with "bucket_bytes" or without; the answer is a line as well. With
 ``"mute": true`` it sends nothing, says so, and waits to be killed. With ``"breaks": true`` its first broadcast says
@@ -13,17 +13,19 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from service import client
-from service.client import BUCKET_BYTES, WeightsClient, WeightsError
+from roundhouse_client import TrainerClient, WeightsError
+from roundhouse_client.trainer import tensors as wire
+
+BUCKET_BYTES = wire.BUCKET_BYTES
 
 
 def main() -> None:
-    weights = WeightsClient(sys.argv[1], sys.argv[2], timeout_s=120)
+    weights = TrainerClient(sys.argv[1], sys.argv[2], timeout_s=120)
     weights.init(timeout_s=60)
     print(json.dumps({"state": "here"}), flush=True)
     while line := sys.stdin.readline():
         told = json.loads(line)
-        client.BUCKET_BYTES = told.get("bucket_bytes", BUCKET_BYTES)  # type: ignore[misc]
+        wire.BUCKET_BYTES = told.get("bucket_bytes", BUCKET_BYTES)  # type: ignore[misc]
         tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))
         if told.get("mute"):
             weights._broadcast = _send_nothing  # type: ignore[method-assign, assignment]
@@ -41,7 +43,7 @@ def _send_nothing(sent: list[object], _in_flight: int) -> None:
     threading.Event().wait(600)
 
 
-def _break(weights: WeightsClient, _sent: list[object], _in_flight: int) -> None:
+def _break(weights: TrainerClient, _sent: list[object], _in_flight: int) -> None:
     del weights._broadcast  # the next one is real
     print(json.dumps({"state": "begun"}), flush=True)
     sys.stdin.readline()

@@ -67,6 +67,7 @@ class KvWatch:
 
     async def look(self) -> None:
         """Look once; an engine that does not answer now is looked at again."""
+        was_told = self.cache is not None
         try:
             self.cache = await self._client.read_kv_cache() if self._pool is None else self._pool.cache
         except EngineError:
@@ -77,6 +78,8 @@ class KvWatch:
         if self._share.part < before.part:
             lent = int(self.cache.tokens * self._share.part)
             logger.warning("worker %s: requests had to give way; %d tokens are lent from now on", self._spec.id, lent)
-        if abs(self._share.part - self._told) >= TOLD or (self._share.part == 1.0) != (self._told == 1.0):
+        has_moved = abs(self._share.part - self._told) >= TOLD or (self._share.part == 1.0) != (self._told == 1.0)
+        if has_moved or not was_told:
             self._told = self._share.part
-            self._on_change()
+            if self._is_serving():
+                self._on_change()

@@ -67,7 +67,7 @@ class SchedulingCore:
             is_grouped=group_by is not None,
             on_demand=on_demand,
             is_begun=lambda key: self._conversation(key).is_started,
-            is_pressed=self._room.is_pressed,
+            is_pressed=self._room.working_set.is_pressed,
         )
         self._group_by = group_by
         self._jobs: dict[JobId, LiveJob] = {}
@@ -76,7 +76,7 @@ class SchedulingCore:
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
-        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by)
+        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room.working_set)
 
     def __repr__(self) -> str:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"

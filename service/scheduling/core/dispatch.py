@@ -75,13 +75,13 @@ class Dispatcher:
                 yield ContinueDispatch()
                 break
             first = self._first_in_line(ready.pop(), model, ready)
-            if self._is_cancelled(first):
+            if self._is_cancelled(first) or self._is_to_be_tried(first, model):
                 passed_over += 1
                 continue
-            if self._is_to_be_tried(first):
-                passed_over += 1
-                self._ready.suspect(first, model, Trial.LAST)
-                continue
+            if not self._may_begin(model, first):
+                self._conversation(first.key).back_in_line(first, model)
+                ready.push_back(first)
+                break
             if self._is_behind(lacking, first) or not self._has_room(model, first):
                 lacking.append(first)
                 if not self._room.may_pass(first.key, len(lacking)):
@@ -99,6 +99,11 @@ class Dispatcher:
             back = turn.after_hold() if is_next else turn
             self._conversation(turn.key).back_in_line(back, model)
             ready.push_back(back)
+
+    def _may_begin(self, model: str, turn: ReadyTurn) -> bool:
+        """Whether a turn's conversation has begun, or may: those that have begun go before it in the queue."""
+        is_new = self._room.is_bounded and not (turn.is_front or self._conversation(turn.key).is_started)
+        return not is_new or self._room.working_set.may_begin(model)
 
     def _is_behind(self, lacking: Sequence[ReadyTurn], turn: ReadyTurn) -> bool:
         """Whether a turn waits behind one without room: in free mode no agent overtakes another."""
@@ -129,14 +134,14 @@ class Dispatcher:
             free, slots = self._in_flight.offer(worker)
             for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
                 first = self._first_in_line(turn, model, ready)
-                if self._is_to_be_tried(first):
-                    self._ready.suspect(first, model, Trial.LAST)
-                elif not self._in_flight.fits(worker, self._agent(first).slots, self._need(first.key)):
+                if self._is_to_be_tried(first, model):
+                    continue
+                if not self._in_flight.fits(worker, self._agent(first).slots, self._need(first.key)):
                     self._conversation(first.key).back_in_line(first, model)
                     ready.push_back(first)
                     self._shifts.take_back(worker)
                     break
-                elif not self._is_cancelled(first):
+                if not self._is_cancelled(first):
                     self._room.note_passed(fronts)
                     yield from self._start(model, first, worker=worker)
 
@@ -155,8 +160,12 @@ class Dispatcher:
         self._ready.count_out(turn.key)
         return True
 
-    def _is_to_be_tried(self, turn: ReadyTurn) -> bool:
-        return self._jobs[turn.key.job_id].is_distrusted and not turn.is_front
+    def _is_to_be_tried(self, turn: ReadyTurn, model: str) -> bool:
+        """Whether a turn that was taken is of a distrusted job: it waits to be tried then."""
+        if turn.is_front or not self._jobs[turn.key.job_id].is_distrusted:
+            return False
+        self._ready.suspect(turn, model, Trial.LAST)
+        return True
 
     def _start_held(self) -> Iterator[Action]:
         """Start those whose worker has a slot for them now."""

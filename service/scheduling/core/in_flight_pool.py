@@ -61,6 +61,10 @@ class InFlightPool:
         known = [budget for budget in budgets if budget is not None]
         return sum(known) if known and len(known) == len(budgets) else None
 
+    def kv_reserved(self, model: str) -> int:
+        """Return what turns have reserved of the KV caches of a model's ready workers."""
+        return sum(self.kv.reserved(worker) for worker, (of, _) in self._slots.items() if of == model)
+
     def has_model(self, worker: str, model: str) -> bool:
         """Whether a worker is ready and serves a model now."""
         return self._slots.get(worker, ("", 0))[0] == model

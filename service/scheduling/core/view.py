@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
+from service.scheduling.core.capacity.working_set import WorkingSet
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveJob
 from service.scheduling.core.queue.ready_pool import ReadyPool
@@ -21,12 +22,14 @@ class PoolsView:
         in_flight: InFlightPool,
         lost: Mapping[str, bool],
         group_by: GroupBy | None,
+        working_set: WorkingSet,
     ) -> None:
         self._jobs = jobs
         self._ready = ready
         self._in_flight = in_flight
         self._lost = lost  # models, and whether another node has them
         self.group_by = group_by
+        self._working_set = working_set
 
     def __repr__(self) -> str:
         return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -72,6 +75,23 @@ class PoolsView:
     def reserved(self, worker: str) -> int:
         """Return how many tokens of a worker's KV cache the turns on it have reserved."""
         return self._in_flight.kv.reserved(worker)
+
+    def kv(self, model: str) -> tuple[int, int] | None:
+        """Return what is reserved of the KV caches of a model's workers, and their budget; None where slots bound them.
+
+        Both are in tokens.
+        """
+        budget = self._in_flight.kv_budget(model)
+        return None if budget is None else (self._in_flight.kv_reserved(model), budget)
+
+    def has_free(self, model: str) -> bool:
+        """Whether a slot of a model is free, whoever waits for it."""
+        return self._in_flight.has_free(model)
+
+    def is_put_behind(self, key: TurnKey) -> bool:
+        """Whether a ready turn waits for conversations that have begun, since its own has not."""
+        conversation = self._jobs[key.job_id].conversations[key.conversation_id]
+        return not conversation.is_started and self._working_set.is_pressed(conversation.model(key))
 
     def held_for(self, key: TurnKey) -> str | None:
         """Return the worker that a ready turn waits for though another has a free slot."""

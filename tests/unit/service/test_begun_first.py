@@ -1,13 +1,14 @@
 """Conversations that have begun go on before new ones begin, while together they fill a KV cache."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.conversations.job import JobId, Mode, TurnKey
-from service.scheduling.core.capacity.room_keeper import PRESSED, RELIEVED
+from service.scheduling.core import events
+from service.scheduling.core.capacity.working_set import PRESSED, RELIEVED, WorkingSet
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue import begun_first
@@ -148,58 +149,64 @@ def talks(count: int, rounds: int = 3) -> SchedulingCore:
     return core_of(ready(slots=2), jobs=[asks("j", 100, conversations=count, rounds=rounds)])
 
 
-def full(core: SchedulingCore, conversations: Sequence[int]) -> None:
-    for number in conversations:
-        started(core, turn("j", 0, conversation=number))
+def working_set(core: SchedulingCore) -> WorkingSet:
+    return core._room.working_set
 
 
 def test_conversations_begin_until_they_fill_the_cache_and_then_go_on() -> None:
-    """By fifo all of them would begin first; four of three hundred tokens fill a thousand."""
+    """By fifo all eight would begin before one goes on."""
     core = talks(8)
-    full(core, range(3))
-    assert not room_of(core).is_pressed("m")
-    assert started(core, turn("j", 0, conversation=3)) == [("j", "c0", 1)], "c5 was to begin"
-    assert room_of(core).is_pressed("m")
-    assert started(core, turn("j", 0, conversation=4)) == [("j", "c1", 1)]
+    rounds = []
+    for number in range(4):
+        ((_, _, round_number),) = started(core, turn("j", 0, conversation=number))
+        rounds.append((round_number, working_set(core).is_pressed("m")))
+    assert rounds == sorted(rounds)
+    assert rounds[0] == (0, False)
+    assert rounds[-1] == (1, True)
 
 
 def test_others_begin_again_only_when_there_is_clearly_room() -> None:
-    """Between the two marks it stays as it was."""
-    core = talks(8, rounds=1)
-    needs = room_of(core)._needs
-    for known, is_pressed in ((950, False), (951, True), (810, True), (800, True), (799, False), (949, False)):
-        needs.known["m"] = known
-        room_of(core).note_pressure("m")
-        assert room_of(core).is_pressed("m") is is_pressed
+    """Between the two marks it stays as it was; with nothing to be found again there is nothing to protect."""
+    core = core_of(ready(slots=2))
+    filled = turn("x"), turn("y")
+    for tokens, is_pressed in ((950, False), (951, True), (800, True), (799, False), (949, False), (1200, True)):
+        working_set(core).end(filled[0], "m", tokens - 100)
+        working_set(core).end(filled[1], "m", 100)
+        assert working_set(core).is_pressed("m") is is_pressed
+    working_set(core).forget(*filled[0][:2])
+    assert not working_set(core).is_pressed("m")
     assert (PRESSED, RELIEVED) == (0.95, 0.8)
 
 
-def test_a_slot_is_not_left_idle_for_it() -> None:
-    """Where nobody who has begun is ready, somebody begins."""
-    core = talks(6, rounds=2)
-    full(core, range(4))
-    assert room_of(core).is_pressed("m")
-    flying = set(core._in_flight._workers)
-    assert len(flying) == 2
-    core.handle(*(done(key, CONTEXT) for key in flying))
-    assert len(core._in_flight._workers) == 2
+def test_no_slot_is_left_idle_for_what_would_be_found_again() -> None:
+    """Where nobody who has begun is ready, somebody begins while turns in flight hold less than half of the cache."""
+    core = core_of(ready(slots=9))
+    working_set(core).end(turn("x"), "m", 2000)
+    assert working_set(core).is_pressed("m")
+    assert list(seated(core.handle(admit(asks("a", 499)), admit(asks("b", 100))))) == [turn("a"), turn("b")]
+    assert core._in_flight.kv_reserved("m") == 599
+    assert seated(core.handle(admit(asks("c", 100)))) == {}
+    assert seated(core.handle(done(turn("b")))).keys() == {turn("c")}
+    assert seated(core.handle(admit(asks("late", 1)))) == {}, "it waits, and is passed by none"
+    assert not room_of(core)._passes
 
 
 def test_what_a_conversation_held_is_forgotten_with_it() -> None:
-    """However it ends; nothing is known of a job that is over."""
-    core = talks(4, rounds=1)
+    """However it ends; a last turn leaves nothing that anybody would find again."""
+    core = talks(4, rounds=2)
     for number in range(4):
         started(core, turn("j", 0, conversation=number))
-    assert not +room_of(core)._needs.known
-    assert not room_of(core)._pressed
+    assert working_set(core)._idle["m"] == 4 * CONTEXT - 2 * CONTEXT
+    core.handle(events.JobCancelled(job_id=JobId("j")))
+    core.handle(*(events.TurnCutOff(key=key) for key in list(core._in_flight._workers)))
+    assert (+working_set(core)._idle, working_set(core)._contexts, working_set(core)._pressed) == ({}, {}, set())
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
     """The second of a round is no new conversation once the first has started."""
     core = core_of(ready(slots=1), jobs=[asks("j", 100, 100, conversations=6, rounds=3, mode=mode)])
-    room_of(core)._needs.known["m"] = 2000
-    room_of(core).note_pressure("m")
+    working_set(core).end(turn("x"), "m", 2000)
     (first,) = core._in_flight._workers
     (second,) = seated(core.handle(done(first, CONTEXT)))
     assert second[:2] == first[:2]
@@ -209,7 +216,6 @@ def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
 def test_a_model_that_slots_bound_is_never_pressed() -> None:
     """Nor one of whose workers one has no budget."""
     core = core_of(ready("w"), ready("v", None), jobs=[asks("j", 100, conversations=4)])
-    room_of(core)._needs.known["m"] = 10**6
-    room_of(core).note_pressure("m")
-    assert not room_of(core).is_pressed("m")
-    core.handle(admit(asks("k", 100)))
+    working_set(core).end(turn("x"), "m", 10**6)
+    assert not working_set(core).is_pressed("m")
+    assert working_set(core).may_begin("m")

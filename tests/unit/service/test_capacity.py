@@ -818,7 +818,7 @@ class Load:
     def is_aside(self, key: TurnKey) -> bool:
         """Whether a turn's conversation waits for those that have begun."""
         conversation = self.core._conversation(key)
-        return self.core._room.is_pressed(conversation.model(key)) and not conversation.is_started
+        return self.core._room.working_set.is_pressed(conversation.model(key)) and not conversation.is_started
 
     def forget(self, key: TurnKey) -> None:
         self.passed.pop(key, None)

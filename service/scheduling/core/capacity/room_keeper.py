@@ -10,13 +10,12 @@ from typing import Final
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.capacity.kv_budgets import KvNeed, KvUse
 from service.scheduling.core.capacity.turn_needs import TurnNeeds
+from service.scheduling.core.capacity.working_set import WorkingSet
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 PASSES: Final = 8  # turns that may start ahead of one that has no room
-PRESSED: Final = 0.95  # of the KV caches: conversations that go on would find so much again
-RELIEVED: Final = 0.8
 GROWTH: Final = 32  # tokens that an answer is expected to have left when it is longer than was expected
 LOOKED_AT: Final = 16  # turns without room, at one moment: a decision takes a millisecond at most
 
@@ -30,7 +29,7 @@ class RoomKeeper:
         self._passes: dict[TurnKey, int] = {}
         self._most_answer: dict[str, int] = {}  # by model
         self._sharing: set[str] = set()  # models
-        self._pressed: set[str] = set()
+        self.working_set = WorkingSet(in_flight)
         self.is_bounded = False  # whether any worker has a budget: else nothing is estimated
 
     def __repr__(self) -> str:
@@ -44,7 +43,7 @@ class RoomKeeper:
         self.is_bounded = True
         if is_sharing:
             self._sharing.add(model)
-        self.note_pressure(model)
+        self.working_set.look(model)
         self._most_answer[model] = max(self._most_answer.get(model, 0), most_answer)
 
     def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
@@ -64,19 +63,6 @@ class RoomKeeper:
         if now != before:
             self._in_flight.kv.reserve(worker, key, now)
 
-    def is_pressed(self, model: str) -> bool:
-        """Whether conversations of a model that have begun go before new ones: together they fill the KV caches."""
-        return model in self._pressed
-
-    def note_pressure(self, model: str) -> None:
-        """Look how full the caches of a model are."""
-        budget = self._in_flight.kv_budget(model)
-        known = self._needs.known[model]
-        if budget is None or known < RELIEVED * budget:
-            self._pressed.discard(model)
-        elif known > PRESSED * budget:
-            self._pressed.add(model)
-
     def may_pass(self, key: TurnKey, lacking: int) -> bool:
         """Whether turns behind one without room may start; ``lacking`` have none so far at this moment."""
         return self._passes.get(key, 0) < PASSES and lacking < LOOKED_AT
@@ -91,12 +77,14 @@ class RoomKeeper:
         self._passes.pop(key, None)
         if self.is_bounded:
             self._needs.start(key, agent, is_free=is_free)
+            self.working_set.start(key, agent.model)
 
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:
         """Take a turn that has ended."""
         if self.is_bounded and reading is not None:
             self._needs.learn(key, agent, conversation, reading)
-            self.note_pressure(agent.model)
+            is_last = key.round + 1 >= conversation.rounds
+            self.working_set.end(key, agent.model, 0 if is_last else reading.context_tokens)
 
     def forget_turn(self, key: TurnKey) -> None:
         """Forget a turn that will not start."""
@@ -105,8 +93,7 @@ class RoomKeeper:
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
         """Forget a conversation that is over, or elsewhere."""
         self._needs.forget_conversation(job_id, conversation_id)
-        for model in list(self._pressed):
-            self.note_pressure(model)
+        self.working_set.forget(job_id, conversation_id)
 
     def forget_job(self, job_id: JobId, agents: Mapping[str, int]) -> None:
         """Forget a job that is over."""

@@ -12,7 +12,7 @@ Source: specification, "Capacity in tokens".
 """
 
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from typing import Final
 
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
@@ -84,14 +84,13 @@ class PromptLengths:
 class _Talk:
     """What is known of one conversation: tokens said in it, and each agent's cache after its last turn."""
 
-    __slots__ = ("contexts", "heard", "models", "newest", "said", "told")
+    __slots__ = ("contexts", "heard", "newest", "said", "told")
 
     def __init__(self) -> None:
         self.said = 0
         self.newest: dict[str, tuple[int, int]] = {}  # of each agent: a round, and the tokens that it said in it
         self.heard: dict[str, int] = {}  # how much of what was said is in the prompts of those in flight
         self.told: dict[str, tuple[int, int]] = {}  # of each agent: a round, and what its prompt in it takes
-        self.models: dict[str, str] = {}  # of each agent that has spoken
         self.contexts: dict[str, tuple[int, int]] = {}  # tokens there, and how much of what was said is in them
 
 
@@ -103,7 +102,6 @@ class TurnNeeds:
         self._answers: dict[tuple[JobId, str], AnswerLengths] = {}
         self._prompts: dict[tuple[JobId, str], PromptLengths] = {}
         self._shared: dict[tuple[JobId, str], deque[int]] = {}
-        self.known: Counter[str] = Counter()  # tokens of each model that conversations which go on would find again
 
     def __repr__(self) -> str:
         return f"<TurnNeeds talks={len(self._talks)}>"
@@ -167,8 +165,6 @@ class TurnNeeds:
             had = self._shared.setdefault((key.job_id, key.agent_id), deque(maxlen=SHARED))
             had.append(max(0, context - answer - reading.fresh_tokens))
         del talk.told[key.agent_id]
-        self.known[agent.model] += context - talk.contexts.get(key.agent_id, (0, 0))[0]
-        talk.models[key.agent_id] = agent.model
         talk.said += answer
         talk.newest[key.agent_id] = key.round, answer
         talk.contexts[key.agent_id] = context, heard + answer
@@ -176,10 +172,7 @@ class TurnNeeds:
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
         """Forget a conversation that is over, or elsewhere."""
-        talk = self._talks.pop((job_id, conversation_id), None)
-        if talk is not None:
-            for agent, (context, _) in talk.contexts.items():
-                self.known[talk.models[agent]] -= context
+        self._talks.pop((job_id, conversation_id), None)
 
     def forget_job(self, job_id: JobId, agents: "list[str]") -> None:
         """Forget the agents of a job that is over."""

@@ -1,0 +1,118 @@
+"""Jobs: posted, looked at, read, ended."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from roundhouse_client.decoding import decode, parse
+from roundhouse_client.request import JSON, NDJSON, Call, Request, as_nothing, encoded, get, into, place, post
+from roundhouse_client.values.job_document import JobDocument
+from roundhouse_client.values.jobs import BatchLine, Deliveries, Job, JobPage
+from roundhouse_client.values.transcripts import AskedPrompts, Transcript
+
+T = TypeVar("T")
+JOBS: Final = "/v1/jobs"
+
+
+def post_job(
+    job: JobDocument | Mapping[str, object], *, idempotency_key: str | None = None, queue: bool = True
+) -> Call[Job]:
+    """Post a job; it is durable when this returns.
+
+    With an ``idempotency_key`` the same job is posted once, however often it is sent, so what passes is waited out.
+    Without one it is sent once: after ``AnswerLost`` nobody knows whether it was posted. With ``queue`` false it is
+    refused unless every first turn can start at once.
+
+    Raises:
+        InvalidRequest: ``faults`` lists everything that is wrong with the job.
+        StateConflict: the key is another job's (``idempotency_conflict``).
+        NotNow: with ``queue`` false, a first turn would have to wait (``no_slot_available``).
+    """
+    return _posting(encoded(job), JSON, into(Job), idempotency_key, queue=queue)
+
+
+def post_jobs(
+    jobs: Iterable[JobDocument | Mapping[str, object]], *, idempotency_key: str | None = None
+) -> Call[tuple[BatchLine, ...]]:
+    """Post many jobs in one request; return what became of each, in their order. Each is taken or refused by itself.
+
+    An ``idempotency_key`` counts for each line.
+
+    Raises:
+        InvalidRequest: the whole batch cannot be taken.
+    """
+    body = b"\n".join(map(encoded, jobs))
+    return _posting(body, NDJSON, _batch_lines, idempotency_key)
+
+
+def _posting(
+    body: bytes, media_type: str, read: Callable[[bytes], T], key: str | None, *, queue: bool = True
+) -> Call[T]:
+    headers = {"Content-Type": media_type} | ({} if key is None else {"Idempotency-Key": key})
+    query = {} if queue else {"queue": False}
+    request = Request(method="POST", path=JOBS, query=query, headers=headers, body=body)
+    return Call(request=request, read=read, is_repeatable=key is not None)
+
+
+def _batch_lines(body: bytes) -> tuple[BatchLine, ...]:
+    return tuple(decode(BatchLine, parse(line)) for line in body.split(b"\n") if line)
+
+
+def list_jobs(*, state: str | None = None, limit: int = 100, cursor: str | None = None) -> Call[JobPage]:
+    """Return a page of jobs, the newest first, at most 1,000; ``cursor`` is ``next_cursor`` of the page before."""
+    return get(JOBS, into(JobPage), state=state, limit=limit, cursor=cursor)
+
+
+def get_job(job_id: str, *, wait_s: float | None = None) -> Call[Job]:
+    """Return a job; with ``wait_s``, when it has ended or after that time, which is at most 60 s.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return get(JOBS + place(job_id), into(Job), wait_s=wait_s)
+
+
+def cancel_job(job_id: str) -> Call[Job]:
+    """End a job early; what was said is kept. It is durable when this returns, and the job ends soon after.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return post(f"{JOBS}{place(job_id)}/cancel", into(Job))
+
+
+def delete_job(job_id: str) -> Call[None]:
+    """Release all that is stored of a job that has ended.
+
+    Raises:
+        StateConflict: it has not ended.
+        NotFound: there is no such job.
+    """
+    return Call(request=Request(method="DELETE", path=JOBS + place(job_id)), read=as_nothing)
+
+
+def get_conversation(job_id: str, conversation_id: str) -> Call[Transcript]:
+    """Return one transcript as it is so far, turns in flight with what they have said.
+
+    Raises:
+        NotFound: there is no such job or conversation.
+    """
+    return get(f"{JOBS}{place(job_id)}/conversations{place(conversation_id)}", into(Transcript))
+
+
+def get_prompts(job_id: str, conversation_id: str, agent: str, round_number: int) -> Call[AskedPrompts]:
+    """Return what was really asked for a turn, attempt by attempt; rounds count from 0.
+
+    Raises:
+        NotFound: there is no such turn.
+    """
+    turn = place("conversations", conversation_id, "turns", agent, round_number)
+    return get(f"{JOBS}{place(job_id)}{turn}/prompt", into(AskedPrompts))
+
+
+def get_deliveries(job_id: str) -> Call[Deliveries]:
+    """Return what became of the messages to the job's webhook.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return get(f"{JOBS}{place(job_id)}/deliveries", into(Deliveries))

@@ -1,0 +1,79 @@
+"""Models: their tools, adapters and weights. What engines have to load for may take minutes: ``limit_s`` bounds it."""
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote
+
+from roundhouse_client.request import Call, Request, as_nothing, get, into, model_place, post
+from roundhouse_client.values.models import Adapter, Adapters, Tools, Weights, WeightUpdate
+
+LOAD_S: Final = 1800.0
+
+
+def get_tools(model: str) -> Call[Tools]:
+    """Return the tools that agents of a model may ask for, and the servers that they are from.
+
+    Raises:
+        NotFound: there is no such model.
+    """
+    return get(f"{model_place(model)}/tools", into(Tools))
+
+
+def list_adapters(model: str) -> Call[Adapters]:
+    """Return the adapters of a model.
+
+    Raises:
+        NotFound: there is no such model.
+    """
+    return get(f"{model_place(model)}/adapters", into(Adapters))
+
+
+def load_adapter(model: str, name: str, path: str, *, limit_s: float = LOAD_S) -> Call[Adapter]:
+    """Have every engine of a model serve a LoRA adapter by ``name``; return it when agents may ask for it.
+
+    ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp.
+
+    Raises:
+        InvalidRequest: it is not an adapter of the model.
+        StateConflict: the name stands for another (``name_taken``), or there is no room (``adapters_full``).
+    """
+    return post(f"{model_place(model)}/adapters", into(Adapter), {"name": name, "path": path}, limit_s)
+
+
+def unload_adapter(model: str, name: str, *, limit_s: float = LOAD_S) -> Call[None]:
+    """Have every engine of a model forget a LoRA adapter.
+
+    Raises:
+        StateConflict: an unfinished job uses it (``adapter_in_use``).
+    """
+    path = f"{model_place(model)}/adapters/{quote(name, safe='/')}"
+    return Call(request=Request(method="DELETE", path=path, limit_s=limit_s), read=as_nothing)
+
+
+def get_weights(model: str, *, update: int | None = None, wait_s: float | None = None) -> Call[Weights]:
+    """Return how a model's weights stand; with ``wait_s``, at most 60, when ``update`` is over or after that time.
+
+    Raises:
+        NotFound: the model has no weights that can change, or nothing is known of the update.
+    """
+    return get(f"{model_place(model)}/weights", into(Weights), update=update, wait_s=wait_s)
+
+
+def init_weights(model: str, body: Mapping[str, object], *, limit_s: float = LOAD_S) -> Call[Weights]:
+    """Have every engine of a model join a trainer's group (``POST …/weights/init``); ``TrainerClient`` is its rank 0.
+
+    Raises:
+        StateConflict: an update is under way.
+    """
+    return post(f"{model_place(model)}/weights/init", into(Weights), body, limit_s)
+
+
+def update_weights(model: str, body: Mapping[str, object], *, limit_s: float = LOAD_S) -> Call[WeightUpdate]:
+    """Give all engines of a model new weights (``POST …/weights/update``): ``{"checkpoint": FOLDER}``, for one.
+
+    Raises:
+        InvalidRequest: they are not weights of this model.
+        StateConflict: another update runs, the version is not newer, or the group is gone.
+        ServiceFailed: the update has failed; the model has the version that it had.
+    """
+    return post(f"{model_place(model)}/weights/update", into(WeightUpdate), body, limit_s)

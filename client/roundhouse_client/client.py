@@ -1,0 +1,177 @@
+"""``Client``: all of Roundhouse for ordinary code. A call of ``calls/`` becomes a method here with one line."""
+
+from collections.abc import Callable, Generator
+from functools import update_wrapper
+from types import TracebackType
+from typing import Generic, ParamSpec, Self, TypeVar, overload
+
+import httpx
+
+from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_calls
+from roundhouse_client.drivers.exchange import CALL_PATIENCE_S, LIMIT_S, Address
+from roundhouse_client.drivers.ordinary import Driver, OnPause
+from roundhouse_client.flows import following, reading, waiting
+from roundhouse_client.flows.asking import ask
+from roundhouse_client.flows.steps import Flow, Gives
+from roundhouse_client.request import Call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Asks(Generic[P, T]):
+    """A method that sends one call and returns what it answers."""
+
+    def __init__(self, call: Callable[P, Call[T]]) -> None:
+        self._call = call
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[P, Call[T]]: ...
+    @overload
+    def __get__(self, client: "Client", owner: type) -> Callable[P, T]: ...
+    def __get__(self, client: "Client | None", owner: type) -> Callable[P, Call[T]] | Callable[P, T]:
+        if client is None:
+            return self._call
+
+        def method(*args: P.args, **kwargs: P.kwargs) -> T:
+            return client.ask(self._call(*args, **kwargs))
+
+        return update_wrapper(method, self._call)
+
+
+class _Runs(Generic[P, T]):
+    """A method that runs a flow and returns what it returns."""
+
+    def __init__(self, flow: Callable[P, Flow[T]]) -> None:
+        self._flow = flow
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[P, Flow[T]]: ...
+    @overload
+    def __get__(self, client: "Client", owner: type) -> Callable[P, T]: ...
+    def __get__(self, client: "Client | None", owner: type) -> Callable[P, Flow[T]] | Callable[P, T]:
+        if client is None:
+            return self._flow
+
+        def method(*args: P.args, **kwargs: P.kwargs) -> T:
+            return client.driver.run(self._flow(*args, **kwargs))
+
+        return update_wrapper(method, self._flow)
+
+
+class _Streams(Generic[P, T]):
+    """A method that runs a flow and yields what it gives."""
+
+    def __init__(self, flow: Callable[P, Gives[T]]) -> None:
+        self._flow = flow
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[P, Gives[T]]: ...
+    @overload
+    def __get__(self, client: "Client", owner: type) -> Callable[P, Generator[T, None, None]]: ...
+    def __get__(
+        self, client: "Client | None", owner: type
+    ) -> Callable[P, Gives[T]] | Callable[P, Generator[T, None, None]]:
+        if client is None:
+            return self._flow
+
+        def method(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+            return client.driver.stream(self._flow(*args, **kwargs))
+
+        return update_wrapper(method, self._flow)
+
+
+class Client:
+    """Speaks to a running Roundhouse; a context manager that closes its connections. Threads may share one.
+
+    ``url`` and ``api_key`` are taken from ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY`` where they are not given.
+    ``timeout_s`` bounds the silence of an answer. What fails and may pass is tried again for ``patience_s``, where that
+    doubles nothing: looks, and jobs posted with an idempotency key. ``http`` is a client of httpx with proxies or
+    certificates of your own, which stays yours to close; without one the environment's proxies are not used.
+    ``on_pause`` is told of each wait before it.
+
+    Raises:
+        Unreachable: the URL is none of HTTP.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = LIMIT_S,
+        patience_s: float = CALL_PATIENCE_S,
+        http: httpx.Client | None = None,
+        on_pause: OnPause | None = None,
+    ) -> None:
+        self._address = Address(url, api_key, timeout_s)
+        self.driver = Driver(self._address, http, on_pause)
+        self.patience_s = patience_s
+
+    def __repr__(self) -> str:
+        return f"<Client {self.url}>"
+
+    @property
+    def url(self) -> str:
+        """Where the service is."""
+        return self._address.url
+
+    def __enter__(self) -> Self:
+        """Use it for a block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.driver.close()
+
+    def ask(self, call: Call[T], *, patience_s: float | None = None) -> T:
+        """Send a call, and return what it answers; ``patience_s`` is None for the client's own.
+
+        Raises:
+            RoundhouseError: as its tree says.
+        """
+        return self.driver.run(ask(call, self.patience_s if patience_s is None else patience_s))
+
+    post_job = _Asks(job_calls.post_job)
+    post_jobs = _Asks(job_calls.post_jobs)
+    list_jobs = _Asks(job_calls.list_jobs)
+    read_jobs = _Streams(reading.read_jobs)
+    get_job = _Asks(job_calls.get_job)
+    wait_job = _Runs(waiting.wait_job)
+    follow_job = _Streams(following.follow_job)
+    cancel_job = _Asks(job_calls.cancel_job)
+    delete_job = _Asks(job_calls.delete_job)
+    read_result = _Streams(reading.read_result)
+    get_conversation = _Asks(job_calls.get_conversation)
+    get_prompts = _Asks(job_calls.get_prompts)
+    get_deliveries = _Asks(job_calls.get_deliveries)
+
+    list_workers = _Asks(worker_calls.list_workers)
+    get_worker = _Asks(worker_calls.get_worker)
+    drain_worker = _Asks(worker_calls.drain_worker)
+    resume_worker = _Asks(worker_calls.resume_worker)
+    restart_worker = _Asks(worker_calls.restart_worker)
+    get_log = _Asks(worker_calls.get_log)
+    follow_log = _Streams(following.follow_log)
+    get_incidents = _Asks(worker_calls.get_incidents)
+
+    get_status = _Asks(node_calls.get_status)
+    list_lanes = _Asks(node_calls.list_lanes)
+    get_health = _Asks(node_calls.get_health)
+    get_readiness = _Asks(node_calls.get_readiness)
+    wait_ready = _Runs(waiting.wait_ready)
+    get_metrics = _Asks(node_calls.get_metrics)
+
+    get_tools = _Asks(model_calls.get_tools)
+    list_adapters = _Asks(model_calls.list_adapters)
+    load_adapter = _Asks(model_calls.load_adapter)
+    unload_adapter = _Asks(model_calls.unload_adapter)
+    get_weights = _Asks(model_calls.get_weights)
+    init_weights = _Asks(model_calls.init_weights)
+    update_weights = _Asks(model_calls.update_weights)

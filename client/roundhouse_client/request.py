@@ -1,0 +1,119 @@
+"""Requests, answers and calls as values: what is asked and how the answer is read, without saying who sends it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote
+
+from roundhouse_client.decoding import decode, parse
+from roundhouse_client.errors import AnswerMalformed, refusal
+
+T = TypeVar("T")
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+SHOWN: Final = 100  # characters of an answer that is not ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request; ``path`` is quoted already.
+
+    ``limit_s`` is how long its answer may be silent, None the client's own limit; ``wait_s`` is how long the service
+    itself was asked to wait with it, beside that.
+    """
+
+    method: str = "GET"
+    path: str
+    query: Mapping[str, str | float | bool] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    limit_s: float | None = None
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One answer; of a stream that has begun the body is empty, and is read in pieces."""
+
+    status: int
+    body: bytes = b""
+    retry_after: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """A request, what its answer means, and whether it may be sent twice without doubling anything."""
+
+    request: Request
+    read: Callable[[bytes], T]
+    is_repeatable: bool = False
+
+
+def checked(reply: Reply) -> bytes:
+    """Return the body of an answer that is a success.
+
+    Raises:
+        Refused: the service said no.
+        AnswerMalformed: what answered is not Roundhouse.
+    """
+    if reply.status < HTTPStatus.MULTIPLE_CHOICES:
+        return reply.body
+    try:
+        document = json.loads(reply.body) if reply.body else {}
+    except ValueError:
+        shown = reply.body[:SHOWN].decode(errors="replace")
+        document = {"detail": f"not an answer of Roundhouse: {shown!r}"}
+    if reply.status < HTTPStatus.BAD_REQUEST:
+        raise AnswerMalformed(f"an answer of status {reply.status}; Roundhouse sends nobody elsewhere")
+    raise refusal(reply.status, document, reply.retry_after)
+
+
+def into(kind: type[T]) -> Callable[[bytes], T]:
+    """Return what reads an answer as a value of ``kind``."""
+    return lambda body: decode(kind, parse(body))
+
+
+def as_text(body: bytes) -> str:
+    """Read an answer as text."""
+    return body.decode(errors="replace")
+
+
+def as_nothing(_body: bytes) -> None:
+    """Read nothing of an answer."""
+
+
+def get(path: str, read: Callable[[bytes], T], **query: str | float | bool | None) -> Call[T]:
+    """Return a call that only looks; what is None is left out of the query. ``wait_s`` has the service wait."""
+    given = {name: value for name, value in query.items() if value is not None}
+    request = Request(path=path, query=given, wait_s=float(given.get("wait_s", 0.0)))
+    return Call(request=request, read=read, is_repeatable=True)
+
+
+def post(path: str, read: Callable[[bytes], T], document: object = None, limit_s: float | None = None) -> Call[T]:
+    """Return a call that changes something, and is sent once."""
+    body = None if document is None else encoded(document)
+    headers = {} if body is None else {"Content-Type": JSON}
+    return Call(request=Request(method="POST", path=path, headers=headers, body=body, limit_s=limit_s), read=read)
+
+
+def encoded(document: object) -> bytes:
+    """Return a document as JSON on one line."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=_plain).encode()
+
+
+def place(*parts: str | int) -> str:
+    """Return a path of parts that may hold anything; a slash in one is a part of its name."""
+    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
+
+
+def model_place(model: str) -> str:
+    """Return the path of a model, whose name may have slashes."""
+    return f"/v1/models/{quote(model, safe='/')}"
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - json's hook
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a document holds {type(value).__name__}, which JSON has not")

@@ -1,0 +1,247 @@
+"""``TrainerClient``: gives the engines of one model new weights and adapters."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from roundhouse_client.errors import WeightsError
+from roundhouse_client.trainer import tensors as wire
+from roundhouse_client.trainer.process_group import ProcessGroup
+from roundhouse_client.trainer.tensors import SentTensor, sent_tensors
+from roundhouse_client.trainer.weights_door import ASK_LIMIT_S, AWAY_S, WeightsDoor
+
+if TYPE_CHECKING:
+    import torch
+
+JOIN_POLL_S: Final = 0.1
+IN_FLIGHT: Final = 5  # broadcasts under way at once
+ATTEMPTS: Final = 2
+
+
+class TrainerClient:
+    """Changes the weights of one model of a running Roundhouse; a context manager that closes its connections.
+
+    ``model`` is the model's name in the configuration. ``timeout_s`` bounds an update. Where ``url`` or ``api_key`` is
+    None, ``ROUNDHOUSE_URL`` or ``ROUNDHOUSE_API_KEY`` counts. Use one from one thread at a time. What is returned are
+    the service's documents.
+    """
+
+    def __init__(self, url: str | None, model: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
+        self._model = model
+        self._timeout_s = timeout_s
+        self._door = WeightsDoor(url, model, api_key, timeout_s)
+        self._group = ProcessGroup()
+        self._group_number = 0
+        self._place = ("127.0.0.1", 0, 300.0)  # where the store listens, and how long all may take to come together
+        self._digests: dict[str, str] = {}
+        self._made = 0  # the version that these digests are of
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._model}>"
+
+    def __enter__(self) -> Self:
+        """Use it for a block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group, and close all connections."""
+        self._group.leave()
+        self._door.close()
+
+    def look(self) -> dict[str, Any]:
+        """Return how the model's weights stand (``GET /v1/models/{model}/weights``).
+
+        Raises:
+            WeightsError: the service refused.
+            Unreachable: it cannot be reached.
+            AnswerLost: the connection broke.
+        """
+        return self._door.look()
+
+    @property
+    def version(self) -> int:
+        """The version that the model has now."""
+        return int(self.look()["version"])
+
+    # A checkpoint
+
+    def update_checkpoint(
+        self, folder: str, *, version: int | None = None, mode: str = "keep", clear_cache: bool = True
+    ) -> dict[str, Any]:
+        """Have every engine read a checkpoint: safetensors in ``folder``, which the engines' machine can read.
+
+        Returns the update, ``completed`` or ``partial``.
+
+        Raises:
+            WeightsError: it was refused, or has failed; the model has the version that it had.
+        """
+        body = {"checkpoint": folder, "version": version, "mode": mode, "clear_cache": clear_cache, "wait": False}
+        return self._door.wait_over(self._door.update(body))
+
+    # Adapters
+
+    def load_adapter(self, name: str, path: str) -> dict[str, Any]:
+        """Have every engine serve a LoRA adapter as a model of that name, and return it when agents may ask for it.
+
+        ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp. What is there
+        may go away afterwards. A name stands for one version for ever.
+
+        Raises:
+            WeightsError: it was refused; nothing has changed.
+        """
+        return self._door.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Have every engine forget a LoRA adapter that no unfinished job uses.
+
+        Raises:
+            WeightsError: it was refused (``adapter_in_use``); nothing has changed.
+        """
+        self._door.unload_adapter(name)
+
+    # A broadcast
+
+    def init(self, *, address: str = "127.0.0.1", port: int = 0, timeout_s: float = 300.0) -> None:
+        """Make a group with every engine of the model; this process is rank 0, and its store listens at ``address``.
+
+        ``port`` 0 takes a free one. Call it again when the group is broken: engines that were started again are not in
+        it. ``update`` does so by itself.
+
+        Raises:
+            WeightsError: an engine has not joined; the text says which.
+        """
+        self._group.leave()  # a port that was given comes free with the store of before
+        self._digests = {}
+        self._place = (address, port, timeout_s)
+        listens_at = self._group.listen(address, port, timeout_s)
+        body = {"master_address": address, "master_port": listens_at, "timeout_s": timeout_s}
+        group = self._door.init(body)["group"]
+        self._group_number = group["number"]
+        try:
+            self._group.join(group["key"], group["world_size"], timeout_s)
+        except RuntimeError as error:  # not all have come; the service knows who
+            document = self.look()
+            failure = (document["group"] or {}).get("error") or error
+            raise WeightsError(f"the group has not come together: {failure}", "group_missing", document) from error
+        self._wait_joined(group["number"], timeout_s)
+
+    def update(
+        self,
+        tensors: "Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]",
+        *,
+        version: int | None = None,
+        mode: str = "keep",
+        clear_cache: bool = True,
+        in_flight: int = IN_FLIGHT,
+        attempts: int = ATTEMPTS,
+    ) -> dict[str, Any] | None:
+        """Broadcast a model's tensors, by the names that its checkpoint has, and return the update when it is over.
+
+        All of the model's tensors are wanted in one go, since engines fuse them; at most ``in_flight`` broadcasts are
+        under way at once. None is returned, and nothing sent, where no byte differs from this client's last update.
+        An update that has failed left every engine as it was, so it is made again, ``attempts`` times in all, with
+        what serves by then; a checkpoint is not, since an engine that it broke is not to be broken twice.
+
+        Raises:
+            WeightsError: it was refused, or has failed; the text names who.
+        """
+        sent = sent_tensors(tensors)
+        digests = {each.name: each.digest() for each in sent}
+        if digests == self._digests and self._is_everywhere():
+            return None
+        body = {
+            "tensors": [each.document for each in sent],
+            "bucket_bytes": wire.BUCKET_BYTES,
+            "version": version,
+            "mode": mode,
+            "clear_cache": clear_cache,
+        }
+        ended = self._send(body, sent, in_flight, attempts)
+        self._digests, self._made = digests, ended["version"]
+        return ended
+
+    def _send(
+        self, body: dict[str, object], sent: Sequence[SentTensor], in_flight: int, attempts: int
+    ) -> dict[str, Any]:
+        """Return an update when it is over; one that failed is made again while there are attempts left."""
+        for left in reversed(range(attempts)):
+            try:
+                return self._send_once(body, sent, in_flight)
+            except WeightsError as failed:
+                if not left or failed.code != "weights_failed":
+                    raise
+            self._group.leave()
+            self._wait_serving()
+        raise ValueError(f"an update takes at least one attempt, and was given {attempts}")
+
+    def _send_once(self, body: dict[str, object], sent: Sequence[SentTensor], in_flight: int) -> dict[str, Any]:
+        self._ensure_group()
+        update = self._post(body | {"group": self._group_number})
+        try:
+            self._broadcast(sent, in_flight)
+        except RuntimeError as error:  # torch's word for a connection that broke, and for a time that is over
+            self._group.leave()
+            raise WeightsError(*self._blame(update, error)) from error
+        return self._door.wait_over(update)
+
+    def _broadcast(self, sent: Sequence[SentTensor], in_flight: int) -> None:
+        self._group.broadcast(sent, in_flight, self._timeout_s)
+
+    def _post(self, body: dict[str, object]) -> dict[str, Any]:
+        """Post an update; where an engine has come or gone just now, the group is made again once."""
+        try:
+            return self._door.update(body)
+        except WeightsError as refused:
+            if refused.code != "group_missing":
+                raise
+        self._group.leave()
+        self._ensure_group()
+        return self._door.update(body | {"group": self._group_number})
+
+    def _blame(self, update: dict[str, Any], error: Exception) -> tuple[str, str, Mapping[str, Any]]:
+        """Return what the service has to say of a broadcast that broke here."""
+        try:
+            ended = self._door.wait_over(update)
+        except WeightsError as refusal:
+            return str(refusal), refusal.code, refusal.document
+        return f"the broadcast has failed: {error}; the update is {ended['state']}", "broadcast_failed", ended
+
+    def _is_everywhere(self) -> bool:
+        """Whether what was sent last is what every engine has, or is being brought to by itself."""
+        document = self.look()
+        behind = [worker for worker in document["workers"] if worker["waits_for"] is not None]
+        return document["version"] == self._made and (not behind or document["checkpoint"] is not None)
+
+    # The group
+
+    def _ensure_group(self) -> None:
+        group = self.look()["group"] if self._group.is_made else None
+        if group is None or group["state"] != "ready" or group["number"] != self._group_number:
+            address, port, timeout_s = self._place
+            self.init(address=address, port=port, timeout_s=timeout_s)
+
+    def _wait_joined(self, number: int, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s + ASK_LIMIT_S
+        while True:
+            document = self.look()
+            group = document["group"]
+            if group["number"] != number:
+                raise WeightsError("another trainer has made a group since", "group_missing", document)
+            if group["state"] == "ready":
+                return
+            if group["state"] == "broken" or time.monotonic() > until:
+                raise WeightsError(f"the group has not come together: {group['error']}", "group_missing", document)
+            time.sleep(JOIN_POLL_S)
+
+    def _wait_serving(self) -> None:
+        """Return when an engine serves, or when none has for as long as a group may take to come together."""
+        until = time.monotonic() + self._place[2]
+        while not any(worker["in_rotation"] for worker in self.look()["workers"]) and time.monotonic() < until:
+            time.sleep(AWAY_S)

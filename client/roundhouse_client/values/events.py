@@ -1,0 +1,117 @@
+"""What the stream of a job tells, and the decoder that cuts the stream into it.
+
+A kind of event that this version does not know has None as its ``value``, and all of it in ``data``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from roundhouse_client.values.value import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobChange(Value):
+    """The job was posted, or has started."""
+
+    state: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationChange(Value):
+    """A conversation has started or ended."""
+
+    conversation: str
+    state: str
+    reason: str | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnChange(Value):
+    """A turn is in another state; ``detail`` says in words why it runs again."""
+
+    conversation: str
+    agent: str
+    round: int
+    state: str
+    worker: str | None
+    reason: str | None
+    detail: str | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnProgress(Value):
+    """How far one turn in flight is."""
+
+    conversation: str
+    agent: str
+    round: int
+    prompt_tokens_done: int
+    prompt_tokens: int | None
+    output_tokens: int
+    tokens_per_s: float
+    verdict: str | None
+    silent_s: float
+    silence_limit_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Value):
+    """How far the turns in flight are; not kept."""
+
+    turns: tuple[TurnProgress, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap(Value):
+    """A model of the job was loaded on a lane, in ``seconds``; not kept."""
+
+    lane: str
+    model: str
+    left: str | None
+    because: str
+    seconds: float
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap(Value):
+    """Events that are kept no more, by their numbers."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd(Value):
+    """The job has ended; nothing follows."""
+
+    state: str
+    at: datetime
+
+
+News = JobChange | ConversationChange | TurnChange | Progress | Swap | Gap | JobEnd
+END: Final = "end"
+KINDS: Final[Mapping[str, type[News]]] = {
+    "job": JobChange,
+    "conversation": ConversationChange,
+    "turn": TurnChange,
+    "progress": Progress,
+    "swap": Swap,
+    "gap": Gap,
+    END: JobEnd,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event of a job: its number within the job, None of what is not kept; its kind, its JSON and its value."""
+
+    number: int | None
+    kind: str
+    data: Mapping[str, Any]
+    value: News | None

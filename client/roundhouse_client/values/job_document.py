@@ -1,0 +1,76 @@
+"""A job as it is posted, for type checkers: ``job: JobDocument = {...}`` is checked as it is written.
+
+A plain mapping does as well; the service checks both, and says of each fault where it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Required, TypedDict
+
+
+class ValidationDocument(TypedDict, total=False):
+    """What an answer has to be: one of ``choices``, ``pattern`` and ``json_schema``."""
+
+    choices: Sequence[str]
+    pattern: str
+    json_schema: Mapping[str, object]
+    retries: int
+    constrain: Literal["auto", "off"]
+
+
+class AgentDocument(TypedDict, total=False):
+    """One speaker of a job."""
+
+    id: Required[str]
+    model: Required[str]
+    role: str
+    system: str
+    params: Mapping[str, object]
+    visible_to: Sequence[str] | None
+    speak_after_within_round: Sequence[str]
+    validation: ValidationDocument | None
+    markup: bool
+    tools: Sequence[Mapping[str, object]]
+    exit_tools: Sequence[Mapping[str, object]]
+
+
+class ConversationDocument(TypedDict, total=False):
+    """One conversation of a job."""
+
+    prompt: Required[str]
+    id: str
+    rounds: int
+    weights: Literal["pinned"]
+    metadata: Mapping[str, object]
+
+
+class PromptsDocument(TypedDict, total=False):
+    """Words of the author's own in place of Roundhouse's."""
+
+    context: str
+    cue: str
+    quote: str
+    invalid: str
+
+
+class WebhookDocument(TypedDict, total=False):
+    """Who is told of the job's end, and the name of the secret that the message is signed with."""
+
+    url: Required[str]
+    secret: str
+
+
+class JobDocument(TypedDict, total=False):
+    """Agents, and the conversations that they are to hold."""
+
+    agents: Required[Sequence[AgentDocument]]
+    conversations: Required[Sequence[ConversationDocument]]
+    name: str
+    mode: Literal["rounds", "free"]
+    prompt_at: Literal["start", "queue"]
+    view: Literal["own", "shared"]
+    system: str
+    prompts: PromptsDocument
+    rounds: int
+    priority: int
+    metadata: Mapping[str, object]
+    webhook: WebhookDocument

@@ -1,0 +1,114 @@
+"""Jobs and their progress, batches and deliveries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from roundhouse_client.values.value import Value
+
+GOING_ON: Final = frozenset({"queued", "running"})  # every other state of a job is an end, in newer versions too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationCounts(Value):
+    """How many conversations of a job are how far."""
+
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCounts(Value):
+    """How many turns of a job are how far; ``pending`` wait for other turns, ``ready`` for a slot."""
+
+    total: int
+    pending: int
+    ready: int
+    in_flight: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress(Value):
+    """How far a job is."""
+
+    conversations: ConversationCounts
+    turns: TurnCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Value):
+    """A job; ``state`` is queued, running, completed, completed_with_failures, failed or cancelled."""
+
+    id: str
+    name: str
+    state: str
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    progress: JobProgress
+    metadata: Mapping[str, object]
+    is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs or waits any more."""
+        return self.state not in GOING_ON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage(Value):
+    """Jobs, the newest first; ``next_cursor`` asks for those after them, and is None where there are none."""
+
+    jobs: tuple[Job, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFault(Value):
+    """One thing that is wrong with a line of a batch."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLine(Value):
+    """What became of one line of a batch: a job with its ``id``, or a problem with its ``code``.
+
+    ``status`` is 202 of a new job, 200 of one that was posted before with the same key, and that of the problem else.
+    """
+
+    line: int
+    status: int
+    id: str | None
+    name: str | None
+    state: str | None
+    code: str | None
+    detail: str | None
+    errors: tuple[LineFault, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery(Value):
+    """A message to a job's webhook; ``state`` is waiting, delivered or given_up."""
+
+    id: str
+    url: str
+    state: str
+    attempts: int
+    last_error: str | None
+    next_at: datetime
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliveries(Value):
+    """The messages of a job."""
+
+    deliveries: tuple[Delivery, ...]

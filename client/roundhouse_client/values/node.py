@@ -1,0 +1,134 @@
+"""A whole node: its status, its lanes and its health."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roundhouse_client.values.value import Value
+from roundhouse_client.values.workers import Pools, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationsSoFar(Value):
+    """The conversations that this life of the service has taken up: ended, and durably so."""
+
+    total: int
+    finished: int
+    persisted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixTokens(Value):
+    """What engines could have reused of agents' last prompts, and what they report to have reused."""
+
+    reusable: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingTurn(Value):
+    """One turn that waits, and for what."""
+
+    job: str
+    name: str
+    conversation: str
+    agent: str
+    round: int
+    model: str
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolHeads(Value):
+    """The turns that wait at the heads of the pools."""
+
+    pending: tuple[WaitingTurn, ...]
+    ready: tuple[WaitingTurn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatus(Value):
+    """The store as the node sees it; ``trouble`` is what ails it."""
+
+    node: str
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolServer(Value):
+    """An MCP server of a model; ``trouble`` is why it is not connected, ``tools`` how many it listed last."""
+
+    model: str
+    name: str
+    tools: int | None
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory(Value):
+    """A device's memory in MiB."""
+
+    total_mib: int
+    used_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane(Value):
+    """A lane: its place, the model whose engine is there, the one that it is kept for, and what its loads took."""
+
+    lane: str
+    device: str
+    layout: str
+    memory_mib: int | None
+    port: int
+    resident: tuple[str, ...]
+    phase: str
+    next: str | None
+    because: str
+    need_mib: int | None
+    swaps: int
+    load_s: Mapping[str, float]
+    barred: tuple[str, ...]
+    sick: str | None
+    device_memory: DeviceMemory | None
+    measured_mib: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes(Value):
+    """All lanes, device by device."""
+
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status(Value):
+    """A moment of a node; ``jobs`` are those that have not ended.
+
+    ``unclaimed`` says of each model what the conversations wait for that need it next and that no node runs.
+    """
+
+    jobs: int
+    conversations: ConversationsSoFar
+    pools: Pools
+    prefix_tokens: PrefixTokens
+    heads: PoolHeads
+    unclaimed: Mapping[str, str]
+    store: StoreStatus
+    tool_servers: tuple[ToolServer, ...]
+    lanes: tuple[Lane, ...]
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health(Value):
+    """The process serves."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness(Value):
+    """Every model has a ready worker; ``without`` are the MCP servers that are not connected."""
+
+    status: str
+    without: tuple[ToolServer, ...]

@@ -1,0 +1,92 @@
+"""Conversations as they were held, and what was really asked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from roundhouse_client.values.value import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenUsage(Value):
+    """What a turn cost, in tokens; None is not known."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt(Value):
+    """One try of a turn on one engine; ``text`` is what came, whole or not.
+
+    ``constrained_by`` is the engine's parameter that held the model to its validation, None where none did.
+    """
+
+    outcome: str
+    reason: str | None
+    detail: str | None
+    text: str
+    worker: str
+    incarnation: int
+    started_at: datetime
+    finished_at: datetime
+    tool_calls: tuple[Mapping[str, object], ...]
+    constrained_by: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn(Value):
+    """One agent speaking once in one round; rounds count from 0."""
+
+    agent: str
+    role: str
+    round: int
+    state: str
+    reason: str | None
+    detail: str | None
+    text: str
+    thinking: str
+    tool_calls: tuple[Mapping[str, object], ...]
+    signals: tuple[Mapping[str, object], ...]
+    finish_reason: str | None
+    attempts: tuple[Attempt, ...]
+    usage: TokenUsage
+    worker: str | None
+    incarnation: int | None
+    weight_version: int | None
+    weight_version_end: int | None
+    queued_at: datetime | None
+    started_at: datetime | None
+    first_token_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript(Value):
+    """One conversation; turns in the order in which they became visible."""
+
+    id: str
+    state: str
+    reason: str | None
+    metadata: Mapping[str, object]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompt(Value):
+    """What one attempt was asked: messages as the engine was sent them, parameters, and definitions of tools.
+
+    None where an older version of Roundhouse asked, and kept nothing of it.
+    """
+
+    messages: tuple[Mapping[str, object], ...] | None
+    params: Mapping[str, object] | None
+    tools: tuple[Mapping[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompts(Value):
+    """What was asked for a turn: an entry for each of its attempts, in their order."""
+
+    attempts: tuple[AskedPrompt, ...]

@@ -1,0 +1,78 @@
+"""What conversations that go on would find again in KV caches: how full these are beside the turns in flight. Pure.
+
+Source: P. Denning, "The working set model for program behavior" (1968); specification, "Capacity in tokens".
+"""
+
+from collections import Counter
+from typing import Final
+
+from service.conversations.job import JobId, TurnKey
+from service.scheduling.core.in_flight_pool import InFlightPool
+
+PRESSED: Final = 0.95  # of the KV caches
+RELIEVED: Final = 0.8
+BUSY: Final = 0.5  # of them, by turns in flight: with less no slot is left idle for what others would find again
+
+
+class WorkingSet:
+    """By model: the contexts of agents that are between two turns, and whether they and those in flight fill it."""
+
+    def __init__(self, in_flight: InFlightPool) -> None:
+        self._in_flight = in_flight
+        self._contexts: dict[tuple[JobId, str], dict[str, tuple[str, int]]] = {}  # agent -> its model, and tokens
+        self._idle: Counter[str] = Counter()
+        self._pressed: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<WorkingSet {dict(self._idle)} pressed={sorted(self._pressed)}>"
+
+    def is_pressed(self, model: str) -> bool:
+        """Whether conversations of a model that have begun go before new ones."""
+        return model in self._pressed
+
+    def may_begin(self, model: str) -> bool:
+        """Whether a new conversation may begin now."""
+        if model not in self._pressed:
+            return True
+        budget = self._in_flight.kv_budget(model)
+        return budget is None or self._in_flight.kv_reserved(model) < BUSY * budget
+
+    def start(self, key: TurnKey, model: str) -> None:
+        """Take a turn that starts: what it finds again is its own now."""
+        self._drop(key[:2], key.agent_id)
+        self.look(model)
+
+    def end(self, key: TurnKey, model: str, tokens: int) -> None:
+        """Take what a turn has left behind that its agent's next one will find; none comes with 0."""
+        self._drop(key[:2], key.agent_id)
+        if tokens:
+            self._contexts.setdefault(key[:2], {})[key.agent_id] = model, tokens
+            self._idle[model] += tokens
+        self.look(model)
+
+    def forget(self, job_id: JobId, conversation_id: str) -> None:
+        """Forget a conversation that is over, or elsewhere."""
+        place = job_id, conversation_id
+        for agent, (model, _) in list(self._contexts.get(place, {}).items()):
+            self._drop(place, agent)
+            self.look(model)
+
+    def look(self, model: str) -> None:
+        """Look how full the caches of a model are."""
+        budget = self._in_flight.kv_budget(model)
+        idle = self._idle[model]
+        load = idle + (self._in_flight.kv_reserved(model) if idle else 0)
+        if budget is None or load < RELIEVED * budget:
+            self._pressed.discard(model)
+        elif idle and load > PRESSED * budget:
+            self._pressed.add(model)
+
+    def _drop(self, place: tuple[JobId, str], agent: str) -> None:
+        contexts = self._contexts.get(place, {})
+        model, tokens = contexts.pop(agent, ("", 0))
+        if not contexts:
+            self._contexts.pop(place, None)
+        if tokens:
+            self._idle[model] -= tokens
+            if not self._idle[model]:
+                del self._idle[model]

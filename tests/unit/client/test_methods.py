@@ -1,0 +1,63 @@
+"""Both clients have every call, by one line each; and the old place of the trainer's client leads to the new one."""
+
+import inspect
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import service.client
+from roundhouse_client import AsyncClient, Client, TrainerClient
+from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_calls
+from roundhouse_client.flows import following, reading, waiting
+from roundhouse_client.request import encoded, model_place, place
+
+FLOWS = (following, reading, waiting)
+CALLS = (job_calls, model_calls, node_calls, worker_calls)
+
+
+def public(modules: tuple[ModuleType, ...]) -> dict[str, object]:
+    return {
+        name: each
+        for module in modules
+        for name, each in vars(module).items()
+        if inspect.isfunction(each) and each.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_every_call_and_every_flow_is_a_method(kind: type[Client] | type[AsyncClient]) -> None:
+    """With its own name, parameters and words."""
+    expected = public(CALLS) | {name: each for name, each in public(FLOWS).items() if name != "event_of"}
+    methods = {name: getattr(kind, name) for name in vars(kind) if getattr(kind, name) in expected.values()}
+    assert methods == expected
+    client = kind("http://here")
+    assert inspect.signature(client.get_log).parameters == inspect.signature(worker_calls.get_log).parameters
+    assert client.get_log.__doc__ == worker_calls.get_log.__doc__
+
+
+def test_names_may_hold_anything() -> None:
+    """A slash is a part of an id, and divides the name of a model."""
+    assert place("a/b c", 3) == "/a%2Fb%20c/3"
+    assert model_place("org/model ü") == "/v1/models/org/model%20%C3%BC"
+    assert encoded({"a": "ü\u2028", "b": [1]}) == '{"a":"ü\u2028","b":[1]}'.encode()
+
+
+def test_the_old_name_leads_to_the_new_one() -> None:
+    """``from service.client import WeightsClient`` goes on working, and says where it is."""
+    with pytest.warns(DeprecationWarning, match="is now roundhouse_client.TrainerClient"):
+        from service.client import WeightsClient  # noqa: PLC0415
+    assert WeightsClient is TrainerClient
+    with pytest.raises(AttributeError):
+        _ = service.client.Nothing
+
+
+def test_the_client_takes_nothing_of_the_service_with_it() -> None:
+    """Nor torch, before a trainer broadcasts."""
+    script = (
+        "import sys, roundhouse_client\n"
+        "print({'service', 'workers', 'transport', 'pydantic', 'fastapi', 'msgspec', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
