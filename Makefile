@@ -51,6 +51,8 @@ bench: $(READY)
 	$(BIN)/python -m bench.posting
 	$(BIN)/python -m bench.loop
 	$(BIN)/python -m bench.queued
+	$(BIN)/python -m bench.relay
+	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path

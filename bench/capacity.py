@@ -16,6 +16,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def job_of(conversations: int, rounds: int, context: int) -> dict[str, Any]:
     dice = random.Random(3)
 
     def length() -> int:
-        return int(min(context * 0.7, max(50, dice.lognormvariate(math.log(context / 5.5), 0.8))))
+        return int(min(context * 0.5, max(50, dice.lognormvariate(math.log(context / 5.5), 0.8))))
 
     return {
         "name": "capacity",
@@ -108,7 +109,7 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
     largest = [wait for _, wait in waits[-len(waits) // 10 :]]
     return {
         "turns": len(waits),
-        "failed": sum(turn["state"] != "completed" for turn in turns),
+        "failed": dict(Counter(turn["reason"] for turn in turns if turn["state"] != "completed")),
         "attempts": sum(len(turn["attempts"]) for turn in turns),
         "rate": len(waits) / seconds,
         "most": most,
@@ -118,6 +119,10 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
         "gave way": sum(attempt["reason"] == "cache_full" for turn in turns for attempt in turn["attempts"]),
         "preempting": service.log().count("had to give way"),
     }
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 
 def _seconds(begin: str, end: str) -> float:
@@ -139,7 +144,7 @@ def main() -> None:
     for way in options.ways.split(","):
         told = run(way, options)
         rates[way] = told["rate"]
-        print(f"{way:7} " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()), flush=True)
+        print(f"{way:7} " + ", ".join(f"{key} {_shown(value)}" for key, value in told.items()), flush=True)
         print(f"turns a second: {rates[way] / next(iter(rates.values())):.2f} x", flush=True)
 
 

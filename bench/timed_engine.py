@@ -1,8 +1,9 @@
 """A timed SSE engine: every stream brings one token an event, at a fixed rate, for a fixed number of tokens.
 
-Run as a program it prints its port and serves until its standard input ends. The events have the shape and the size of
-vLLM's and llama-server's (about 240 bytes), one HTTP chunk and one write each, so that clients are compared on the
-wake-ups that a real engine causes.
+Run as a program it prints its port and serves until its standard input ends. With ``at-once`` the first token of a
+stream comes with its request, so that the time to it is that of whoever stands between. The events have the shape and
+the size of vLLM's and llama-server's (about 240 bytes), one HTTP chunk and one write each, so that clients are compared
+on the wake-ups that a real engine causes.
 """
 
 import asyncio
@@ -41,14 +42,17 @@ def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
 
 
 TOKENS: Final = [_chunk(_event({"content": word_at(number)})) for number in range(WORDS)]
+_MODELS: Final = b'{"object": "list", "data": [{"id": "timed", "object": "model"}]}'
+_TOLD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 _END: Final = _chunk(_event({}, "stop")) + _chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
 class TimedStream(asyncio.Protocol):
     """One connection: waits for a request, then streams on the clock, never ahead of it."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, *, at_once: bool = False) -> None:
         self._tokens = tokens
+        self._at_once = at_once
         self._sent = 0
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -65,6 +69,10 @@ class TimedStream(asyncio.Protocol):
         head, separator, body = bytes(self._received).partition(b"\r\n\r\n")
         if not separator:
             return
+        if head.startswith(b"GET "):  # whether it is there, and for which model
+            self._received.clear()
+            self._transport.write(_TOLD % (len(_MODELS), _MODELS))
+            return
         lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         if len(body) < int(lengths[0]):
             return
@@ -72,7 +80,8 @@ class TimedStream(asyncio.Protocol):
         self._sent = 0
         self._transport.write(_HEAD)
         loop = asyncio.get_running_loop()
-        self._started_at = loop.time() + random.random() / RATE_HZ  # the streams' phases are spread evenly
+        phase_s = 0.0 if self._at_once else random.random() / RATE_HZ  # the streams' phases are spread evenly
+        self._started_at = loop.time() + phase_s
         loop.call_at(self._started_at, self._tick)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,13 +99,13 @@ class TimedStream(asyncio.Protocol):
         asyncio.get_running_loop().call_at(self._started_at + self._sent / RATE_HZ, self._tick)
 
 
-async def _serve(tokens: int) -> None:
+async def _serve(tokens: int, *, at_once: bool) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: TimedStream(tokens), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(lambda: TimedStream(tokens, at_once=at_once), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     server.close()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1])))
+    uvloop.run(_serve(int(sys.argv[1]), at_once="at-once" in sys.argv))

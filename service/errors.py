@@ -178,6 +178,14 @@ class TooMuchQueued(
     """As many turns of the key wait as may."""
 
 
+class QueueFull(ServiceError, status=429, code="queue_full", title="Too many requests wait"):
+    """As many requests wait for slots as may; ``after_s`` is when there should be room."""
+
+    def __init__(self, waiting: int, after_s: int) -> None:
+        super().__init__(f"{waiting} requests wait for a slot, and server.queue allows no more")
+        self.retry_after_s = after_s
+
+
 class ShuttingDown(ServiceError, status=503, code="shutting_down", title="The service is stopping", retry_after_s=5):
     """The service takes no new jobs."""
 

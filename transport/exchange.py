@@ -36,11 +36,17 @@ class Receiver(Protocol):
 class Exchange(asyncio.Protocol):
     """The answer to one request; ``finished`` is done when it is complete or has failed with an ``EngineError``."""
 
-    def __init__(self, request: bytes, receiver: Receiver, finished: "asyncio.Future[None]") -> None:
+    def __init__(
+        self,
+        request: bytes,
+        receiver: Receiver,
+        finished: "asyncio.Future[None]",
+        stream: ChatStream | None = None,
+    ) -> None:
         self._request = request
         self._receiver = receiver
         self.finished = finished
-        self._stream = ChatStream()
+        self._stream = stream or ChatStream()
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
         self._headers: dict[str, str] = {}

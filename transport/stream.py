@@ -1,5 +1,7 @@
 """One chat stream as a sans-IO object: body bytes in, semantic events out."""
 
+from collections.abc import Callable
+
 from transport.dialects import openai
 from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
 from transport.events import Event, Finished
@@ -11,10 +13,13 @@ class ChatStream:
 
     The stream is complete when the engine has sent ``[DONE]``; an end of the body after a finish reason counts too,
     because some servers end so. Anything else that ends it is a failure, and is kept as a value: what came before it in
-    the same read has come, and is returned like everything else.
+    the same read has come, and is returned like everything else. ``decode`` reads a frame.
     """
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self, max_frame_bytes: int = MAX_FRAME_BYTES, decode: Callable[[bytes], list[Event]] = openai.decode
+    ) -> None:
+        self._decode_frame = decode
         self.failure: EngineError | None = None
         self.is_complete = False
         self._frames = FrameDecoder(max_frame_bytes)
@@ -60,7 +65,7 @@ class ChatStream:
                 self.is_complete = True
                 break
             try:
-                decoded = openai.decode(frame)
+                decoded = self._decode_frame(frame)
             except EngineError as error:
                 self.failure = error
                 break

@@ -75,6 +75,9 @@ class ServerConfig(StrictModel):
     origins: list[Annotated[str, AfterValidator(canonical_origin)]] = Field(default_factory=list)
     roots: list[Place] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
+    heartbeat_s: Seconds = 15.0
+    queue: int = Field(default=1024, ge=0)
+    wait_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _needs_keys(self) -> "ServerConfig":

@@ -56,7 +56,8 @@ class TurnKey(NamedTuple):
 class Agent:
     """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round.
 
-    ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name.
+    ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name. Its turns
+    take ``slots`` of a worker each, or all that there are.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Agent:
     markup: bool = False
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
+    slots: int = 1
 
     @property
     def is_constrained(self) -> bool:

@@ -74,7 +74,7 @@ class Jobs:
         self._neighbours = neighbours
         self._rules = rules
         self._catalog = catalog
-        self._bounds = QueueBounds(store, scheduler)
+        self.bounds = QueueBounds(store, scheduler)
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._takings: set[anyio.Event] = set()
         self._is_closed = False
@@ -150,7 +150,7 @@ class Jobs:
             key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
             created_at=now,
         )
-        async with self._bounds.hold(caller, job.total_turns):
+        async with self.bounds.hold(caller, job.total_turns):
             if queue:
                 return await self._intake.post(new, claims=self._intake.has_room_for(job))
             with self._promise(job):

@@ -149,7 +149,9 @@ async def open_node(
             neighbours = cluster or Alone()
             outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours)
             order = config.scheduling
-            scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by, shares)
+            scheduler = Scheduler(
+                POLICIES[order.policy], fleet, outlet, order.group_by, shares, most_waiting=config.server.queue
+            )
             adapters = Adapters(fleet, models)
             intake = Intake(store, scheduler, models, adapters.names, is_shared=cluster is not None)
             news = StoreNews(store, scheduler, intake, followers)
@@ -221,7 +223,7 @@ def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster 
 
 def _report(store: Store, scheduler: Scheduler, fleet: Fleet) -> NodeReport:
     view = scheduler.view
-    counts = {job_id: view.of_job(job_id) for job_id in view.jobs()}
+    counts = {job_id: view.of_job(job_id) for job_id in view.jobs() if job_id not in scheduler.requests}
     return NodeReport(
         node_id=store.node_id,
         models=fleet.served_names(),

@@ -1,4 +1,4 @@
-"""How many turns of each key may wait (``queued``), over all nodes and over restarts.
+"""How many turns and requests of each key may wait (``queued``), turns over all nodes and over restarts.
 
 What waits is counted by the store: turns that have not ended, but those on slots. Between two looks at it only posts
 are added, so the count is never too small where this node is alone, and a second old at most where it is not.
@@ -58,20 +58,36 @@ class QueueBounds:
         finally:
             self._coming[caller.name] -= turns
 
+    async def check_request(self, caller: Caller) -> None:
+        """Return if one more request of a caller may wait beside its turns.
+
+        Raises:
+            TooMuchQueued: too much waits at this moment.
+        """
+        if caller.queued is None or caller.name is None:
+            return
+        self._coming[caller.name] += 1
+        try:
+            await self._check(caller.name, caller.queued)
+        finally:
+            self._coming[caller.name] -= 1
+
     async def _check(self, name: str, most: int) -> None:
         coming = self._coming[name]  # of before the look: what is stored meanwhile is in both
         now = time.monotonic()
         is_old = now - self._looked_at.get(name, -LOOK_S) >= LOOK_S
-        if is_old or self._waiting[name] + coming > most:
+        if is_old or self._waiting[name] + coming + self._scheduler.requests.waiting_of(name) > most:
             posted = self._posted[name]
             unfinished = await self._store.read(queries.unfinished_of(name))
             since = self._posted[name] - posted  # it may or may not have been there yet
             self._waiting[name] = unfinished - self._in_flight_of(name) + since
             self._looked_at[name] = now
-        waiting = self._waiting[name] + coming
+        waiting = self._waiting[name] + coming + self._scheduler.requests.waiting_of(name)
         if waiting > most:
             raise TooMuchQueued(f"with these {waiting} turns of {name} would wait, and {most} may (queued)")
 
     def _in_flight_of(self, name: str) -> int:
         in_flight = self._scheduler.view.in_flight_by_job().items()
-        return sum(count for job_id, count in in_flight if self._scheduler.owner(job_id) == name)
+        requests = self._scheduler.requests
+        jobs = ((job_id, count) for job_id, count in in_flight if job_id not in requests)
+        return sum(count for job_id, count in jobs if self._scheduler.owner(job_id) == name)

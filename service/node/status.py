@@ -84,7 +84,7 @@ def status_of(
     pending = (head for head in scheduler.view.pending_heads(looked_at) if is_shown(head[0]))
     ready = (head for head in scheduler.view.ready_heads(looked_at) if is_shown(head[0]))
     return Status(
-        jobs=len(scheduler.view.jobs()),
+        jobs=len(scheduler.view.jobs()) - len(scheduler.requests),
         conversations=ConversationsSoFar(
             total=counters.conversations, finished=counters.finished, persisted=counters.persisted
         ),

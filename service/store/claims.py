@@ -12,7 +12,17 @@ from service.conversations.job import JobId
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState
 from service.store import operations, usage
 from service.store.databases.database import Claim, Connection, Membership
-from service.store.records import ConversationMoved, NewJob, Record, StoredJob, TurnEnded, TurnRequeued, Used
+from service.store.records import (
+    ConversationMoved,
+    Fact,
+    NewJob,
+    Record,
+    RequestUsed,
+    StoredJob,
+    TurnEnded,
+    TurnRequeued,
+    Used,
+)
 
 Place = tuple[JobId, str]  # a conversation
 logger = logging.getLogger(__name__)
@@ -129,6 +139,9 @@ class Claims:
         changed: dict[JobId, None] = {}
         used: list[Used] = []
         for record in records:
+            if isinstance(record, RequestUsed):
+                used.append(record.used)
+                continue
             place = operations.place_of(record)
             fence = self._fence(place)
             if fence is None:
@@ -158,7 +171,7 @@ def _place(claim: Claim) -> Place:
     return claim.job_id, claim.conversation_id
 
 
-def _words(record: Record) -> str:
+def _words(record: Fact) -> str:
     if isinstance(record, TurnEnded):
         return f"a late result of {record.turn.key.agent_id} in round {record.turn.key.round}, {record.turn.state}"
     return type(record).__name__

@@ -17,8 +17,8 @@ from service.store.databases.database import Connection, Membership
 from service.store.records import (
     ConversationMoved,
     ConversationWorded,
+    Fact,
     NewJob,
-    Record,
     StoredJob,
     ToolCallEnded,
     ToolCallStarted,
@@ -124,7 +124,7 @@ def delete(connection: Connection, job_id: JobId) -> None:
 # Facts
 
 
-def place_of(record: Record) -> tuple[JobId, str]:
+def place_of(record: Fact) -> tuple[JobId, str]:
     """Return the conversation that a fact is about."""
     match record:
         case ConversationMoved() | ConversationWorded():

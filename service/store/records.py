@@ -97,6 +97,13 @@ class TurnRequeued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestUsed:
+    """An attempt of a client's request has ended, of which nothing else is stored: it is of no conversation."""
+
+    used: Used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallStarted:
     """A call of a tool is about to be made; ``call`` is the same for the same call in another attempt of the turn.
 
@@ -122,7 +129,8 @@ class ToolCallEnded:
     at: datetime
 
 
-Record = ConversationMoved | ConversationWorded | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
+Fact = ConversationMoved | ConversationWorded | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
+Record = Fact | RequestUsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
 ]
 STREAMED = {("GET", "/v1/jobs/{}/events"), ("GET", "/v1/jobs/{}/result")}
 # Paths of other makers' interfaces, which their own clients speak.
-FOREIGN = re.compile(r"/v1/(models$|chat/|completions$|embeddings$|responses|messages)")
+FOREIGN = re.compile(r"/tokenize$|/v1/(models(/{\w+(:path)?})?$|chat/|completions$|embeddings$|responses|messages)")
 
 
 class Caller:

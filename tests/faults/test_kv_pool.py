@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import SpecFactory
 from tests.faults.test_submit import submit, working
 from tests.harness.waiting import LIMIT_S, wait_until
+from transport.dialects.llama_server import LLAMA_SERVER
 from transport.errors import EngineRejected, MalformedFrame
 from transport.events import TextDelta
 from transport.request import ChatRequest, Message, ToolCall
@@ -383,4 +384,4 @@ async def test_an_engine_that_does_not_count_says_how(
     request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
     async with working(scripted_spec(**flags)) as worker:
         with pytest.raises(error):
-            await worker._client.count_prompt(request)
+            await worker._client.count_prompt(LLAMA_SERVER.encode(request))

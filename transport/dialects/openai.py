@@ -72,7 +72,9 @@ class _Usage(Struct, gc=False):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Timings(Struct, gc=False):
+class TimingsDocument(Struct, gc=False):
+    """What llama.cpp tells of its own work."""
+
     prompt_n: int = 0
     prompt_ms: float = 0.0
     cache_n: int = 0
@@ -87,7 +89,9 @@ class _Progress(Struct, gc=False):
     time_ms: float = 0.0
 
 
-class _Error(Struct, gc=False):
+class ErrorDocument(Struct, gc=False):
+    """What is said of an error, in a body or a frame."""
+
     code: int | str | None = None
     message: str = ""
     type: str = ""
@@ -96,13 +100,13 @@ class _Error(Struct, gc=False):
 class _Chunk(Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    timings: _Timings | None = None
+    timings: TimingsDocument | None = None
     prompt_progress: _Progress | None = None
-    error: _Error | str | None = None
+    error: ErrorDocument | str | None = None
 
 
 class _ErrorBody(Struct, gc=False):
-    error: _Error | str
+    error: ErrorDocument | str
 
 
 _NO_DELTA = _Delta()
@@ -148,7 +152,7 @@ def decode(frame: bytes) -> list[Event]:
     except UNDECODABLE as error:
         raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
     if chunk.error is not None:
-        raise _rejection(chunk.error, _SERVER_ERROR, None)
+        raise rejection(chunk.error, _SERVER_ERROR, None)
     events: list[Event] = []
     if chunk.choices:
         _add_choice(chunk.choices[0], events)
@@ -172,8 +176,8 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     try:
         error = _decode_error_body(body).error
     except UNDECODABLE:
-        error = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
-    return _rejection(error, status, retry_after_s)
+        error = ErrorDocument(message=body[:500].decode("utf-8", "replace").strip() or "no body")
+    return rejection(error, status, retry_after_s)
 
 
 def message_document(message: Message) -> dict[str, object]:
@@ -207,8 +211,9 @@ def _add_choice(choice: _Choice, events: list[Event]) -> None:
         events.append(Finished(choice.finish_reason))
 
 
-def _rejection(failure: _Error | str, status: int, retry_after_s: float | None) -> EngineRejected:
-    error = _Error(message=failure) if isinstance(failure, str) else failure
+def rejection(failure: ErrorDocument | str, status: int, retry_after_s: float | None) -> EngineRejected:
+    """Return the error that an engine's own words stand for; ``status`` where they name none."""
+    error = ErrorDocument(message=failure) if isinstance(failure, str) else failure
     if isinstance(error.code, int):
         status = error.code
     if (

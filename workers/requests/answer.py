@@ -47,6 +47,7 @@ class Answer:
         self.first_version: int | None = None  # of the weights that its first token was made with
         self.last_version: int | None = None  # and its last
         self.predicted_ms: float | None = None  # what it should have taken, once it is complete
+        self.is_mute = False  # nothing is heard of it before it is whole
         self.deadline: CancelScope | None = None  # in which it is asked for
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ Stands at the end of the token path: one call for each event, no task woken, not
 from collections.abc import Callable
 
 from transport.events import (
+    Advance,
     Event,
     Finished,
     PromptProgress,
@@ -118,6 +119,12 @@ class Generation:
         """Note that bytes came."""
         self.last_byte_at = self._clock()
 
+    def advance(self) -> None:
+        """Note that a token has come, which is received later."""
+        self.last_byte_at = self.last_progress_at = self._clock()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_byte_at
+
     def receive(self, event: Event) -> None:
         """Take one event."""
         if type(event) is TextDelta:
@@ -131,15 +138,14 @@ class Generation:
 
     def _receive_rarer(self, event: Event) -> None:
         match event:
-            case ReasoningDelta() | ToolCallDelta():
-                self._events += 1
-                self.last_progress_at = self.last_byte_at
-                if self.first_token_at is None:
-                    self.first_token_at = self.last_byte_at
-                if isinstance(event, ReasoningDelta):
-                    self._reasoning.append(event.text)
-                else:
-                    self.tool_call_fragments.append(event)
+            case ReasoningDelta():
+                self._reasoning.append(event.text)
+                self._note_token()
+            case ToolCallDelta():
+                self.tool_call_fragments.append(event)
+                self._note_token()
+            case Advance():
+                self._note_token()
             case PromptProgress():
                 before, self.prompt_progress = self.prompt_progress, event
                 if before is None or event.processed > before.processed:  # the same again is no progress
@@ -152,3 +158,9 @@ class Generation:
                 self.timings = event
             case TextDelta():
                 raise AssertionError("text is taken on the fast path")
+
+    def _note_token(self) -> None:
+        self._events += 1
+        self.last_progress_at = self.last_byte_at
+        if self.first_token_at is None:
+            self.first_token_at = self.last_byte_at

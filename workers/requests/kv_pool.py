@@ -60,14 +60,21 @@ class KvPool:
 
         Who comes waits a moment for its room, and holds nothing meanwhile; without it, it is the youngest, and ends.
         """
-        tokens = most_tokens(chat)
-        if tokens > self.size // self._slots:
+        return await self.admit_prompt(answer, most_tokens(chat), self._client.dialect.encode(chat))
+
+    async def admit_prompt(self, answer: Answer, tokens: int, chat: bytes | None, later: int = 0) -> Outcome | None:
+        """Do the same for a prompt of so many tokens at most; ``chat`` is a body by which the engine can count it.
+
+        ``later`` tokens are kept for an answer of which nothing is heard before it is whole.
+        """
+        if tokens > self.size // self._slots and chat is not None:
             counted = await self._count(chat)
             if counted is not None and counted >= self._most:
                 detail = f"the prompt has {counted} tokens, and one request may hold {self._most}"
                 return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=detail)
             answer.counted_tokens = counted
             tokens = min(tokens, self._most) if counted is None else counted
+        tokens = min(tokens + later, max(tokens, self._most))
         with anyio.move_on_after(ROOM_LIMIT_S):
             await self._in_flight.left.wait_until(lambda: self._has_room(answer, tokens))
         answer.prompt_tokens = tokens
@@ -120,7 +127,7 @@ class KvPool:
             if running.answer.held_tokens
         ]
 
-    async def _count(self, chat: ChatRequest) -> int | None:
+    async def _count(self, chat: bytes) -> int | None:
         try:
             return await self._client.count_prompt(chat)
         except EngineError:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.door.access import CALLER
 from service.api.door.errors import ForeignOrigin, MediaTypeUnknown
 from service.api.door.key_ring import KeyRing
+from service.api.openai.forms import error_of_service, is_relayed
 from service.api.problems import problem
 from service.conversations.callers import Caller
 from service.errors import NotAuthorised, PathNotFound, ServiceError
@@ -26,7 +27,7 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Gate:
-    """ASGI middleware: lets through who brings ``Authorization: Bearer KEY``, or without keys who is of this machine.
+    """ASGI middleware: lets through who brings a key, or without keys who is of this machine.
 
     The ``Caller`` is in the state of what it lets through (``service.api.door.access``), but on open paths.
 
@@ -44,10 +45,11 @@ class Gate:
         """Pass on, or answer 401, 403 or 415; of a path that no name of ours can have, 404."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            caller = self._keys.find(headers.get("authorization", ""))
+            caller = self._keys.find(_key_of(headers))
             error = self._refusal(scope["method"], scope["path"], headers, caller)
             if error is not None:
-                response = problem(error)
+                path = scope["path"]
+                response = error_of_service(error).response(path, {}) if is_relayed(path) else problem(error)
                 if isinstance(error, NotAuthorised):
                     response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)
@@ -93,6 +95,12 @@ def _is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _key_of(headers: Headers) -> str:
+    """Return the key as ``Authorization`` has it; clients of Anthropic bring ``x-api-key``."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization", "" if key is None else f"Bearer {key}")
 
 
 def _has_body(headers: Headers) -> bool:

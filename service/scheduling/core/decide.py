@@ -124,10 +124,8 @@ class SchedulingCore:
             case WorkerReady():
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
-                if event.kv_tokens is not None:
-                    self._room.note_budget(event.model, event.most_answer, is_sharing=event.shares_prefixes)
-                if event.read_s is not None:
-                    self._dispatcher.note_pace(event.model, event.read_s)
+                self._room.note_worker(event)
+                self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
             case WorkerNotReady():
                 model = self._in_flight.close(event.worker, returns=event.returns)
@@ -177,6 +175,9 @@ class SchedulingCore:
         ended: dict[str, list[TurnKey]] = {}
         for key in event.ended:
             ended.setdefault(key.conversation_id, []).append(key)
+        for key, location in event.cached.items():
+            conversation = live.conversations[key.conversation_id]
+            conversation.note_cache(live.places[key.agent_id], location)
         for conversation in fresh:
             keys = ended.get(conversation.definition.id, [])
             yield from self._resume(conversation, {key: event.ended[key] for key in keys})

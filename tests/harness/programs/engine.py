@@ -218,6 +218,9 @@ class Engine:
         self._record(request)
         if options.die_on and options.die_on in json.dumps(request["messages"]) and self._may_die():
             os._exit(1)
+        if not request.get("stream"):
+            await self._answer_whole(request, writer, slot)
+            return
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         await writer.drain()
         await self._held(request)
@@ -239,6 +242,21 @@ class Engine:
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
         _event(writer, {"choices": [], "usage": usage})
         writer.write(b"data: [DONE]\n\n")
+
+    async def _answer_whole(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
+        """Answer with nothing before all of it."""
+        options = self.options
+        await self._held(request)
+        await self._prefill(writer, slot)
+        deltas = self._deltas(request)
+        for number, _ in enumerate(deltas):
+            await self._maybe_fail(number, writer)
+            slot["next_token"] = [{"n_decoded": number + 1}]
+            await asyncio.sleep(options.interval)
+        message = {"role": "assistant", "content": "".join(delta.get("content", "") for delta in deltas)}
+        usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        _send(writer, 200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
     def _render(self, request: dict[str, Any]) -> str:
         """Return a prompt as the template ends it; that it was asked for is recorded too."""

@@ -283,7 +283,7 @@ async def test_a_prompt_is_counted_by_the_body_that_will_be_sent() -> None:
     request = replace(REQUEST, params={"max_tokens": 9}, tools=({"type": "function", "function": {"name": "look"}},))
     async with engine_that_sends(write) as (plain, requests):
         client = EngineClient(plain.endpoint, LLAMA_SERVER)
-        assert await client.count_prompt(request) == 42
+        assert await client.count_prompt(LLAMA_SERVER.encode(request)) == 42
     head, _, body = requests[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/chat/completions/input_tokens HTTP/1.1")
     assert b"content-type: application/json" in head.lower()
@@ -292,11 +292,11 @@ async def test_a_prompt_is_counted_by_the_body_that_will_be_sent() -> None:
 
 async def test_an_engine_that_cannot_count_is_not_asked() -> None:
     """Nobody listens there."""
-    assert await EngineClient(Endpoint(port=1), PLAIN).count_prompt(REQUEST) is None
+    assert await EngineClient(Endpoint(port=1), PLAIN).count_prompt(LLAMA_SERVER.encode(REQUEST)) is None
 
 
 async def test_a_count_that_does_not_come_is_an_error_of_the_engine() -> None:
     """Of the connection as well."""
     async with engine_that_sends(reset=True) as (plain, _):
         with pytest.raises(EngineError):
-            await EngineClient(plain.endpoint, LLAMA_SERVER).count_prompt(REQUEST)
+            await EngineClient(plain.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(REQUEST))

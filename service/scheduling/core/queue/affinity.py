@@ -33,7 +33,7 @@ class PromptReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLocation:
-    """Where an agent of a conversation was last, and how many tokens are in the cache there."""
+    """Where an agent of a conversation was last, or a client's program, and how many tokens are in the cache there."""
 
     worker: str
     tokens: int = 0
