@@ -239,9 +239,8 @@ class SchedulingCore:
             conversation.ending = (ConversationState.COMPLETED, None)
             yield from self._settle(conversation)
             return
-        live.backlog.note_rounds(
-            conversation.definition.id, conversation.definition.rounds - conversation.order.rounds_completed
-        )
+        left = conversation.definition.rounds - conversation.order.rounds_completed
+        live.backlog.note_rounds(conversation.definition.id, left)
         for place in places:
             yield self._make_ready(conversation, place)
 
