@@ -183,7 +183,8 @@ def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:
     long = chat(service, messages=[{"role": "user", "content": "word " * 3000}])
     assert (long.status_code, long.json()["error"]["type"]) == (400, "exceed_context_size_error")
     none = service.http.post("/v1/embeddings", json={"model": "tiny", "input": "x"})
-    assert (none.status_code, none.json()["error"]["type"]) == (501, "not_supported_error")
+    assert (none.status_code, none.json()["error"]["code"]) == (404, "not_found")
+    assert "does not support embeddings" in none.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,17 @@ WAITING: Final = b": waiting\n\n"
 QUEUE_TIMEOUT: Final = "queue_timeout"
 AGAIN_S: Final = 5
 _NOT_FOUND: Final = 404
+_NOT_SERVED: Final = 501
 _LEAST_ERROR: Final = 400
 Withdraw = Callable[[RelayedRequest, RelayFailure | None], None]
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Told(msgspec.Struct):
+    error: _Error | None = None
 
 
 class RelayedAnswer(Response):
@@ -145,16 +154,20 @@ def _timed_out(wait_s: float) -> RelayFailure:
 
 
 def _missing_path(whole: WholeAnswer, model: str, path: str) -> ClientError | None:
-    """Return what is wrong where an engine knows no such path; a 404 of its own making names its error."""
-    if whole.status != _NOT_FOUND:
+    """Return what is wrong where an engine knows no such path, or does not serve it; other errors are its own.
+
+    A 404 of its own making names its error. Stock clients would ask again three times after a 501.
+    """
+    if whole.status not in {_NOT_FOUND, _NOT_SERVED}:
         return None
     try:
-        told = msgspec.json.decode(whole.body)
+        error = msgspec.json.decode(whole.body, type=_Told).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        told = None
-    if isinstance(told, dict) and "error" in told:
+        error = None
+    if error is not None and whole.status == _NOT_FOUND:
         return None
-    return ClientError(status=_NOT_FOUND, code="not_found", message=f"the engine of {model} has no {path}")
+    reason = f": {error.message}" if error is not None and error.message else ""
+    return ClientError(status=_NOT_FOUND, code="not_found", message=f"the engine of {model} has no {path}{reason}")
 
 
 def _ms(seconds: float) -> int:

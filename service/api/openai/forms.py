@@ -17,6 +17,7 @@ from workers.outcome import FailureReason
 
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
+MODELS: Final = "/v1/models"
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, "/tokenize")
 NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients ask three times whatever the status is above 499
 
@@ -106,4 +107,4 @@ def error_of_service(error: ServiceError, param: str | None = None) -> ClientErr
 
 def is_relayed(path: str) -> bool:
     """Whether a path is one of these surfaces, whose clients know no other form of errors."""
-    return path in PATHS
+    return path in PATHS or path == MODELS
