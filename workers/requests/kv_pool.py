@@ -39,6 +39,8 @@ class KvPool:
         self._in_flight = in_flight
         self._slots = slots
         self._most = most
+        self._written = 0  # at the last look, of answers in flight
+        self._tokens_per_s = 0.0  # since the look before
         self.size = size
         self.given_way = 0
 
@@ -87,6 +89,10 @@ class KvPool:
         """Look after the room until cancelled."""
         while True:
             await anyio.sleep(LOOK_S)
+            written = sum(running.answer.output_tokens for running in self._in_flight)
+            # The worker's own rate is known half a second late: a fast engine fills its cache in that time.
+            self._tokens_per_s = max(0, written - self._written) / LOOK_S
+            self._written = written
             self.relieve()
 
     def relieve(self) -> None:
@@ -112,7 +118,7 @@ class KvPool:
         self.given_way += is_full and running.answer.generation.has_progressed
 
     def _room(self, holdings: int) -> int:
-        return room_for(self.size, holdings, self._in_flight.tokens_per_s, LOOK_S)
+        return room_for(self.size, holdings, max(self._tokens_per_s, self._in_flight.tokens_per_s), LOOK_S)
 
     def _has_room(self, answer: Answer, tokens: int) -> bool:
         """Whether a request that is let in with so many tokens stays: the younger ones end for it."""
