@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,14 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         yield running
 
 
-def client_of(service: Service, name: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{service.url}/v1", api_key=KEYS[name], max_retries=0)
+@pytest.fixture(scope="module")
+def clients(service: Service) -> Iterator[dict[str, openai.OpenAI]]:
+    """Return OpenAI's client of each key; what they hold open ends with them."""
+    with ExitStack() as opened:
+        yield {
+            name: opened.enter_context(openai.OpenAI(base_url=f"{service.url}/v1", api_key=key, max_retries=0))
+            for name, key in KEYS.items()
+        }
 
 
 def look(service: Service, path: str, name: str = "root") -> dict[str, object]:
@@ -45,14 +52,16 @@ def look(service: Service, path: str, name: str = "root") -> dict[str, object]:
     return document
 
 
-def test_stock_clients_bring_their_keys(service: Service) -> None:
+def test_stock_clients_bring_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:
     """OpenAI's as a bearer, Anthropic's in a header of its own; a wrong one is told in the form of each."""
-    assert client_of(service, "alice").chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
-    ours = anthropic.Anthropic(base_url=service.url, api_key="none-of-ours", max_retries=0)
-    with pytest.raises(anthropic.AuthenticationError, match="Authorization"):
+    assert clients["alice"].chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
+    with (
+        anthropic.Anthropic(base_url=service.url, api_key="none-of-ours", max_retries=0) as ours,
+        pytest.raises(anthropic.AuthenticationError, match="Authorization"),
+    ):
         ours.messages.create(model="m", max_tokens=3, messages=[{"role": "user", "content": "Go."}])
     with pytest.raises(openai.AuthenticationError, match="Authorization"):
-        client_of(service, "alice").with_options(api_key="none-of-ours").models.list()
+        clients["alice"].with_options(api_key="none-of-ours").models.list()
     answer = httpx.post(
         f"{service.url}/v1/chat/completions",
         headers={"x-api-key": KEYS["alice"]},
@@ -61,18 +70,18 @@ def test_stock_clients_bring_their_keys(service: Service) -> None:
     assert answer.status_code == 200
 
 
-def test_a_key_that_reads_asks_nothing(service: Service) -> None:
+def test_a_key_that_reads_asks_nothing(clients: dict[str, openai.OpenAI]) -> None:
     """It sees what there is to be asked."""
-    client = client_of(service, "viewer")
+    client = clients["viewer"]
     assert [model.id for model in client.models.list().data] == ["m"]
     with pytest.raises(openai.PermissionDeniedError, match="scope submit"):
         client.chat.completions.create(model="m", messages=SAID)  # type: ignore[arg-type]
 
 
-def test_priority_is_bounded_by_the_key(service: Service) -> None:
+def test_priority_is_bounded_by_the_key(clients: dict[str, openai.OpenAI]) -> None:
     """What is above is refused, and not cut down in silence."""
     for name, most in (("alice", 0), ("bob", 5)):
-        chat = client_of(service, name).chat.completions
+        chat = clients[name].chat.completions
         headers = {"X-Roundhouse-Priority": str(most)}
         assert chat.create(model="m", messages=SAID, extra_headers=headers).choices  # type: ignore[arg-type]
         headers = {"X-Roundhouse-Priority": str(most + 1)}
@@ -80,12 +89,12 @@ def test_priority_is_bounded_by_the_key(service: Service) -> None:
             chat.create(model="m", messages=SAID, extra_headers=headers)  # type: ignore[arg-type]
 
 
-def test_so_many_of_a_key_wait_and_no_more(service: Service, tmp_path: Path) -> None:
+def test_so_many_of_a_key_wait_and_no_more(service: Service, clients: dict[str, openai.OpenAI], tmp_path: Path) -> None:
     """Its requests count with its turns; the keys of others do not."""
     held = [{"role": "user", "content": f"file={tmp_path}/go "}]
 
     def ask(name: str) -> object:
-        return client_of(service, name).chat.completions.create(model="m", messages=held)  # type: ignore[arg-type]
+        return clients[name].chat.completions.create(model="m", messages=held)  # type: ignore[arg-type]
 
     def pools() -> object:
         found = look(service, "/v1/status")["pools"]
@@ -106,10 +115,10 @@ def test_so_many_of_a_key_wait_and_no_more(service: Service, tmp_path: Path) -> 
         assert all(one.result(timeout=20) for one in asked)
 
 
-def test_requests_are_counted_for_their_keys(service: Service) -> None:
+def test_requests_are_counted_for_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:
     """Without a job; a key sees its own."""
     before = used(service, "alice")
-    assert client_of(service, "alice").chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
+    assert clients["alice"].chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
     wait_for(lambda: used(service, "alice")["turns"] == before["turns"] + 1, "it is counted")
     now = used(service, "alice")
     assert now["answer_tokens"] == before["answer_tokens"] + 3
