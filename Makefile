@@ -11,12 +11,13 @@ demo: $(READY)
 	$(BIN)/roundhouse demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/system
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system" --ignore tests/system
 
-# What takes long because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
+# What takes long, over 2 s a test, because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
 # image's steps in a plain Debian root, which needs root and one package: apt-get install mmdebstrap
 test-system: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=0 tests/system
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m system --ignore tests/system
 
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)

@@ -350,6 +350,7 @@ async def test_nobody_there_is_said(new: Callable[..., Caller], free_ports: Call
     assert caught.value.url == url
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", [Client, AsyncClient], ids=["ordinary", "asyncio"])
 async def test_a_wait_and_a_stream_outlive_a_kill(
     tmp_path: Path, free_ports: Callable[[int], int], kind: type[Client] | type[AsyncClient]

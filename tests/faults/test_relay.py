@@ -85,6 +85,7 @@ def test_a_request_that_kills_engines_is_poisoned(tmp_path: Path, free_ports: Ca
         assert int(killer.told["x-roundhouse-attempts"]) <= 5
 
 
+@pytest.mark.system
 def test_a_stream_that_stalls_ends_with_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Liveness is judged as for turns: no progress within decode_stall_s, no counter, no canary."""
     model = scripted_model(free_ports(1), slots=1, stall_after=2)
@@ -107,6 +108,7 @@ def test_a_stream_that_repeats_itself_ends(tmp_path: Path, free_ports: Callable[
         assert error["code"] == "repeated_line_loop"
 
 
+@pytest.mark.system
 def test_an_error_in_a_stream_is_the_engines_own(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """It passes as it came, once: nothing of ours follows."""
     model = scripted_model(free_ports(1), slots=1, error_after=2, interval=0.02)
