@@ -15,7 +15,8 @@ import uvloop
 
 RATE_HZ: Final = 50.0
 WORDS: Final = 997  # different ones, so that no stream looks like a loop
-_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+_CLOSE: Final = b"Connection: close\r\n"
 
 
 def _chunk(payload: bytes) -> bytes:
@@ -53,6 +54,7 @@ class TimedStream(asyncio.Protocol):
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
         self._started_at = 0.0
+        self._closes = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -70,7 +72,8 @@ class TimedStream(asyncio.Protocol):
             return
         self._received.clear()
         self._sent = 0
-        self._transport.write(_HEAD)
+        self._closes = b"connection: close" in head.lower()  # as vLLM, llama-server and Ollama do
+        self._transport.write(_HEAD + (_CLOSE if self._closes else b"") + b"\r\n")
         loop = asyncio.get_running_loop()
         self._started_at = loop.time() + random.random() / RATE_HZ  # the streams' phases are spread evenly
         loop.call_at(self._started_at, self._tick)
@@ -84,6 +87,8 @@ class TimedStream(asyncio.Protocol):
             return
         if self._sent == self._tokens:
             self._transport.write(_END)
+            if self._closes:
+                self._transport.close()
             return
         self._transport.write(TOKENS[self._sent % WORDS])
         self._sent += 1

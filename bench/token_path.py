@@ -37,7 +37,16 @@ class _Watched:
 
 
 async def roundhouse(port: int, streams: int) -> list[str]:
-    """Run the path that every turn takes, with the watch over it: verdicts, repetition, rates."""
+    """Run the path that every turn takes, with the watch over it: verdicts, repetition, rates. Nobody follows its job."""
+    return await _roundhouse(port, streams, is_watched=False)
+
+
+async def roundhouse_followed(port: int, streams: int) -> list[str]:
+    """Run the same for a job that somebody follows: each token is read when it comes."""
+    return await _roundhouse(port, streams, is_watched=True)
+
+
+async def _roundhouse(port: int, streams: int, *, is_watched: bool) -> list[str]:
     import anyio  # noqa: PLC0415 - each client's process pays for its own imports only
 
     from transport.client import EngineClient  # noqa: PLC0415
@@ -51,7 +60,8 @@ async def roundhouse(port: int, streams: int) -> list[str]:
     from workers.spec import WorkerTimeouts  # noqa: PLC0415
 
     client = EngineClient(Endpoint(port=port))
-    request = ChatRequest(model="timed", messages=(Message(role="user", content="Go."),))
+    message = Message(role="user", content="Go.")
+    request = ChatRequest(model="timed", messages=(message,), is_watched=is_watched)
     in_flight = InFlightRequests()
     vitals = EngineProbes(client, lambda: ("timed", {}), lambda: None, lambda: 0)
     watch = HealthWatch(in_flight, vitals, WorkerTimeouts(), _Watched(), time.monotonic)
@@ -126,6 +136,7 @@ async def _aiohttp(
 
 CLIENTS: Final[dict[str, Client]] = {
     "roundhouse": roundhouse,
+    "roundhouse followed": roundhouse_followed,
     "aiohttp+msgspec": aiohttp_msgspec,
     "aiohttp+json": aiohttp,
     "httpx+httpx-sse": httpx_sse,

@@ -25,6 +25,7 @@ from transport.errors import (
     EngineUnreachable,
 )
 from transport.exchange import Exchange, Receiver
+from transport.gathering import Gathering
 from transport.request import ChatRequest, Thought
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class EngineClient:
         self.dialect = dialect
         self._head = endpoint.head(CHAT_PATH)
         self._tls = endpoint.tls()
+        self._gathering = Gathering()
 
     def use_key(self, key: str) -> None:
         """Bring this key with every request from now on: the engine that is being started asks for it."""
@@ -157,7 +159,9 @@ class EngineClient:
         """
         body = self.dialect.encode(request)
         loop = asyncio.get_running_loop()
-        exchange = Exchange(b"%s%d\r\n\r\n%s" % (self._head, len(body), body), receiver, loop.create_future())
+        asked = b"%s%d\r\n\r\n%s" % (self._head, len(body), body)
+        gathering = None if request.is_watched else self._gathering
+        exchange = Exchange(asked, receiver, loop.create_future(), gathering)
         try:
             with anyio.fail_after(CONNECT_LIMIT_S):
                 transport = await self._connect(exchange)
@@ -168,6 +172,7 @@ class EngineClient:
         try:
             await exchange.finished
         finally:
+            exchange.stop_gathering()
             transport.abort()
 
     async def _connect(self, exchange: Exchange) -> asyncio.WriteTransport:

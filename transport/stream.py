@@ -2,7 +2,7 @@
 
 from transport.dialects import openai
 from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
-from transport.events import Event, Finished
+from transport.events import Event
 from transport.sse import MAX_FRAME_BYTES, FrameDecoder
 
 
@@ -30,8 +30,10 @@ class ChatStream:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that ``chunk`` completes; what follows ``[DONE]`` or a failure is ignored."""
+        if self.is_complete or self.failure is not None:
+            return []
         events = self._decode(self._frames.feed(chunk))
-        if not self.is_over:
+        if self._frames.failure is not None and not self.is_over:
             self.failure = self._frames.failure
         return events
 
@@ -54,18 +56,13 @@ class ChatStream:
     def _decode(self, frames: list[bytes]) -> list[Event]:
         events: list[Event] = []
         for frame in frames:
-            if self.is_over:
-                break
             if frame == openai.DONE:
                 self.is_complete = True
                 break
             try:
-                decoded = openai.decode(frame)
+                if openai.decode(frame, events):
+                    self._has_finish_reason = True
             except EngineError as error:
                 self.failure = error
                 break
-            for event in decoded:
-                if type(event) is Finished:
-                    self._has_finish_reason = True
-                events.append(event)
         return events
