@@ -1,7 +1,8 @@
-"""A timed SSE engine: every stream brings one token an event, at a fixed rate, for a fixed number of tokens.
+"""A timed SSE engine: every stream brings its tokens at a fixed rate, one an event or several, as vLLM may.
 
-Run as a program it prints its port and serves until its standard input ends. The events have the shape and the size of
-vLLM's and llama-server's (about 240 bytes), one HTTP chunk and one write each, so that clients are compared on the
+Run as a program with the number of tokens of a stream, and of an event, it prints its port and serves until its
+standard input ends. It answers GET /v1/models, so that a service can attach it. The events have the shape and the size
+of vLLM's and llama-server's (about 240 bytes), one HTTP chunk and one write each, so that clients are compared on the
 wake-ups that a real engine causes.
 """
 
@@ -16,6 +17,9 @@ import uvloop
 RATE_HZ: Final = 50.0
 WORDS: Final = 997  # different ones, so that no stream looks like a loop
 _HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+_MODELS: Final = (
+    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 25\r\n\r\n{"data":[{"id":"timed"}]}'
+)
 _CLOSE: Final = b"Connection: close\r\n"
 
 
@@ -29,9 +33,11 @@ def word_at(number: int) -> str:
     return f" t{number % WORDS:04d}"
 
 
-def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+def _event(delta: dict[str, str], finish_reason: str | None = None, so_far: int | None = None) -> bytes:
+    usage = {} if so_far is None else {"usage": {"prompt_tokens": 3, "completion_tokens": so_far}}
     return json.dumps(
         {
+            **usage,
             "id": "chatcmpl-0123456789abcdef0123456789abcdef",
             "object": "chat.completion.chunk",
             "created": 1760000000,
@@ -41,15 +47,25 @@ def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
     ).encode()
 
 
-TOKENS: Final = [_chunk(_event({"content": word_at(number)})) for number in range(WORDS)]
+def frames_of(tokens: int, per_frame: int) -> list[bytes]:
+    """Return the frames of a whole stream; those that hold several tokens count them, as vLLM's do."""
+    frames = []
+    for first in range(0, tokens, per_frame):
+        numbers = range(first, min(first + per_frame, tokens))
+        so_far = None if per_frame == 1 else numbers.stop
+        frames.append(_chunk(_event({"content": "".join(map(word_at, numbers))}, so_far=so_far)))
+    return frames
+
+
 _END: Final = _chunk(_event({}, "stop")) + _chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
 class TimedStream(asyncio.Protocol):
     """One connection: waits for a request, then streams on the clock, never ahead of it."""
 
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
+    def __init__(self, frames: list[bytes], interval_s: float) -> None:
+        self._frames = frames
+        self._interval_s = interval_s
         self._sent = 0
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -67,6 +83,10 @@ class TimedStream(asyncio.Protocol):
         head, separator, body = bytes(self._received).partition(b"\r\n\r\n")
         if not separator:
             return
+        if head.startswith(b"GET "):
+            self._received.clear()
+            self._transport.write(_MODELS)
+            return
         lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         if len(body) < int(lengths[0]):
             return
@@ -75,7 +95,7 @@ class TimedStream(asyncio.Protocol):
         self._closes = b"connection: close" in head.lower()  # as vLLM, llama-server and Ollama do
         self._transport.write(_HEAD + (_CLOSE if self._closes else b"") + b"\r\n")
         loop = asyncio.get_running_loop()
-        self._started_at = loop.time() + random.random() / RATE_HZ  # the streams' phases are spread evenly
+        self._started_at = loop.time() + random.random() * self._interval_s  # the streams' phases are spread evenly
         loop.call_at(self._started_at, self._tick)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -85,23 +105,24 @@ class TimedStream(asyncio.Protocol):
     def _tick(self) -> None:
         if self._transport is None:
             return
-        if self._sent == self._tokens:
+        if self._sent == len(self._frames):
             self._transport.write(_END)
             if self._closes:
                 self._transport.close()
             return
-        self._transport.write(TOKENS[self._sent % WORDS])
+        self._transport.write(self._frames[self._sent])
         self._sent += 1
-        asyncio.get_running_loop().call_at(self._started_at + self._sent / RATE_HZ, self._tick)
+        asyncio.get_running_loop().call_at(self._started_at + self._sent * self._interval_s, self._tick)
 
 
-async def _serve(tokens: int) -> None:
+async def _serve(tokens: int, per_frame: int) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: TimedStream(tokens), "127.0.0.1", 0, backlog=1024)
+    frames = frames_of(tokens, per_frame)
+    server = await loop.create_server(lambda: TimedStream(frames, per_frame / RATE_HZ), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     server.close()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1])))
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -54,7 +54,7 @@ class EngineClient:
         self._head = self.endpoint.head(CHAT_PATH)
 
     def __repr__(self) -> str:
-        return f"<EngineClient {self.dialect.name} {self.endpoint}>"
+        return f"<EngineClient {self.dialect.name} {self.endpoint} {self._gathering!r}>"
 
     async def probe_ready(self) -> None:
         """Return when the engine is ready: GET /v1/models answers 200 with JSON, at least.

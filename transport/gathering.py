@@ -49,7 +49,11 @@ class Gathering:
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Gathering {len(self._reads)} connections>"
+        return f"<Gathering {len(self)} connections>"
+
+    def __len__(self) -> int:
+        """Return how many connections it looks after."""
+        return len(self._reads)
 
     def add(self, reads: Reads) -> None:
         """Look after one more connection, until it is discarded."""
