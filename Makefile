@@ -45,11 +45,14 @@ bench: $(READY)
 	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.orders
 	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.capacity_gpu
 	$(BIN)/python -m bench.batches
 	$(BIN)/python -m bench.replicas
 	$(BIN)/python -m bench.posting
 	$(BIN)/python -m bench.loop
 	$(BIN)/python -m bench.queued
+	$(BIN)/python -m bench.relay
+	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path

@@ -45,6 +45,8 @@ class Exchange(asyncio.Protocol):
         request: bytes,
         receiver: Receiver,
         finished: "asyncio.Future[None]",
+        *,
+        stream: ChatStream | None = None,
         gathering: Gathering | None = None,
     ) -> None:
         self._request = request
@@ -53,9 +55,8 @@ class Exchange(asyncio.Protocol):
         self._gathering = gathering
         self._reads: Reads | None = None  # where they may be gathered
         self._is_answering = False
-        self._stream = ChatStream()
+        self._stream = stream or ChatStream()
         self._pieces: list[bytes] = []  # of the body, in the read that is being parsed
-        self.on_body = self._pieces.append  # httptools calls it for each chunk: no function of ours for a token
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -133,6 +134,10 @@ class Exchange(asyncio.Protocol):
             self._receiver.begin()
             if self._parser.should_keep_alive():
                 self._reads = None  # it does not close its connection after the answer, so the end would not wake us
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece of the body until all of its read have come."""
+        self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         """Take the end of the answer."""

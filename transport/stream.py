@@ -1,8 +1,10 @@
 """One chat stream as a sans-IO object: body bytes in, semantic events out."""
 
+from collections.abc import Callable
+
 from transport.dialects import openai
 from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
-from transport.events import Event
+from transport.events import Event, Finished
 from transport.sse import MAX_FRAME_BYTES, FrameDecoder
 
 
@@ -11,10 +13,13 @@ class ChatStream:
 
     The stream is complete when the engine has sent ``[DONE]``; an end of the body after a finish reason counts too,
     because some servers end so. Anything else that ends it is a failure, and is kept as a value: what came before it in
-    the same read has come, and is returned like everything else.
+    the same read has come, and is returned like everything else. ``decode`` reads a frame.
     """
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self, max_frame_bytes: int = MAX_FRAME_BYTES, decode: Callable[[bytes], list[Event]] = openai.decode
+    ) -> None:
+        self._decode_frame = decode
         self.failure: EngineError | None = None
         self.is_complete = False
         self._frames = FrameDecoder(max_frame_bytes)
@@ -60,9 +65,12 @@ class ChatStream:
                 self.is_complete = True
                 break
             try:
-                if openai.decode(frame, events):
-                    self._has_finish_reason = True
+                decoded = self._decode_frame(frame)
             except EngineError as error:
                 self.failure = error
                 break
+            for event in decoded:
+                if type(event) is Finished:
+                    self._has_finish_reason = True
+                events.append(event)
         return events

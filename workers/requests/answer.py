@@ -47,6 +47,7 @@ class Answer:
         self.first_version: int | None = None  # of the weights that its first token was made with
         self.last_version: int | None = None  # and its last
         self.predicted_ms: float | None = None  # what it should have taken, once it is complete
+        self.is_mute = False  # nothing is heard of it before it is whole
         self.deadline: CancelScope | None = None  # in which it is asked for
 
     def __repr__(self) -> str:
@@ -116,6 +117,16 @@ class Answer:
             sum(usage.prompt_tokens for usage in known),
             sum(usage.completion_tokens for usage in known),
             sum(usage.cached_tokens for usage in known),
+        )
+
+    @property
+    def cost(self) -> Usage:
+        """What all generations have cost: as the engine has told, and of one that it has not told of, as was seen."""
+        costs = [each.usage or each.seen for each in self._generations]
+        return Usage(
+            sum(cost.prompt_tokens for cost in costs),
+            sum(cost.completion_tokens for cost in costs),
+            sum(cost.cached_tokens for cost in costs),
         )
 
     @property
