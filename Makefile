@@ -41,7 +41,7 @@ types: $(READY)
 
 # Each prints what it measures beside its rival or its bound; the makespans over HTTP take half an hour.
 bench: $(READY)
-	$(BIN)/python bench/token_path.py
+	$(BIN)/python -m bench.token_path
 	$(BIN)/python bench/worker.py
 	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.orders

@@ -25,6 +25,7 @@ from transport.errors import (
     EngineUnreachable,
 )
 from transport.exchange import Exchange, Receiver
+from transport.gathering import Gathering
 from transport.relay import Passage, RelayExchange, RelayReceiver
 from transport.request import ChatRequest, Thought
 
@@ -45,6 +46,7 @@ class EngineClient:
         self.dialect = dialect
         self._head = endpoint.head(CHAT_PATH)
         self._tls = endpoint.tls()
+        self._gathering = Gathering()
 
     def use_key(self, key: str) -> None:
         """Bring this key with every request from now on: the engine that is being started asks for it."""
@@ -53,7 +55,7 @@ class EngineClient:
         self._head = self.endpoint.head(CHAT_PATH)
 
     def __repr__(self) -> str:
-        return f"<EngineClient {self.dialect.name} {self.endpoint}>"
+        return f"<EngineClient {self.dialect.name} {self.endpoint} {self._gathering!r}>"
 
     async def probe_ready(self) -> None:
         """Return when the engine is ready: GET /v1/models answers 200 with JSON, at least.
@@ -157,8 +159,9 @@ class EngineClient:
             EngineError: any of its leaves; events received before the failure stand.
         """
         body = self.dialect.encode(request)
+        gathering = None if request.is_watched else self._gathering
         finished = asyncio.get_running_loop().create_future()
-        await self._perform(Exchange(_message(self._head, body), receiver, finished))
+        await self._perform(Exchange(_message(self._head, body), receiver, finished, gathering=gathering))
 
     async def relay(self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage) -> None:
         """POST a body as it is, and return when its answer is complete; ``passage`` gets that as it comes.
@@ -183,6 +186,7 @@ class EngineClient:
         try:
             await exchange.finished
         finally:
+            exchange.stop_gathering()
             transport.abort()
 
     async def _connect(self, exchange: Exchange) -> asyncio.WriteTransport:

@@ -50,7 +50,7 @@ class RelayExchange(Exchange):
     def __init__(
         self, request: bytes, receiver: RelayReceiver, finished: "asyncio.Future[None]", passage: Passage
     ) -> None:
-        super().__init__(request, receiver, finished, ChatStream(decode=decode_frame))
+        super().__init__(request, receiver, finished, stream=ChatStream(decode=decode_frame))
         self._relay_receiver = receiver
         self._passage = passage
         self._unread: list[bytes] = []
@@ -70,8 +70,11 @@ class RelayExchange(Exchange):
         if self._status >= _OK:
             self._receiver.begin()
 
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+    def _deliver(self) -> None:
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        if not body or self.finished.done():
+            return
         unread = self._unread
         if (
             self._has_passed
@@ -114,6 +117,7 @@ class RelayExchange(Exchange):
 
     def on_message_complete(self) -> None:
         """Take the end of the answer, as the protocol tells it."""
+        self._deliver()
         self._read()
         if self.finished.done() or self._status < _OK:
             super().on_message_complete()

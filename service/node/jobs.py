@@ -292,7 +292,7 @@ class Jobs:
         """
         until = anyio.current_time() + limit_s
         while not self.watch.is_closed:
-            change = self.watch.next_change(job_id)
+            change = self.watch.next_change_towards_end(job_id)
             is_over = (await self._store.read(queries.job(job_id))).state in ENDED_JOBS
             left_s = until - anyio.current_time()
             if is_over or left_s <= 0:

@@ -140,8 +140,8 @@ def respond_in_format(constraint: Constraint) -> Mapping[str, object] | None:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
-def decode(frame: bytes) -> list[Event]:
-    """Return the events of one frame; a frame may hold several or none.
+def decode(frame: bytes, events: list[Event]) -> bool:
+    """Add the events of one frame to ``events``, several or none; return whether the model has stopped with it.
 
     Raises:
         MalformedFrame: not the JSON of this dialect.
@@ -153,9 +153,7 @@ def decode(frame: bytes) -> list[Event]:
         raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
     if chunk.error is not None:
         raise rejection(chunk.error, _SERVER_ERROR, None)
-    events: list[Event] = []
-    if chunk.choices:
-        _add_choice(chunk.choices[0], events)
+    has_stopped = _add_choice(chunk.choices[0], events) if chunk.choices else False
     if chunk.prompt_progress is not None:
         progress = chunk.prompt_progress
         events.append(PromptProgress(progress.total, progress.cache, progress.processed, progress.time_ms))
@@ -166,7 +164,7 @@ def decode(frame: bytes) -> list[Event]:
     if chunk.timings is not None:
         t = chunk.timings
         events.append(Timings(t.prompt_n, t.prompt_ms, t.cache_n, t.predicted_n, t.predicted_ms))
-    return events
+    return has_stopped
 
 
 def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
@@ -193,9 +191,9 @@ def message_document(message: Message) -> dict[str, object]:
     return fields
 
 
-def _add_choice(choice: _Choice, events: list[Event]) -> None:
+def _add_choice(choice: _Choice, events: list[Event]) -> bool:
     if choice.index:
-        return  # a caller's n > 1: one answer is what a turn has
+        return False  # a caller's n > 1: one answer is what a turn has
     delta = choice.delta or _NO_DELTA
     if delta.content:
         events.append(TextDelta(delta.content))
@@ -209,6 +207,8 @@ def _add_choice(choice: _Choice, events: list[Event]) -> None:
         )
     if choice.finish_reason:
         events.append(Finished(choice.finish_reason))
+        return True
+    return False
 
 
 def rejection(failure: ErrorDocument | str, status: int, retry_after_s: float | None) -> EngineRejected:

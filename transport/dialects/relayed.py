@@ -76,8 +76,10 @@ _decode_frame = msgspec.json.Decoder(_Frame).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
-def decode_frame(frame: bytes) -> list[Event]:
-    """Return the events of one frame; ``Finished`` with an empty reason ends a stream that knows no other end.
+def decode_frame(frame: bytes, events: list[Event]) -> bool:
+    """Add the events of one frame to ``events``; return whether the model has stopped with it.
+
+    ``Finished`` with an empty reason ends a stream that knows no other end.
 
     Raises:
         EngineRejected: the engine reports an error inside the stream.
@@ -85,17 +87,17 @@ def decode_frame(frame: bytes) -> list[Event]:
     try:
         read = _decode_frame(frame)
     except UNDECODABLE:
-        return [Advance()]
-    events: list[Event] = []
-    if read.choices:
-        for choice in read.choices:
-            _add_choice(choice, events)
+        events.append(Advance())
+        return False
+    has_stopped = False
+    for choice in read.choices or ():
+        has_stopped |= _add_choice(choice, events)
     if read.type is not None:
-        _add_typed(read, read.type, events)
+        has_stopped |= _add_typed(read, read.type, events)
     elif read.error is not None:
         raise rejection(read.error, _SERVER_ERROR, None)
     _add_cost(read.usage, read.timings, events)
-    return events
+    return has_stopped
 
 
 def decode_body(body: bytes) -> list[Event]:
@@ -109,7 +111,7 @@ def decode_body(body: bytes) -> list[Event]:
     return events
 
 
-def _add_choice(choice: _Choice, events: list[Event]) -> None:
+def _add_choice(choice: _Choice, events: list[Event]) -> bool:
     delta = choice.delta or _NO_DELTA
     text = delta.content or choice.text
     reasoning = delta.reasoning or delta.reasoning_content
@@ -122,9 +124,11 @@ def _add_choice(choice: _Choice, events: list[Event]) -> None:
         events.append(ReasoningDelta(reasoning))
     if choice.finish_reason and not choice.index:
         events.append(Finished(choice.finish_reason))
+        return True
+    return False
 
 
-def _add_typed(read: _Frame, kind: str, events: list[Event]) -> None:
+def _add_typed(read: _Frame, kind: str, events: list[Event]) -> bool:
     """Add what a frame of Responses or Messages says, which name their kinds."""
     if kind in FAILURES:
         raise _failure_of(read)
@@ -139,6 +143,8 @@ def _add_typed(read: _Frame, kind: str, events: list[Event]) -> None:
         _add_cost(inner.usage, None, events)
     if kind in ENDS:
         events.append(Finished(""))
+        return True
+    return False
 
 
 def _failure_of(read: _Frame) -> EngineRejected:

@@ -122,7 +122,8 @@ class ToolLoop:
             params={**await self._params(is_constrained=is_constrained), **params},
             tools=self._documents,
             cache_scope=self._manner.cache_scope(),
-            is_watched=self._request.is_watched,
+            # What requests hold of a cache that they share is counted by the tokens that have come.
+            is_watched=self._request.is_watched or self._manner.admit is not None,
         )
         chars = sum(len(message.content) for message in chat.messages)
         generation = self._answer.begin_generation(self._manner.repetition, chars)

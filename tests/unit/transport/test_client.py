@@ -131,11 +131,12 @@ async def test_the_request_is_whole_and_the_connection_is_not_kept() -> None:
 async def test_any_byte_of_the_body_is_progress() -> None:
     """Specification, "Streaming": comments are bytes and count as such, and are no events."""
     recorder = Recorder()
-    pings = SSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b": ping\n\n", b": ping\n\n", END)
+    pings = SSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b": ping\n\n", b": ping\n\n")
     async with engine_that_sends(pings) as (client, _):
-        with anyio.fail_after(LIMIT_S):
+        with anyio.fail_after(LIMIT_S), pytest.raises(TruncatedStream):
             await client.stream(REQUEST, recorder)
-    assert (recorder.touches, recorder.events) == (3, [Finished("stop")])
+    assert recorder.touches > 0
+    assert not recorder.events
 
 
 def http(status: int, body: bytes, headers: bytes = b"") -> bytes:

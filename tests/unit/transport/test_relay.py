@@ -167,7 +167,9 @@ async def test_a_refusal_passes_and_fails() -> None:
 )
 def test_each_surface_is_read(frame: bytes, events: list[Event]) -> None:
     """What a frame of any surface says of the model; what cannot be read counts as progress."""
-    assert decode_frame(frame) == events
+    found: list[Event] = []
+    assert decode_frame(frame, found) is any(type(event) is Finished for event in events)
+    assert found == events
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_each_surface_is_read(frame: bytes, events: list[Event]) -> None:
 def test_each_surface_tells_its_failures(frame: bytes) -> None:
     """An error inside a 200 stream, in the four forms that it has."""
     with pytest.raises(EngineRejected, match="broken"):
-        decode_frame(frame)
+        decode_frame(frame, [])
 
 
 def test_the_cost_of_a_whole_answer_is_read() -> None:
