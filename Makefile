@@ -11,12 +11,13 @@ demo: $(READY)
 	$(BIN)/roundhouse demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/system
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system" --ignore tests/system
 
-# What takes long because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
+# What takes long, over 2 s a test, because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
 # image's steps in a plain Debian root, which needs root and one package: apt-get install mmdebstrap
 test-system: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=0 tests/system
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m system --ignore tests/system
 
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)
@@ -40,16 +41,19 @@ types: $(READY)
 
 # Each prints what it measures beside its rival or its bound; the makespans over HTTP take half an hour.
 bench: $(READY)
-	$(BIN)/python bench/token_path.py
+	$(BIN)/python -m bench.token_path
 	$(BIN)/python bench/worker.py
 	$(BIN)/python -m bench.decisions
 	$(BIN)/python -m bench.orders
 	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.capacity_gpu
 	$(BIN)/python -m bench.batches
 	$(BIN)/python -m bench.replicas
 	$(BIN)/python -m bench.posting
 	$(BIN)/python -m bench.loop
 	$(BIN)/python -m bench.queued
+	$(BIN)/python -m bench.relay
+	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path

@@ -5,7 +5,7 @@ the bound: as many slots as ``tokens`` has, each with memory of its own for the 
 the context on average, drawn wide. vLLM runs on the CPU with a made checkpoint (a token a byte).
 
     python -m bench.capacity [--engine embedded|llama-server|vllm] [--program PROGRAM] [--conversations 60] [--rounds 2]
-        [--ways slots,tokens,memory]
+        [--ways slots,tokens,memory] [--model FILE] [--context TOKENS]
 
 ``--program`` is llama-server's, or the Python that has vLLM.
 """
@@ -16,6 +16,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def job_of(conversations: int, rounds: int, context: int) -> dict[str, Any]:
     dice = random.Random(3)
 
     def length() -> int:
-        return int(min(context * 0.7, max(50, dice.lognormvariate(math.log(context / 5.5), 0.8))))
+        return int(min(context * 0.5, max(50, dice.lognormvariate(math.log(context / 5.5), 0.8))))
 
     return {
         "name": "capacity",
@@ -53,7 +54,7 @@ def job_of(conversations: int, rounds: int, context: int) -> dict[str, Any]:
 
 def model_of(way: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the model of one way to lend the same memory; ``memory`` has more of it."""
-    context, most = CONTEXTS[options.engine], MOST[options.engine]
+    context, most = options.context or CONTEXTS[options.engine], MOST[options.engine]
     capacity: dict[str, Any] = {"capacity": "tokens", "slots": most} if way == "tokens" else {"slots": most}
     shared = {"engine": options.engine, "context": context, "repetition": None}
     if options.engine != "vllm":
@@ -82,7 +83,9 @@ def run(way: str, options: argparse.Namespace) -> dict[str, Any]:
         with serving(folder / "service", PORT, {"m": model}, ready=False) as service:
             while not service.http.get("/readyz").is_success:  # its own start limit ends that
                 time.sleep(0.5)
-            return measure(service, job_of(options.conversations, options.rounds, CONTEXTS[options.engine]))
+            return measure(
+                service, job_of(options.conversations, options.rounds, (options.context or CONTEXTS[options.engine]))
+            )
 
 
 def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +109,7 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
     largest = [wait for _, wait in waits[-len(waits) // 10 :]]
     return {
         "turns": len(waits),
-        "failed": sum(turn["state"] != "completed" for turn in turns),
+        "failed": dict(Counter(turn["reason"] for turn in turns if turn["state"] != "completed")),
         "attempts": sum(len(turn["attempts"]) for turn in turns),
         "rate": len(waits) / seconds,
         "most": most,
@@ -116,6 +119,10 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
         "gave way": sum(attempt["reason"] == "cache_full" for turn in turns for attempt in turn["attempts"]),
         "preempting": service.log().count("had to give way"),
     }
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 
 def _seconds(begin: str, end: str) -> float:
@@ -130,13 +137,14 @@ def main() -> None:
     parser.add_argument("--engine", choices=sorted(CONTEXTS), default="embedded")
     parser.add_argument("--program")
     parser.add_argument("--model", help="of llama.cpp; the tiny one without")
+    parser.add_argument("--context", type=int, help="tokens; each engine has its own without")
     parser.add_argument("--ways", default="slots,tokens,memory")
     options = parser.parse_args()
     rates = {}
     for way in options.ways.split(","):
         told = run(way, options)
         rates[way] = told["rate"]
-        print(f"{way:7} " + ", ".join(f"{key} {value:.4g}" for key, value in told.items()), flush=True)
+        print(f"{way:7} " + ", ".join(f"{key} {_shown(value)}" for key, value in told.items()), flush=True)
         print(f"turns a second: {rates[way] / next(iter(rates.values())):.2f} x", flush=True)
 
 

@@ -1,28 +1,37 @@
 """CPU per streamed token, from the socket to the accumulated text: Roundhouse beside its rivals, in the same run.
 
 Each client is a process of its own against the same timed engine (``bench/timed_engine.py``): loopback TCP, 64 and 256
-streams of 50 tokens/s, one event a token. The figure is the client's own user and system time, set-up included, divided
-by the tokens that it received; ``behind`` is how much longer than the engine's clock the streams took. Rounds are
-repeated and the median is printed; the ratios matter, since machines differ.
+streams of 50 tokens/s, one event a token; then 16 an event, as vLLM sends to whom nobody watches. ``roundhouse`` is the
+path of a token with the watch over it, ``roundhouse serve`` is the whole service with a job of as many conversations.
+The figure is the process's own user and system time, without its start and its imports, divided by the tokens that it
+received. Rounds are repeated and the median is printed; the ratios matter, since machines differ.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import resource
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
+import httpx
+import psutil
 import uvloop
 
+from bench.timed_engine import word_at
+from bench.token_layers import BODY, LAYERS, Layer
+
 HERE: Final = Path(__file__).parent
-BODY: Final = {"model": "timed", "messages": [{"role": "user", "content": "Go."}], "stream": True}
-Client = Callable[[int, int], Coroutine[None, None, list[str]]]
 
 
 class _Watched:
@@ -37,7 +46,16 @@ class _Watched:
 
 
 async def roundhouse(port: int, streams: int) -> list[str]:
-    """Run the path that every turn takes, with the watch over it: verdicts, repetition, rates."""
+    """Run the path that every turn takes, with the watch over it: verdicts, repetition, rates. Nobody follows it."""
+    return await _roundhouse(port, streams, is_watched=False)
+
+
+async def roundhouse_followed(port: int, streams: int) -> list[str]:
+    """Run the same for a job that somebody follows: each token is read when it comes."""
+    return await _roundhouse(port, streams, is_watched=True)
+
+
+async def _roundhouse(port: int, streams: int, *, is_watched: bool) -> list[str]:
     import anyio  # noqa: PLC0415 - each client's process pays for its own imports only
 
     from transport.client import EngineClient  # noqa: PLC0415
@@ -51,7 +69,8 @@ async def roundhouse(port: int, streams: int) -> list[str]:
     from workers.spec import WorkerTimeouts  # noqa: PLC0415
 
     client = EngineClient(Endpoint(port=port))
-    request = ChatRequest(model="timed", messages=(Message(role="user", content="Go."),))
+    message = Message(role="user", content="Go.")
+    request = ChatRequest(model="timed", messages=(message,), is_watched=is_watched)
     in_flight = InFlightRequests()
     vitals = EngineProbes(client, lambda: ("timed", {}), lambda: None, lambda: 0)
     watch = HealthWatch(in_flight, vitals, WorkerTimeouts(), _Watched(), time.monotonic)
@@ -71,7 +90,6 @@ async def roundhouse(port: int, streams: int) -> list[str]:
 
 async def httpx_sse(port: int, streams: int) -> list[str]:
     """Run stock httpx and httpx-sse."""
-    import httpx  # noqa: PLC0415
     from httpx_sse import aconnect_sse  # noqa: PLC0415
 
     async def one(client: httpx.AsyncClient) -> str:
@@ -124,35 +142,117 @@ async def _aiohttp(
         return await asyncio.gather(*(one(session) for _ in range(streams)))
 
 
-CLIENTS: Final[dict[str, Client]] = {
+CLIENTS: Final[dict[str, Layer]] = {
     "roundhouse": roundhouse,
+    "roundhouse followed": roundhouse_followed,
     "aiohttp+msgspec": aiohttp_msgspec,
     "aiohttp+json": aiohttp,
     "httpx+httpx-sse": httpx_sse,
 }
+SERVICE: Final = "roundhouse serve"  # a process of its own, which is watched from outside
+PATHS: Final = (SERVICE, *CLIENTS)
+LAYERED: Final = (*LAYERS, "roundhouse followed", "roundhouse", SERVICE)  # the next adds the watch
+NAMES: Final = (*PATHS, *LAYERS)
+RIVAL: Final = "aiohttp+msgspec"
 
 
 def _run_client(name: str, port: int, streams: int, tokens: int) -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    started_at = time.monotonic()
-    texts = uvloop.run(CLIENTS[name](port, streams))
-    wall_s = time.monotonic() - started_at
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    expected = "".join(f" t{number % 997:04d}" for number in range(tokens))  # as bench/timed_engine.py writes them
-    if texts != [expected] * streams:
+    client = {**CLIENTS, **LAYERS}[name]
+
+    async def run() -> tuple[list[str] | None, Usage]:
+        await client(port, 1)  # imports once what a service has imported long ago
+        began = Usage.of_self()
+        return await client(port, streams), Usage.of_self().since(began)
+
+    texts, used = uvloop.run(run())
+    expected = "".join(map(word_at, range(tokens)))
+    if texts is not None and texts != [expected] * streams:
         sys.exit(f"{name} did not receive what the engine sent")
-    cpu_s = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
-    print(json.dumps({"us_per_token": cpu_s / (streams * tokens) * 1e6, "wall_s": wall_s, "cpu_s": cpu_s}))
+    used.tell(streams * tokens)
 
 
-def _measure(name: str, streams: int, tokens: int) -> dict[str, float]:
+def _run_service(port: int, streams: int, tokens: int) -> None:
+    """Run a job of as many conversations as there are streams, which nobody follows, on the whole service."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
+        own_port = free.getsockname()[1]
+        free.close()
+        model = {"engine": "attached", "url": f"http://127.0.0.1:{port}", "model": "timed", "slots": streams}
+        config = {"server": {"port": own_port, "state_dir": folder}, "models": {"m": model}}
+        Path(folder, "config.yaml").write_text(json.dumps(config))
+        command = [str(Path(sys.executable).parent / "roundhouse"), "serve", "--config", f"{folder}/config.yaml"]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                service = psutil.Process(process.pid)
+                with httpx.Client(base_url=f"http://127.0.0.1:{own_port}", trust_env=False) as http:
+                    _run_job(http, 1)
+                    began = Usage.of_process(service)
+                    job = _run_job(http, streams)
+                    used = Usage.of_process(service).since(began)
+            finally:
+                process.terminate()
+    if job["progress"]["turns"]["completed"] != streams:
+        sys.exit(f"the job ended otherwise: {job}")
+    used.tell(streams * tokens)
+
+
+def _run_job(http: httpx.Client, conversations: int) -> dict[str, Any]:
+    """Return a job that has ended; while it runs it is looked at once a second."""
+    document = {
+        "agents": [{"id": "a", "model": "m"}],
+        "rounds": 1,
+        "conversations": [{"prompt": "Go."}] * conversations,
+    }
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if http.get("/readyz").is_success:
+                break
+        time.sleep(0.2)
+    path = "/v1/jobs/" + http.post("/v1/jobs", json=document).raise_for_status().json()["id"]
+    while (job := http.get(path).json())["state"] in {"queued", "running"}:
+        time.sleep(1.0)
+    return dict(job)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has used, in seconds."""
+
+    user_s: float
+    system_s: float
+    at: float
+
+    @classmethod
+    def of_self(cls) -> Self:
+        """Return what this process has used."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(usage.ru_utime, usage.ru_stime, time.monotonic())
+
+    @classmethod
+    def of_process(cls, process: psutil.Process) -> Self:
+        """Return what another process has used, in whole hundredths."""
+        times = process.cpu_times()
+        return cls(times.user, times.system, time.monotonic())
+
+    def since(self, before: Self) -> Self:
+        """Return what came in between."""
+        return type(self)(self.user_s - before.user_s, self.system_s - before.system_s, self.at - before.at)
+
+    def tell(self, tokens: int) -> None:
+        """Print the figures of one run."""
+        us = [seconds / tokens * 1e6 for seconds in (self.user_s + self.system_s, self.system_s)]
+        print(json.dumps({"us_per_token": us[0], "system_us": us[1], "wall_s": self.at}))
+
+
+def _measure(name: str, streams: int, tokens: int, per_frame: int) -> dict[str, float]:
     engine = subprocess.Popen(
-        [sys.executable, str(HERE / "timed_engine.py"), str(tokens)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, str(HERE / "timed_engine.py"), str(tokens), str(per_frame)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     with engine:
         assert engine.stdout is not None
         port = int(engine.stdout.readline())
-        argv = [sys.executable, __file__, "--client", name, "--port", str(port)]
+        argv = [sys.executable, "-m", "bench.token_path", "--client", name, "--port", str(port)]
         argv += ["--streams", str(streams), "--tokens", str(tokens)]
         done = subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=300)
         engine.communicate(timeout=10)
@@ -160,35 +260,40 @@ def _measure(name: str, streams: int, tokens: int) -> dict[str, float]:
     return figures
 
 
-def _compare(streams: int, tokens: int, rounds: int) -> None:
-    figures: dict[str, list[dict[str, float]]] = {name: [] for name in CLIENTS}
+def _compare(streams: int, tokens: int, per_frame: int, rounds: int, names: Sequence[str]) -> None:
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name in CLIENTS:  # in turn, so that a slow minute of the machine falls on all of them
-            figures[name].append(_measure(name, streams, tokens))
-    print(f"\n{streams} streams x 50 tokens/s, {tokens} tokens each, median of {rounds} rounds")
-    print(f"{'client':<18}{'CPU us/token':>14}{'x roundhouse':>14}{'share of a core':>17}{'behind':>9}")
-    own = statistics.median(run["us_per_token"] for run in figures["roundhouse"])
+        for name in names:  # in turn, so that a slow minute of the machine falls on all of them
+            figures[name].append(_measure(name, streams, tokens, per_frame))
+    print(f"\n{streams} streams x 50 tokens/s, {tokens} tokens each, {per_frame} a frame, median of {rounds} rounds")
+    print(f"{'client':<20}{'CPU us/token':>14}{'of it system':>14}{'x ' + RIVAL:>20}")
+    medians = {name: statistics.median(run["us_per_token"] for run in runs) for name, runs in figures.items()}
     for name, runs in figures.items():
-        us = statistics.median(run["us_per_token"] for run in runs)
-        share = statistics.median(run["cpu_s"] / run["wall_s"] for run in runs)
-        behind = statistics.median(run["wall_s"] for run in runs) - (tokens + 1) / 50
-        print(f"{name:<18}{us:>14.1f}{us / own:>14.2f}{share:>16.0%}{behind:>8.2f}s")
+        system = statistics.median(run["system_us"] for run in runs)
+        ratio = medians[name] / medians[RIVAL] if RIVAL in medians else float("nan")
+        print(f"{name:<20}{medians[name]:>14.2f}{system:>14.2f}{ratio:>20.2f}", flush=True)
 
 
 def main() -> None:
     """Compare, or be one of the compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--client", choices=CLIENTS)
+    parser.add_argument("--client", choices=NAMES)
+    parser.add_argument("--only", choices=NAMES, nargs="+", default=PATHS)
+    parser.add_argument("--layers", action="store_true", help="compare the layers of the path in place of rivals")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--streams", type=int, default=0, help="default: 64, then 256")
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--streams", type=int, default=0, help="default: 64, then 256, then 256 with 16 tokens a frame")
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--per-frame", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.client:
-        _run_client(options.client, options.port, options.streams, options.tokens)
+        run = _run_service if options.client == SERVICE else partial(_run_client, options.client)
+        run(options.port, options.streams, options.tokens)
         return
-    for streams in [options.streams] if options.streams else [64, 256]:
-        _compare(streams, options.tokens, options.rounds)
+    shapes = [(64, 1), (256, 1), (256, 16)] if not options.streams else [(options.streams, options.per_frame)]
+    for streams, per_frame in shapes:
+        names = LAYERED if options.layers else options.only
+        _compare(streams, options.tokens, per_frame, options.rounds, names)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,17 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def main() -> None:
-    """Ask readyz, with the first key where there is one, and say what it says."""
+    """Ask readyz, with the first key where there is one, and say what it says; where only hashes are, ask healthz."""
     server = configured_server()
+    named = [entry for entry in server.get("keys") or [] if isinstance(entry, dict)]
     keys = os.environ.get("ROUNDHOUSE_API_KEYS", "").split(",") + list(server.get("api_keys") or [])
+    keys += [entry.get("key") or "" for entry in named]
     key = next((str(key).strip() for key in keys if str(key).strip()), None)
+    path = "/healthz" if not key and (named or server.get("keys_file")) else "/readyz"
     port = os.environ.get("ROUNDHOUSE_PORT") or server.get("port", 8080)
     host = os.environ.get("ROUNDHOUSE_HOST") or server.get("host", "127.0.0.1")
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - where it listens, not where we do
-    request = urllib.request.Request(f"http://{host}:{port}/readyz")
+    request = urllib.request.Request(f"http://{host}:{port}{path}")
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     try:

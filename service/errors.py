@@ -27,7 +27,7 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
-    retry_after_s: ClassVar[int | None] = None
+    retry_after_s: int | None = None  # of the class, unless an instance knows better
     faults: tuple[Fault, ...] = ()
 
     def __init_subclass__(cls, **answer: int | str) -> None:
@@ -148,6 +148,7 @@ class IdempotencyConflict(
     """The key was used with another body."""
 
     def __init__(self, key: str, job_id: str) -> None:
+        key = key.rpartition("\n")[2]  # as its caller gave it
         super().__init__(f"Idempotency-Key {key!r} belongs to job {job_id}, whose body was another")
 
 
@@ -169,6 +170,20 @@ class NoSlotAvailable(
     ServiceError, status=429, code="no_slot_available", title="No slot is available", retry_after_s=1
 ):
     """Not every first turn can start at once, and the caller asked not to wait."""
+
+
+class TooMuchQueued(
+    ServiceError, status=429, code="too_much_queued", title="Too much of the key waits", retry_after_s=5
+):
+    """As many turns of the key wait as may."""
+
+
+class QueueFull(ServiceError, status=429, code="queue_full", title="Too many requests wait"):
+    """As many requests wait for slots as may; ``after_s`` is when there should be room."""
+
+    def __init__(self, waiting: int, after_s: int) -> None:
+        super().__init__(f"{waiting} requests wait for a slot, and server.queue allows no more")
+        self.retry_after_s = after_s
 
 
 class ShuttingDown(ServiceError, status=503, code="shutting_down", title="The service is stopping", retry_after_s=5):

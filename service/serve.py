@@ -5,7 +5,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from service.api.app import build_app
 from service.api.door.connections import Door, most_connections
 from service.config.schema import Config
+from service.conversations.callers import Caller, shares_of
 from service.errors import ConfigError
 from service.node.node import open_node
 from service.node.retention import release_always
@@ -79,11 +80,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    config: Config, specs: Sequence[WorkerSpec], state_dir: Path, roots: Sequence[Path], listener: socket.socket
+    config: Config,
+    specs: Sequence[WorkerSpec],
+    state_dir: Path,
+    roots: Sequence[Path],
+    callers: Mapping[bytes, Caller],
+    listener: socket.socket,
 ) -> None:
     """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
 
-    ``roots`` are where callers may have adapters and checkpoints read from.
+    ``roots`` are where callers may have adapters and checkpoints read from, ``callers`` who may ask, by the digests of
+    their keys.
 
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
@@ -95,7 +102,7 @@ async def serve(
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry)
             async with (
-                open_node(config, specs, state_dir) as node,
+                open_node(config, specs, state_dir, shares_of(callers.values())) as node,
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,
             ):
@@ -104,7 +111,7 @@ async def serve(
                 keeping.start_soon(Webhooks(node.store, config.webhooks).run)
                 keeping.start_soon(release_always, node.store, config.store)
                 most = most_connections(len(specs), sum(spec.slots for spec in specs))
-                server = _http_server(build_app(node, config, roots), most)
+                server = _http_server(build_app(node, config, roots, callers), most)
                 tasks.start_soon(_run_http, server, listener)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
                 await stop.wait()

@@ -25,6 +25,8 @@ from transport.errors import (
     EngineUnreachable,
 )
 from transport.exchange import Exchange, Receiver
+from transport.gathering import Gathering
+from transport.relay import Passage, RelayExchange, RelayReceiver
 from transport.request import ChatRequest, Thought
 
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class EngineClient:
         self.dialect = dialect
         self._head = endpoint.head(CHAT_PATH)
         self._tls = endpoint.tls()
+        self._gathering = Gathering()
 
     def use_key(self, key: str) -> None:
         """Bring this key with every request from now on: the engine that is being started asks for it."""
@@ -52,7 +55,7 @@ class EngineClient:
         self._head = self.endpoint.head(CHAT_PATH)
 
     def __repr__(self) -> str:
-        return f"<EngineClient {self.dialect.name} {self.endpoint}>"
+        return f"<EngineClient {self.dialect.name} {self.endpoint} {self._gathering!r}>"
 
     async def probe_ready(self) -> None:
         """Return when the engine is ready: GET /v1/models answers 200 with JSON, at least.
@@ -109,8 +112,8 @@ class EngineClient:
             rendered = await self._get(client, query.render_path, body)
             return query.decode(rendered, await self._get(client, query.path))
 
-    async def count_prompt(self, request: ChatRequest) -> int | None:
-        """Return how many tokens the prompt of ``request`` has; None where the engine does not count.
+    async def count_prompt(self, chat: bytes) -> int | None:
+        """Return how many tokens the prompt of a request's body has; None where the engine does not count.
 
         Raises:
             EngineError: it does not answer.
@@ -119,7 +122,7 @@ class EngineClient:
         if query is None:
             return None
         async with open_http(self.endpoint, self._tls) as client:
-            return query.decode(await self._get(client, query.path, self.dialect.encode(request)))
+            return query.decode(await self._get(client, query.path, chat))
 
     async def _read(self, reading: EngineQuery[T]) -> T:
         return reading.decode(*await self._get_all(reading.paths))
@@ -156,8 +159,23 @@ class EngineClient:
             EngineError: any of its leaves; events received before the failure stand.
         """
         body = self.dialect.encode(request)
-        loop = asyncio.get_running_loop()
-        exchange = Exchange(b"%s%d\r\n\r\n%s" % (self._head, len(body), body), receiver, loop.create_future())
+        gathering = None if request.is_watched else self._gathering
+        finished = asyncio.get_running_loop().create_future()
+        await self._perform(Exchange(_message(self._head, body), receiver, finished, gathering=gathering))
+
+    async def relay(self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage) -> None:
+        """POST a body as it is, and return when its answer is complete; ``passage`` gets that as it comes.
+
+        ``receiver`` is told how far the model is, as far as the answer shows it.
+
+        Raises:
+            EngineError: any of its leaves; what has gone through the passage before stands.
+        """
+        finished = asyncio.get_running_loop().create_future()
+        message = _message(self.endpoint.head(path, accept="*/*"), body)
+        await self._perform(RelayExchange(message, receiver, finished, passage))
+
+    async def _perform(self, exchange: Exchange) -> None:
         try:
             with anyio.fail_after(CONNECT_LIMIT_S):
                 transport = await self._connect(exchange)
@@ -168,6 +186,7 @@ class EngineClient:
         try:
             await exchange.finished
         finally:
+            exchange.stop_gathering()
             transport.abort()
 
     async def _connect(self, exchange: Exchange) -> asyncio.WriteTransport:
@@ -175,6 +194,10 @@ class EngineClient:
         if at.uds is not None:
             return (await loop.create_unix_connection(lambda: exchange, at.uds))[0]
         return (await loop.create_connection(lambda: exchange, at.host, at.port, ssl=self._tls))[0]
+
+
+def _message(head: bytes, body: bytes) -> bytes:
+    return b"%s%d\r\n\r\n%s" % (head, len(body), body)
 
 
 def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.AsyncClient:

@@ -54,12 +54,12 @@ class Endpoint:
         """What stands before every path."""
         return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.base_path}"
 
-    def head(self, path: str) -> bytes:
-        """Return the head of a streamed POST up to the value of its Content-Length."""
+    def head(self, path: str, accept: str = "text/event-stream") -> bytes:
+        """Return the head of a POST up to the value of its Content-Length; ``accept`` is the kind of answer."""
         lines = {
             "Host": self.authority,
             "Content-Type": "application/json",
-            "Accept": "text/event-stream",
+            "Accept": accept,
             "Connection": "close",
             **self.headers,
         }

@@ -37,6 +37,10 @@ class ToolCallDelta(Struct, frozen=True, gc=False):
     arguments: str
 
 
+class Advance(Struct, frozen=True, gc=False):
+    """The model has got further, in what is not looked at: another answer of the same request, say."""
+
+
 class Finished(Struct, frozen=True, gc=False):
     """The model has stopped: ``stop``, ``length`` or ``tool_calls``, or another word of the engine's own."""
 
@@ -61,4 +65,4 @@ class Timings(Struct, frozen=True, gc=False):
     completion_ms: float
 
 
-Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finished | Usage | Timings
+Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Advance | Finished | Usage | Timings

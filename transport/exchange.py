@@ -13,7 +13,8 @@ import httptools
 
 from transport.dialects import openai
 from transport.errors import EngineError, EngineUnreachable, MalformedFrame
-from transport.events import Event
+from transport.events import Event, PromptProgress
+from transport.gathering import Gathering, Reads
 from transport.stream import ChatStream
 
 MAX_ERROR_BODY_BYTES: Final = 64 * 1024  # enough for any message; an engine that sends more has nothing more to say
@@ -34,13 +35,29 @@ class Receiver(Protocol):
 
 
 class Exchange(asyncio.Protocol):
-    """The answer to one request; ``finished`` is done when it is complete or has failed with an ``EngineError``."""
+    """The answer to one request; ``finished`` is done when it is complete or has failed with an ``EngineError``.
 
-    def __init__(self, request: bytes, receiver: Receiver, finished: "asyncio.Future[None]") -> None:
+    With ``gathering`` its reads may be gathered from the first token on: nobody watches it.
+    """
+
+    def __init__(
+        self,
+        request: bytes,
+        receiver: Receiver,
+        finished: "asyncio.Future[None]",
+        *,
+        stream: ChatStream | None = None,
+        gathering: Gathering | None = None,
+    ) -> None:
         self._request = request
         self._receiver = receiver
         self.finished = finished
-        self._stream = ChatStream()
+        self._gathering = gathering
+        self._reads: Reads | None = None  # where they may be gathered
+        self._is_answering = False
+        self._stream = stream or ChatStream()
+        self._pieces: list[bytes] = []  # of the body, in the read that is being parsed
+        self.on_body = self._pieces.append  # httptools calls it for each chunk: no function of ours for a token
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -50,23 +67,35 @@ class Exchange(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<Exchange status={self._status or None} finished={self.finished.done()} {self._stream!r}>"
 
+    def stop_gathering(self) -> None:
+        """Leave the reads alone; to be called before the connection is closed from here."""
+        if self._gathering is not None and self._reads is not None:
+            self._gathering.discard(self._reads)
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
         # asyncio declares the base class; uvloop's transports are no subclass of asyncio.Transport.
         cast("asyncio.Transport", transport).write(self._request)
+        if self._gathering is not None:
+            self._reads = Reads(transport.get_extra_info("socket"))
         self._request = b""  # it may be megabytes, and we are kept for as long as the answer takes
 
     def data_received(self, data: bytes) -> None:
         """Parse what came and hand it over."""
         if self.finished.done():
             return
+        if self._reads is not None:
+            self._reads.count += 1
         try:
             self._parser.feed_data(data)
+            if self._pieces:
+                self._deliver()
         except httptools.HttpParserError as error:
             # An error raised in one of our callbacks arrives as the context of httptools' own.
             cause = error.__context__
+            self._deliver()
             if isinstance(cause, EngineError):
                 self._fail(cause)
             else:
@@ -75,6 +104,7 @@ class Exchange(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Judge what the end of the connection means for the answer."""
         del self._parser  # it keeps us as we keep it: only the collector would free us, and what our receiver holds
+        self.stop_gathering()
         if self.finished.done():
             return
         if not self._status:
@@ -103,23 +133,12 @@ class Exchange(asyncio.Protocol):
         self._is_stream = self._status == _OK
         if self._is_stream:
             self._receiver.begin()
-
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
-        if not self._is_stream:
-            room = MAX_ERROR_BODY_BYTES - len(self._error_body)
-            self._error_body += body[:room]
-            return
-        receiver = self._receiver
-        receiver.touch()
-        stream = self._stream
-        for event in stream.feed(body):
-            receiver.receive(event)
-        if stream.is_over:
-            self._settle()
+            if self._parser.should_keep_alive():
+                self._reads = None  # it does not close its connection after the answer, so the end would not wake us
 
     def on_message_complete(self) -> None:
         """Take the end of the answer."""
+        self._deliver()
         if self.finished.done():
             return
         if self._status < _OK:  # an interim answer; the real one follows
@@ -129,6 +148,29 @@ class Exchange(asyncio.Protocol):
             self._close_stream(None)
         else:
             self._reject()
+
+    def _deliver(self) -> None:
+        """Hand over what of the body has come with this read, if anything has."""
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        if not body:
+            return
+        if not self._is_stream:
+            room = MAX_ERROR_BODY_BYTES - len(self._error_body)
+            self._error_body += body[:room]
+            return
+        receiver = self._receiver
+        receiver.touch()
+        stream = self._stream
+        events = stream.feed(body)
+        for event in events:
+            receiver.receive(event)
+        if stream.is_complete or stream.failure is not None:
+            self._settle()
+        elif not self._is_answering and events and type(events[-1]) is not PromptProgress:
+            self._is_answering = True  # when the first token came has to be known well; from now on there are many
+            if self._gathering is not None and self._reads is not None:
+                self._gathering.add(self._reads)
 
     # outcomes
 

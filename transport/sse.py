@@ -35,20 +35,24 @@ class FrameDecoder:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the data of every frame that ``chunk`` completes."""
-        # Engines flush one event at a time, so a chunk is nearly always exactly one frame of one line.
+        # Engines flush whole events, so a chunk is nearly always a few whole frames of one line each.
         size = len(chunk)
         if (
             chunk[:6] == b"data: "
+            and chunk[-2:] == b"\n\n"
             and not self._tail
             and not self._data
-            and chunk.find(b"\n") == size - 2
-            and chunk[-1:] == b"\n"
             and chunk.find(b"\r") < 0
             and size - 2 <= self._max_frame_bytes
             and self.failure is None
         ):
-            self._swallow_lf = self._at_start = False
-            return [chunk[6:-2]]
+            if chunk.find(b"\n") == size - 2:
+                self._swallow_lf = self._at_start = False
+                return [chunk[6:-2]]
+            frames = chunk[6:-2].split(b"\n\ndata: ")
+            if chunk.count(b"\n") == 2 * len(frames):  # no line feed is left within a frame
+                self._swallow_lf = self._at_start = False
+                return frames
         return self._feed_lines(chunk)
 
     def close(self) -> list[bytes]:

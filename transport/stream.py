@@ -1,8 +1,10 @@
 """One chat stream as a sans-IO object: body bytes in, semantic events out."""
 
+from collections.abc import Callable
+
 from transport.dialects import openai
 from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
-from transport.events import Event, Finished
+from transport.events import Event
 from transport.sse import MAX_FRAME_BYTES, FrameDecoder
 
 
@@ -11,10 +13,14 @@ class ChatStream:
 
     The stream is complete when the engine has sent ``[DONE]``; an end of the body after a finish reason counts too,
     because some servers end so. Anything else that ends it is a failure, and is kept as a value: what came before it in
-    the same read has come, and is returned like everything else.
+    the same read has come, and is returned like everything else. ``decode`` adds the events of a frame to a list and
+    returns whether the model has stopped with it.
     """
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self, max_frame_bytes: int = MAX_FRAME_BYTES, decode: Callable[[bytes, list[Event]], bool] = openai.decode
+    ) -> None:
+        self._decode_frame = decode
         self.failure: EngineError | None = None
         self.is_complete = False
         self._frames = FrameDecoder(max_frame_bytes)
@@ -30,8 +36,10 @@ class ChatStream:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that ``chunk`` completes; what follows ``[DONE]`` or a failure is ignored."""
+        if self.is_complete or self.failure is not None:
+            return []
         events = self._decode(self._frames.feed(chunk))
-        if not self.is_over:
+        if self._frames.failure is not None and not self.is_over:
             self.failure = self._frames.failure
         return events
 
@@ -54,18 +62,13 @@ class ChatStream:
     def _decode(self, frames: list[bytes]) -> list[Event]:
         events: list[Event] = []
         for frame in frames:
-            if self.is_over:
-                break
             if frame == openai.DONE:
                 self.is_complete = True
                 break
             try:
-                decoded = openai.decode(frame)
+                if self._decode_frame(frame, events):
+                    self._has_finish_reason = True
             except EngineError as error:
                 self.failure = error
                 break
-            for event in decoded:
-                if type(event) is Finished:
-                    self._has_finish_reason = True
-                events.append(event)
         return events

@@ -19,6 +19,7 @@ from workers.requests.constraints import EngineConstraints
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.kv_pool import KvPool
 from workers.requests.prompts.bios import CONTEXT, seed_words
+from workers.requests.relay import Relay, relay
 from workers.requests.request import Request, without_answer
 from workers.requests.thoughts import EngineThoughts
 from workers.requests.tool_loop import RequestSettings, converse, read_prompt
@@ -65,26 +66,26 @@ class RequestRunner:
             now=lambda: datetime.now().astimezone(),
             cache_scope=lambda: weights.scope if weights else None,
             admit=self.pool.admit if self.pool else None,
+            admit_prompt=self.pool.admit_prompt if self.pool else None,
         )
 
     def __repr__(self) -> str:
         return f"<RequestRunner {self._spec.id} {self._in_flight!r}>"
 
-    def prepare(self, request: Request, answer: Answer, *, is_ahead: bool = False) -> InFlightRequest:
+    def prepare(self, request: Request | Relay, answer: Answer, *, is_ahead: bool = False) -> InFlightRequest:
         """Return a request with its id, not yet in flight."""
         job_name = request.job_name.encode("utf-8", "replace").decode()  # it stands in logs, incidents and answers
         return InFlightRequest(self._in_flight.next_id(), job_name, answer, is_ahead=is_ahead)
 
-    async def perform(self, request: Request, answer: Answer, running: InFlightRequest) -> Outcome:
+    async def perform(self, request: Request | Relay, answer: Answer, running: InFlightRequest) -> Outcome:
         """Run one request to its ending; ``answer`` holds what came."""
         worker, incarnation, began_at = self._spec.id, self._supervisor.now.incarnation, time.monotonic()
-        asked = replace(request, params={**self._spec.defaults_beside(request.params), **request.params})
         logger.debug("worker %s: request %d of %s begins", worker, running.id, running.job_name)
         with self._in_flight.admit(running):
             try:
                 with running.scope:
-                    outcome = await converse(self._client, self._manner, asked, answer)
-                    if isinstance(outcome, Completed):
+                    outcome = await self._ask(request, answer)
+                    if isinstance(outcome, Completed) and isinstance(request, Request):
                         self.latency.note_answer(answer, time.monotonic() - began_at)
                     self._watch.observations.learn(running)
                     if isinstance(outcome, EngineFailed):
@@ -102,6 +103,12 @@ class RequestRunner:
         assert running.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
         self._log_ending(running)
         return running.ending
+
+    async def _ask(self, request: Request | Relay, answer: Answer) -> Outcome:
+        if isinstance(request, Relay):
+            return await relay(self._client, self._manner, request, answer)
+        asked = replace(request, params={**self._spec.defaults_beside(request.params), **request.params})
+        return await converse(self._client, self._manner, asked, answer)
 
     async def read_ahead(self, request: Request, answer: Answer, running: InFlightRequest) -> None:
         """Have the engine read a prompt and write one token; it is watched like any request, and nothing is learned."""

@@ -147,12 +147,13 @@ class WorkerSpec:
     kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine by its plain name, and name the worker after its model.
+        """Take an engine and its capacity by their plain names, and name the worker after its model.
 
         Raises:
             InvalidSpec: a value cannot be; the message names each that cannot.
         """
         object.__setattr__(self, "engine", EngineKind(self.engine))
+        object.__setattr__(self, "capacity", Capacity(self.capacity))
         object.__setattr__(self, "id", self.id or WorkerId(f"{self.name}-0"))
         faults = list(self._faults())
         if faults:

@@ -40,6 +40,7 @@ from workers.request_runner import RequestRunner
 from workers.requests.answer import Answer
 from workers.requests.constraints import EngineConstraints
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
+from workers.requests.relay import Relay
 from workers.requests.request import Request
 from workers.requests.slots import Lease, Slots
 from workers.spec import Capacity, EngineKind, WorkerSpec
@@ -281,26 +282,26 @@ class SupervisedWorker:
 
     # Requests
 
-    def lease_nowait(self) -> Lease:
-        """Take a slot for one request.
+    def lease_nowait(self, count: int = 1) -> Lease:
+        """Take a slot for a request, or several.
 
         Raises:
-            NoSlot: all are taken, or the worker is not ready.
+            NoSlot: too many are taken, or the worker is not ready.
         """
         if self.state not in LEASABLE:
             raise NoSlot(f"worker {self.spec.id} is {self.state}")
-        return self._slots.lease_nowait()
+        return self._slots.lease_nowait(count)
 
-    def prepare(self, request: Request, answer: Answer, *, is_ahead: bool = False) -> InFlightRequest:
+    def prepare(self, request: Request | Relay, answer: Answer, *, is_ahead: bool = False) -> InFlightRequest:
         """Return a request of this worker with its id, not yet in flight."""
         return self._runner.prepare(request, answer, is_ahead=is_ahead)
 
-    async def perform(self, request: Request, answer: Answer, running: InFlightRequest | None = None) -> Outcome:
+    async def perform(self, request: Request | Relay, answer: Answer, own: InFlightRequest | None = None) -> Outcome:
         """Run one request; the caller holds a lease of this worker meanwhile.
 
         ``answer`` holds what came, at any moment and after any ending.
         """
-        return await self._runner.perform(request, answer, running or self.prepare(request, answer))
+        return await self._runner.perform(request, answer, own or self.prepare(request, answer))
 
     # What a death was of, once that is known
 

@@ -163,6 +163,7 @@ class Client:
 
     get_status = _Asks(node_calls.get_status)
     list_lanes = _Asks(node_calls.list_lanes)
+    get_usage = _Asks(node_calls.get_usage)
     get_health = _Asks(node_calls.get_health)
     get_readiness = _Asks(node_calls.get_readiness)
     wait_ready = _Runs(waiting.wait_ready)

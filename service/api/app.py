@@ -1,34 +1,44 @@
 """The HTTP surface, put together."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.api import problems
+from service.api.door.access import AccessCheck
 from service.api.door.gate import Gate
-from service.api.jobs import jobs_router
+from service.api.door.key_ring import KeyRing
+from service.api.door.rates import Rates
+from service.api.jobs import job_router, jobs_router
 from service.api.lanes import lanes_router
 from service.api.metrics import metrics_router
 from service.api.models.adapters import ADAPTER_BODIES, adapters_router
 from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
+from service.api.openai.routes import model_router, openai_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
+from service.api.usage import usage_router
 from service.api.workers import health_router, workers_router
 from service.config.schema import Config
+from service.conversations.callers import Caller
 from service.conversations.spec import JobSpec
 from service.node.node import Node
 
 
-def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
-    """Return the ASGI application over a running node; files are read from below ``roots`` alone."""
+def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mapping[bytes, Caller]) -> FastAPI:
+    """Return the ASGI application over a running node; files are read from below ``roots`` alone.
+
+    ``callers`` are who may ask, by the digests of their keys; without any, all of this machine may.
+    """
     limits, server = config.limits, config.server
     app = FastAPI(
         title="Roundhouse",
@@ -37,18 +47,23 @@ def build_app(node: Node, config: Config, roots: Sequence[Path]) -> FastAPI:
         docs_url=None,  # its page would be loaded from a foreign host
         redoc_url=None,
         openapi_url=None,  # it is described by a route of ours
+        dependencies=[Depends(AccessCheck(Rates(time.monotonic)))],
     )
     problems.install(app)
-    app.include_router(jobs_router(node.jobs, node.prompts, limits))
+    app.include_router(openai_router(node, limits, server))  # first: each route before one's own costs 20 us a request
+    app.include_router(jobs_router(node.jobs, limits))
+    app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(workers_router(node.fleet, node.scheduler.reserved))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))
     app.include_router(tools_router(node.catalog))
+    app.include_router(model_router(node))
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
+    app.include_router(usage_router(node.store))
     app.include_router(health_router(node.fleet, node.store, node.tools))
-    app.add_middleware(Gate, keys=server.api_keys, hosts=server.hosts, origins=server.origins)
+    app.add_middleware(Gate, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
     if server.origins:  # around the gate: a browser asks first, and has no key then
         app.add_middleware(
             CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],

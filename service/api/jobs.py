@@ -6,13 +6,14 @@ from typing import Annotated, Final, Literal
 
 import anyio.lowlevel
 import msgspec
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from service.api import schemas
 from service.api.batch import MEDIA_TYPE as NDJSON
 from service.api.batch import is_batch, post_batch
 from service.api.body import decode_soon, read_body
+from service.api.door.access import CallerNow
 from service.api.events import follow
 from service.api.problems import refused
 from service.conversations.job import JobId, TurnKey
@@ -37,10 +38,21 @@ BODY: Final = {
 }
 
 
-def jobs_router(jobs: Jobs, prompts: PromptHistory, limits: Limits) -> APIRouter:
-    """Return the routes of jobs."""
+def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
+    """Return the routes of all jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     _add_posting(router, jobs, limits)
+    _add_listing(router, jobs)
+    return router
+
+
+def job_router(jobs: Jobs, prompts: PromptHistory) -> APIRouter:
+    """Return the routes of one job: to whom it is another's, it is not there."""
+
+    async def check_seen(job_id: str, caller: CallerNow) -> None:
+        await jobs.check_seen(JobId(job_id), caller)
+
+    router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], dependencies=[Depends(check_seen)])
     _add_looking(router, jobs)
     _add_reading(router, jobs, prompts)
     _add_ending(router, jobs)
@@ -65,35 +77,39 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
     )
     async def post_job(
         request: Request,
+        caller: CallerNow,
         idempotency_key: Annotated[str | None, Header()] = None,
         queue: Annotated[bool, Query(description="false: refuse with 429 unless every first turn starts now")] = True,
     ) -> Response:
         if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
             raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
         if is_batch(request):
-            return await post_batch(request, partial(jobs.post, queue=queue), limits, idempotency_key)
+            return await post_batch(request, partial(jobs.post, queue=queue, caller=caller), limits, idempotency_key)
         content = await read_body(request, limits)
         document = await decode_soon(content, limits)
-        stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content))
+        stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
         body = job_document(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
         location = {"Location": f"/v1/jobs/{stored.id}"}
         return _json(body, status=202 if is_new else 200, headers=location)
 
 
-def _add_looking(router: APIRouter, jobs: Jobs) -> None:
+def _add_listing(router: APIRouter, jobs: Jobs) -> None:
     @router.get("", response_model=schemas.JobList, summary="List jobs, the newest first", responses=refused(400, 401))
     async def list_jobs(
+        caller: CallerNow,
         state: JobState | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         cursor: Annotated[str | None, Query(description="next_cursor of the page before")] = None,
     ) -> Response:
         if cursor is not None and not _is_number(cursor):
             raise InvalidParameter("cursor: not one of ours; take next_cursor of the page before")
-        views = await jobs.page(state, limit, int(cursor) if cursor else None)
+        views = await jobs.page(state, limit, int(cursor) if cursor else None, caller)
         more = str(views[-1].stored.number) if len(views) == limit else None
         return _json({"jobs": [job_document(view) for view in views], "next_cursor": more})
 
-    @router.get("/{job_id}", response_model=schemas.JobOut, summary="Look at a job", responses=refused(400, 401, 404))
+
+def _add_looking(router: APIRouter, jobs: Jobs) -> None:
+    @router.get("", response_model=schemas.JobOut, summary="Look at a job", responses=refused(400, 401, 404))
     async def get_job(
         job_id: str,
         wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="wait so long for its end")] = 0.0,
@@ -103,7 +119,7 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
         return _json(job_document(await jobs.get(JobId(job_id))))
 
     @router.get(
-        "/{job_id}/events",
+        "/events",
         summary="Follow a job as server-sent events",
         response_class=StreamingResponse,
         responses={
@@ -119,7 +135,7 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
 
 def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
     @router.get(
-        "/{job_id}/result",
+        "/result",
         response_model=schemas.ResultOut,
         summary="Read all transcripts",
         responses={200: {"content": {NDJSON: {"schema": {"type": "string"}}}}, **refused(400, 401, 404, 409)},
@@ -132,7 +148,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         return StreamingResponse(_whole(stored, transcripts), media_type=JSON)
 
     @router.get(
-        "/{job_id}/conversations/{conversation_id}",
+        "/conversations/{conversation_id}",
         response_model=schemas.TranscriptOut,
         summary="Read one transcript as it is so far",
         responses=refused(401, 404),
@@ -141,7 +157,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         return StreamingResponse(_pieces(await jobs.transcript_json(JobId(job_id), conversation_id)), media_type=JSON)
 
     @router.get(
-        "/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
+        "/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
         response_model=schemas.PromptsOut,
         summary="Read what was really asked for a turn",
         responses=refused(401, 404),
@@ -151,7 +167,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         return _json({"attempts": [prompt_document(prompt) for prompt in asked]})
 
     @router.get(
-        "/{job_id}/deliveries",
+        "/deliveries",
         response_model=schemas.DeliveryList,
         summary="See what became of the job's webhook",
         responses=refused(401, 404),
@@ -162,7 +178,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
 
 def _add_ending(router: APIRouter, jobs: Jobs) -> None:
     @router.post(
-        "/{job_id}/cancel",
+        "/cancel",
         status_code=202,
         response_model=schemas.JobOut,
         summary="End a job early",
@@ -173,7 +189,7 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
         return _json(job_document(await jobs.get(JobId(job_id))), status=202)
 
     @router.delete(
-        "/{job_id}",
+        "",
         status_code=204,
         summary="Release all that is stored of an ended job",
         responses=refused(401, 404, 409),
@@ -220,6 +236,7 @@ def job_document(view: JobView) -> dict[str, object]:
                 **ended,
             },
         },
+        "key": view.stored.owner,
         "metadata": dict(view.stored.metadata),
         "is_metadata_cut": view.stored.is_metadata_cut,
     }

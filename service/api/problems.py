@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from service.api import schemas
+from service.api.openai.forms import error_of_service, is_relayed
 from service.errors import AdapterInvalid, Fault, ServiceError, UpdateInvalid
 from service.formats.faults import path_of
 from transport.errors import EngineError
@@ -96,10 +97,11 @@ def install(app: FastAPI) -> None:
     """Have every error of ``app`` rendered here."""
 
     @app.exception_handler(ServiceError)
-    async def service_error(_request: Request, error: ServiceError) -> Response:
+    async def service_error(request: Request, error: ServiceError) -> Response:
         if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a 503 is told by whatever is not available
             logger.error("%s: %s", error.code, error)
-        return problem(error)
+        path = request.url.path
+        return error_of_service(error).response(path, {}) if is_relayed(path) else problem(error)
 
     for kind in ANSWERS:
 

@@ -57,6 +57,7 @@ class JobOut(Body):
     started_at: str | None
     finished_at: str | None
     progress: ProgressOut
+    key: str | None  # the name of the key that it was posted with
     metadata: dict[str, object]
     is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
 

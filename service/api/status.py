@@ -6,9 +6,11 @@ from types import MappingProxyType
 from fastapi import APIRouter
 
 from service.api import schemas
+from service.api.door.access import CallerNow
 from service.api.lanes import lane_document
 from service.api.problems import refused
 from service.api.workers import tool_servers, worker_document
+from service.conversations.callers import ANYBODY, Caller
 from service.node.node import Node
 from service.node.status import status_of
 
@@ -18,15 +20,17 @@ def status_router(node: Node) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["status"])
 
     @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
-    async def status() -> schemas.StatusOut:
-        return status_document(node, await node.unclaimed())
+    async def status(caller: CallerNow) -> schemas.StatusOut:
+        return status_document(node, await node.unclaimed(), caller)
 
     return router
 
 
-def status_document(node: Node, unclaimed: Mapping[str, str] = MappingProxyType({})) -> schemas.StatusOut:
-    """Return a snapshot as it is shown."""
-    now = status_of(node.scheduler, node.fleet)
+def status_document(
+    node: Node, unclaimed: Mapping[str, str] = MappingProxyType({}), caller: Caller = ANYBODY
+) -> schemas.StatusOut:
+    """Return a snapshot as a caller is shown it: the heads are of jobs that it may know of."""
+    now = status_of(node.scheduler, node.fleet, is_seen=None if caller.sees_all else caller.sees)
     return schemas.StatusOut(
         jobs=now.jobs,
         conversations=now.conversations,
@@ -37,5 +41,5 @@ def status_document(node: Node, unclaimed: Mapping[str, str] = MappingProxyType(
         store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
         tool_servers=tool_servers(node.tools),
         lanes=[lane_document(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes],
-        workers=[worker_document(node.scheduler.reserved, worker) for worker in node.fleet],
+        workers=[worker_document(node.scheduler.reserved, worker, is_named=caller.sees_all) for worker in node.fleet],
     )

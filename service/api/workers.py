@@ -1,13 +1,14 @@
 """The HTTP surface of workers and of the service's own health."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query
 
 from service.api import schemas
+from service.api.door.access import CallerNow
 from service.api.problems import refused
 from service.config.tools import Equipment
 from service.conversations.transcript import rfc3339
@@ -37,12 +38,12 @@ def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
         return worker
 
     @router.get("", summary="List workers", responses=refused(401))
-    async def list_workers() -> schemas.WorkerList:
-        return schemas.WorkerList(workers=[shown(worker) for worker in fleet])
+    async def list_workers(caller: CallerNow) -> schemas.WorkerList:
+        return schemas.WorkerList(workers=[shown(worker, is_named=caller.sees_all) for worker in fleet])
 
     @router.get("/{worker_id}", summary="Look at a worker", responses=refused(401, 404))
-    async def get_worker(worker_id: str) -> schemas.WorkerOut:
-        return shown(find(worker_id))
+    async def get_worker(worker_id: str, caller: CallerNow) -> schemas.WorkerOut:
+        return shown(find(worker_id), is_named=caller.sees_all)
 
     @router.get("/{worker_id}/logs", summary="Read the engine's last output lines", responses=refused(400, 401, 404))
     async def get_logs(
@@ -118,8 +119,13 @@ def tool_servers(tools: Equipment) -> list[schemas.ToolServerOut]:
     ]
 
 
-def worker_document(reserved: Callable[[str], int], worker: SupervisedWorker) -> schemas.WorkerOut:
-    """Return a worker as it is shown; ``reserved`` tells what turns have of its KV cache, in tokens."""
+def worker_document(
+    reserved: Callable[[str], int], worker: SupervisedWorker, *, is_named: bool = True
+) -> schemas.WorkerOut:
+    """Return a worker as it is shown; ``reserved`` tells what turns have of its KV cache, in tokens.
+
+    ``is_named``: the names of the jobs whose requests it has are shown.
+    """
     now = worker.snapshot()
     return schemas.WorkerOut(
         id=now.id,
@@ -137,7 +143,7 @@ def worker_document(reserved: Callable[[str], int], worker: SupervisedWorker) ->
         slots_because=now.slots_because,
         last_exit=_exit(now.last_exit),
         verdict=now.verdict,
-        requests=list(now.requests),
+        requests=[view if is_named else replace(view, job_name="") for view in now.requests],
         tokens_per_s=round(now.tokens_per_s, 1),
         pace=_pace(worker.latency),
         kv=_kv(worker.kv, reserved(now.id)),

@@ -11,6 +11,7 @@ from service import __version__
 from service.cli import local, remote
 from service.cli.exits import Exit
 from service.cli.gpus import gpus
+from service.cli.new_key import key
 from service.cli.plain import plain
 from service.cli.remote import ServiceAway
 from service.cli.tool_listing import tools
@@ -31,6 +32,7 @@ local.add_commands(app)
 remote.add_commands(app)
 app.command()(tools)
 app.command()(gpus)
+app.command()(key)
 
 
 def _print_version(is_asked: bool) -> None:

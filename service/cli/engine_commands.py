@@ -19,12 +19,14 @@ from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.cli.prompt_display import PromptDisplay
 from service.cli.run_display import display
+from service.config.keys import callers_of
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config
 from service.config.roots import roots_of
 from service.config.schema import Config
 from service.config.secrets import masked
 from service.config.workers import SMALL, TINY, models_without_file, own_models, tiny_model_path, worker_specs
+from service.conversations.callers import Caller
 from service.errors import ConfigError
 from service.export import folder_for
 from service.formats.documents import parse_document, read_text
@@ -47,11 +49,11 @@ def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path |
     os.umask(0o077)  # what it writes holds prompts and answers
     settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
     settings = with_mig(settings, enable_mig=enable_mig)
+    callers = _callers(settings, config.parent)
     specs = _specs(settings, config.parent, settings.server.state_dir)
     listener = listen(settings.server.host, settings.server.port)
-    run_async(
-        serve_until_stopped, settings, specs, settings.server.state_dir, roots_of(settings, config.parent), listener
-    )
+    roots = roots_of(settings, config.parent)
+    run_async(serve_until_stopped, settings, specs, settings.server.state_dir, roots, callers, listener)
 
 
 def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, enable_mig: bool) -> None:
@@ -111,6 +113,7 @@ def _demo_model(model: dict[str, object]) -> str:
 def check(config: Path, state_dir: Path | None) -> None:
     """Validate a configuration, and print the effective one."""
     settings = load_config(config, {"state_dir": state_dir})
+    _callers(settings, config.parent)
     worker_specs(settings, config.parent, settings.server.state_dir)
     shown = masked(settings.model_dump(mode="json"))
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
@@ -152,6 +155,12 @@ async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments
     if not results:
         raise KeyboardInterrupt
     return results[0]
+
+
+def _callers(config: Config, base: Path) -> dict[bytes, Caller]:
+    server = config.server
+    file = None if server.keys_file is None else base / server.keys_file.expanduser()
+    return callers_of(server.api_keys, server.keys, file)
 
 
 def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
+from service.config.keys import KeyConfig, SentKey, repeated
 from service.conversations.job import GroupBy
 from service.conversations.limits import Limits
 from service.conversations.spec import Phrase
@@ -61,33 +62,33 @@ def _gives_up(restart: RestartPolicy) -> RestartPolicy:
     return restart
 
 
-def _usable_key(key: str) -> str:
-    if not key or not all("!" <= letter <= "~" for letter in key):
-        raise ValueError("a key is made of letters, digits and signs of ASCII, without spaces: else none can send it")
-    return key
-
-
 class ServerConfig(StrictModel):
     """The HTTP front end and where state is kept."""
 
     host: Text = "127.0.0.1"
     port: Port = 8080
     state_dir: Place = Path("state")
-    api_keys: list[Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_usable_key)]] = Field(
-        default_factory=list
-    )
+    api_keys: list[SentKey] = Field(default_factory=list)
+    keys: list[KeyConfig] = Field(default_factory=list)
+    keys_file: Place | None = None
     hosts: list[Annotated[str, AfterValidator(canonical_host)]] = Field(default_factory=list)
     origins: list[Annotated[str, AfterValidator(canonical_origin)]] = Field(default_factory=list)
     roots: list[Place] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
+    heartbeat_s: Seconds = 15.0
+    queue: int = Field(default=1024, ge=0)
+    wait_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _needs_keys(self) -> "ServerConfig":
-        if self.host not in LOOPBACK and not self.api_keys:
+        if self.host not in LOOPBACK and not (self.api_keys or self.keys or self.keys_file):
             raise ValueError(
                 f"host {self.host} is reachable from outside and needs api_keys "
-                "(or ROUNDHOUSE_API_KEYS); or keep host: 127.0.0.1"
+                "(or ROUNDHOUSE_API_KEYS), keys or a keys_file; or keep host: 127.0.0.1"
             )
+        fault = repeated(self.keys, self.api_keys)
+        if fault is not None:
+            raise ValueError(f"keys: {fault}")
         return self
 
 
@@ -124,6 +125,7 @@ class StoreConfig(StrictModel):
     keep_jobs_s: Kept | None = None
     keep_keys_s: Kept = 86_400.0
     keep_events: int = Field(default=100_000, ge=100)
+    keep_usage_days: int | None = Field(default=400, ge=1, le=36_500)
 
 
 class WebhooksConfig(StrictModel):

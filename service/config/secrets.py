@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 MASK: Final = "********"
-WHOLLY_SECRET: Final = frozenset({"api_keys", "headers", "secrets"})
+WHOLLY_SECRET: Final = frozenset({"api_keys", "headers", "secrets", "sha256"})
 # What is secret in an environment is unknown, but for these, whose values help to see what is wrong.
 HARMLESS: Final = re.compile(
     r"(?:CUDA|HIP|ROCR|NVIDIA|OMP|MKL|OPENBLAS|GGML|LLAMA_ARG|VLLM|NCCL|GLOO|LC|XDG)_(?!.*(?:KEY|TOKEN|PASS|PWD|SECRET|AUTH|CREDENTIAL|COOKIE))\w*"
@@ -29,7 +29,7 @@ _SECRET_NAME: Final = re.compile(rf"-*{_NAME}", re.IGNORECASE)
 
 def masked(document: object, name: str = "") -> object:
     """Return a document of JSON with its secrets masked; ``name`` is the key under which it stands."""
-    if name in WHOLLY_SECRET:
+    if name in WHOLLY_SECRET and document is not None:
         return _wholly(document)
     if isinstance(document, Mapping):
         is_environment = name == "env"
@@ -53,7 +53,10 @@ def _masked_variable(name: str, value: object) -> object:
 def _masked_list(items: list[object], name: str) -> object:
     if _SECRET_NAME.fullmatch(name):
         return _wholly(items)
-    return [MASK if before in _HEADER_FLAGS else masked(item, _flag(before)) for before, item in pairwise(["", *items])]
+    return [
+        MASK if isinstance(before, str) and before in _HEADER_FLAGS else masked(item, _flag(before))
+        for before, item in pairwise(["", *items])
+    ]
 
 
 def _is_harmless(name: str, value: str) -> bool:

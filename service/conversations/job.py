@@ -56,7 +56,8 @@ class TurnKey(NamedTuple):
 class Agent:
     """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round.
 
-    ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name.
+    ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name. Its turns
+    take ``slots`` of a worker each, or all that there are.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Agent:
     markup: bool = False
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
+    slots: int = 1
 
     @property
     def is_constrained(self) -> bool:
@@ -111,7 +113,10 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Agents and the conversations that they hold; ``system`` stands before every agent's own."""
+    """Agents and the conversations that they hold; ``system`` stands before every agent's own.
+
+    ``owner`` is the name of the key that it was posted with, None where it belongs to none.
+    """
 
     id: JobId
     name: str
@@ -125,6 +130,7 @@ class Job:
     system: str = ""
     view: View = View.OWN
     prompts: Phrases = field(default_factory=Phrases)
+    owner: str | None = None
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -13,30 +13,41 @@ class JobFollowers:
 
     def __init__(self) -> None:
         self._events: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # gone with their last watcher
+        self._ends: WeakValueDictionary[JobId, anyio.Event] = (
+            WeakValueDictionary()
+        )  # of who waits for no more than that
         self.is_closed = False
 
     def __repr__(self) -> str:
-        return f"<JobFollowers {len(self._events)} jobs>"
+        return f"<JobFollowers {len(self._events)} jobs, ends of {len(self._ends)}>"
 
     def next_change(self, job_id: JobId) -> anyio.Event:
         """Return the event of the job's next change; take it before you read, and wait for it after."""
-        event = self._events.get(job_id)
-        if event is None:
-            event = self._events[job_id] = anyio.Event()
-        return event
+        return _event_of(self._events, job_id)
+
+    def next_change_towards_end(self, job_id: JobId) -> anyio.Event:
+        """Return the same for who waits for the job's end: its tokens are shown to nobody for that."""
+        return _event_of(self._ends, job_id)
 
     def is_followed(self, job_id: JobId) -> bool:
-        """Whether anybody waits for the job's next change."""
+        """Whether anybody is shown the job's changes as they come."""
         return job_id in self._events
 
     def close(self) -> None:
         """Wake everybody: nothing more is to be waited for."""
         self.is_closed = True
-        self.committed(list(self._events))
+        self.committed({*self._events, *self._ends})
 
     def committed(self, job_ids: Iterable[JobId]) -> None:
         """Wake the watchers of these jobs."""
         for job_id in job_ids:
-            event = self._events.pop(job_id, None)
-            if event is not None:
-                event.set()
+            for event in (self._events.pop(job_id, None), self._ends.pop(job_id, None)):
+                if event is not None:
+                    event.set()
+
+
+def _event_of(events: WeakValueDictionary[JobId, anyio.Event], job_id: JobId) -> anyio.Event:
+    event = events.get(job_id)
+    if event is None:
+        event = events[job_id] = anyio.Event()
+    return event

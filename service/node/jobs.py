@@ -5,7 +5,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -13,13 +13,23 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from service.conversations.callers import ANYBODY, API_KEYS, Caller
 from service.conversations.job import Job, JobId
 from service.conversations.job_parser import JobRules, check_schemas, parse_job
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, transcript_document, transcript_pieces
-from service.errors import NoSlotAvailable, NotFinished, ShuttingDown, StoreUnavailable
+from service.errors import (
+    Fault,
+    InvalidJob,
+    JobNotFound,
+    NoSlotAvailable,
+    NotFinished,
+    ShuttingDown,
+    StoreUnavailable,
+)
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
+from service.node.queue_bounds import QueueBounds
 from service.node.tool_catalog import ToolCatalog
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
@@ -64,6 +74,7 @@ class Jobs:
         self._neighbours = neighbours
         self._rules = rules
         self._catalog = catalog
+        self.bounds = QueueBounds(store, scheduler)
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._takings: set[anyio.Event] = set()
         self._is_closed = False
@@ -79,9 +90,15 @@ class Jobs:
     # Posting
 
     async def post(
-        self, document: object, key: str | None = None, *, queue: bool = True, size: int = SMALL_BYTES
+        self,
+        document: object,
+        key: str | None = None,
+        *,
+        queue: bool = True,
+        size: int = SMALL_BYTES,
+        caller: Caller = ANYBODY,
     ) -> tuple[StoredJob, bool]:
-        """Take a job; when this returns it is durable. Return it, and whether it is new.
+        """Take a job of a caller; when this returns it is durable. Return it, and whether it is new.
 
         ``size`` is how many bytes it came in: of more than a few, what is to be done with it is done in a thread.
 
@@ -92,11 +109,13 @@ class Jobs:
             ShuttingDown: no new jobs are taken.
             ToolServerDown: an MCP server whose tools it asks for was never reached.
             StoreUnavailable: the store is in trouble.
+            TooMuchQueued: as many turns of the caller wait as may.
         """
         is_small = size <= SMALL_BYTES
         text, hashed = _written(document) if is_small else await anyio.to_thread.run_sync(_written, document)
         now = datetime.now(UTC)
         if key is not None:
+            key = _key_of(caller, key)
             # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
             stored = await self._store.read(queries.job_by_key(key, hashed, now))
             if stored is not None:
@@ -106,10 +125,10 @@ class Jobs:
         if self._store.trouble is not None:
             raise StoreUnavailable(self._store.trouble)
         with self._taking():
-            return await self._take(document, text, hashed, key, now, queue=queue)
+            return await self._take(document, text, hashed, key, now, caller, queue=queue)
 
     async def _take(
-        self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, *, queue: bool
+        self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, caller: Caller, *, queue: bool
     ) -> tuple[StoredJob, bool]:
         rules = self._rules()
         await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
@@ -122,6 +141,7 @@ class Jobs:
             job = parse_job(document, new_job_id(), rules)
         else:
             job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
+        job = _owned(job, caller)
         new = NewJob(
             job=job,
             document=text.decode(),
@@ -130,10 +150,11 @@ class Jobs:
             key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
             created_at=now,
         )
-        if queue:
-            return await self._intake.post(new, claims=self._intake.has_room_for(job))
-        with self._promise(job):
-            return await self._intake.post(new, claims=True)
+        async with self.bounds.hold(caller, job.total_turns):
+            if queue:
+                return await self._intake.post(new, claims=self._intake.has_room_for(job))
+            with self._promise(job):
+                return await self._intake.post(new, claims=True)
 
     @contextmanager
     def _taking(self) -> Iterator[None]:
@@ -190,9 +211,22 @@ class Jobs:
         """
         return await self._view(await self._store.read(queries.job(job_id)))
 
-    async def page(self, state: JobState | None, limit: int, before: int | None) -> list[JobView]:
-        """List jobs, the newest first."""
-        return [await self._view(stored) for stored in await self._store.read(queries.jobs(state, limit, before))]
+    async def check_seen(self, job_id: JobId, caller: Caller) -> None:
+        """Return where a caller may know of a job.
+
+        Raises:
+            JobNotFound: there is none, or it is another's: a caller is not to find out which.
+        """
+        if not caller.sees_all and not caller.sees(await self._store.read(queries.owner(job_id))):
+            raise JobNotFound(job_id)
+
+    async def page(
+        self, state: JobState | None, limit: int, before: int | None, caller: Caller = ANYBODY
+    ) -> list[JobView]:
+        """List the jobs that a caller may know of, the newest first."""
+        owner = None if caller.sees_all else caller.name
+        listed = await self._store.read(queries.jobs(state, limit, before, owner))
+        return [await self._view(stored) for stored in listed]
 
     async def events_after(self, job_id: JobId, number: int) -> tuple[list[StoredEvent], bool]:
         """Return the next events of a job, and whether none will follow them.
@@ -258,7 +292,7 @@ class Jobs:
         """
         until = anyio.current_time() + limit_s
         while not self.watch.is_closed:
-            change = self.watch.next_change(job_id)
+            change = self.watch.next_change_towards_end(job_id)
             is_over = (await self._store.read(queries.job(job_id))).state in ENDED_JOBS
             left_s = until - anyio.current_time()
             if is_over or left_s <= 0:
@@ -309,6 +343,23 @@ class Jobs:
             ready=counts[TurnState.READY] + ready,
             in_flight=counts[TurnState.IN_FLIGHT] + in_flight,
         )
+
+
+def _key_of(caller: Caller, key: str) -> str:
+    """Return an idempotency key as it is stored: each named key has its own, and no header holds a line feed."""
+    return key if caller.name in {None, API_KEYS} else f"{caller.name}\n{key}"
+
+
+def _owned(job: Job, caller: Caller) -> Job:
+    """Return a job as the caller's own.
+
+    Raises:
+        InvalidJob: its priority is above what the caller may give.
+    """
+    if caller.max_priority is not None and job.priority > caller.max_priority:
+        message = f"{job.priority} is above this key's max_priority, {caller.max_priority}"
+        raise InvalidJob([Fault(path="priority", message=message)])
+    return replace(job, owner=caller.name)
 
 
 def new_job_id() -> JobId:

@@ -113,8 +113,12 @@ class Node:
 
 
 @asynccontextmanager
-async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path) -> AsyncIterator[Node]:
+async def open_node(
+    config: Config, specs: Sequence[WorkerSpec], state_dir: Path, shares: Mapping[str | None, float] | None = None
+) -> AsyncIterator[Node]:
     """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.
+
+    ``shares`` are those of keys, by their names; None is for no keys.
 
     When the block is left, however it is left, no process of it is left.
 
@@ -145,7 +149,15 @@ async def open_node(config: Config, specs: Sequence[WorkerSpec], state_dir: Path
             neighbours = cluster or Alone()
             outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours)
             order = config.scheduling
-            scheduler = Scheduler(POLICIES[order.policy], fleet, outlet, order.group_by, prewarm=order.prewarm)
+            scheduler = Scheduler(
+                POLICIES[order.policy],
+                fleet,
+                outlet,
+                order.group_by,
+                shares,
+                most_waiting=config.server.queue,
+                prewarm=order.prewarm,
+            )
             metrics.watch_read_ahead(lambda: scheduler.view.read_ahead)
             adapters = Adapters(fleet, models)
             intake = Intake(store, scheduler, models, adapters.names, is_shared=cluster is not None)
@@ -218,7 +230,7 @@ def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster 
 
 def _report(store: Store, scheduler: Scheduler, fleet: Fleet) -> NodeReport:
     view = scheduler.view
-    counts = {job_id: view.of_job(job_id) for job_id in view.jobs()}
+    counts = {job_id: view.of_job(job_id) for job_id in view.jobs() if job_id not in scheduler.requests}
     return NodeReport(
         node_id=store.node_id,
         models=fleet.served_names(),

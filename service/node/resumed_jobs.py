@@ -49,7 +49,9 @@ def read_resumed_jobs(
             logger.warning("job %s was deleted as it was claimed", job_id)
             continue
         try:
-            whole = known.get(job_id) or parse_stored(queries.document(job_id)(connection), job_id, adapters)
+            whole = known.get(job_id) or replace(
+                parse_stored(queries.document(job_id)(connection), job_id, adapters), owner=stored.owner
+            )
         except InvalidJob as error:
             logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error)  # noqa: TRY400
             continue

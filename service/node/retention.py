@@ -1,4 +1,4 @@
-"""Releases what has been kept for long enough: ended jobs, old events, messages that were delivered, dead nodes."""
+"""Releases what was kept for long enough: ended jobs, old events, messages that were delivered, usage, dead nodes."""
 
 import logging
 from datetime import UTC, datetime, timedelta
@@ -10,6 +10,7 @@ import anyio
 from service.config.schema import StoreConfig
 from service.conversations.transcript import rfc3339
 from service.errors import StoreUnavailable
+from service.store import usage
 from service.store.databases.database import Connection
 from service.store.store import Store
 
@@ -42,6 +43,10 @@ async def release(store: Store, config: StoreConfig, now: datetime) -> int:
     told_before = rfc3339(now - timedelta(seconds=config.keep_keys_s))
     if await store.read(lambda connection: _has_rest(connection, told_before)):
         await store.write(lambda connection: _release_rest(connection, told_before))
+    if config.keep_usage_days is not None:
+        day = (now - timedelta(days=config.keep_usage_days)).date().isoformat()
+        if await store.read(lambda connection: usage.has_older(connection, day)):
+            await store.write(lambda connection: usage.release(connection, day))
     if count:
         logger.info("released %d jobs that ended more than %g s ago", count, config.keep_jobs_s)
     return count

@@ -3,7 +3,9 @@
 Nothing waits in silence: every head of a pool says what it waits for.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from service.conversations.job import GroupBy, TurnKey
@@ -13,6 +15,7 @@ from workers.fleet import Fleet
 from workers.states import WorkerState
 
 HEADS: Final = 10
+SEARCHED: Final = 500  # heads of all keys, for those of one
 GROUPED: Final = {GroupBy.PARAMETERS: "parameters", GroupBy.ADAPTER: "adapters"}
 
 
@@ -68,11 +71,20 @@ class Status:
     ready: tuple[Head, ...]
 
 
-def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
-    """Return the present moment."""
+def status_of(
+    scheduler: Scheduler, fleet: Fleet, heads: int = HEADS, is_seen: Callable[[str | None], bool] | None = None
+) -> Status:
+    """Return the present moment; ``is_seen`` tells by their keys of which jobs heads are shown, None is of all."""
     counters = scheduler.counters
+    looked_at = heads if is_seen is None else SEARCHED
+
+    def is_shown(key: TurnKey) -> bool:
+        return is_seen is None or is_seen(scheduler.owner(key.job_id))
+
+    pending = (head for head in scheduler.view.pending_heads(looked_at) if is_shown(head[0]))
+    ready = (head for head in scheduler.view.ready_heads(looked_at) if is_shown(head[0]))
     return Status(
-        jobs=len(scheduler.view.jobs()),
+        jobs=len(scheduler.view.jobs()) - len(scheduler.requests),
         conversations=ConversationsSoFar(
             total=counters.conversations, finished=counters.finished, persisted=counters.persisted
         ),
@@ -80,11 +92,11 @@ def status_of(scheduler: Scheduler, fleet: Fleet, heads: int = HEADS) -> Status:
         prefix_tokens=PrefixTokens(reusable=counters.reusable_tokens, reused=counters.reused_tokens),
         pending=tuple(
             _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")
-            for key, others, number in scheduler.view.pending_heads(heads)
+            for key, others, number in islice(pending, heads)
         ),
         ready=tuple(
             _head(scheduler, key, _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect))
-            for key, is_suspect in scheduler.view.ready_heads(heads)
+            for key, is_suspect in islice(ready, heads)
         ),
     )
 

@@ -101,6 +101,7 @@ class RunningAttempt:
             seconds=max(0.0, generation.first_token_at - asked_at),
             context_tokens=usage.prompt_tokens + usage.completion_tokens,
             answer_tokens=usage.completion_tokens,
+            answer_s=max(0.0, generation.last_progress_at - generation.first_token_at),
         )
 
     def said(self, *, has_markup: bool) -> Said:

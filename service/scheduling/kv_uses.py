@@ -1,19 +1,19 @@
 """What turns in flight are seen to take of their workers' KV caches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from service.conversations.job import TurnKey
 from service.scheduling.core.capacity.kv_budgets import KvUse
-from service.scheduling.turns import Turns
+from service.scheduling.work import Work
 from workers.fleet import Fleet
 
 
 class KvUses:
     """Owned by the scheduler, which tells the core; only of workers that lend their cache by tokens."""
 
-    def __init__(self, fleet: Fleet, turns: Turns) -> None:
+    def __init__(self, fleet: Fleet, works: Sequence[Work]) -> None:
         self._fleet = fleet
-        self._turns = turns
+        self._works = works
         self._seen: dict[TurnKey, KvUse] = {}
 
     def __repr__(self) -> str:
@@ -25,10 +25,10 @@ class KvUses:
         if not lenders:
             return {}
         seen: dict[TurnKey, KvUse] = {}
-        for run in self._turns.in_flight():
-            answer = run.attempt.answer
-            prompt = answer.told_prompt_tokens if run.attempt.worker in lenders else None
+        for turn in (turn for work in self._works for turn in work.on_slots()):
+            answer = turn.answer
+            prompt = answer.told_prompt_tokens if turn.worker in lenders else None
             if prompt is not None:
-                seen[run.key] = KvUse(prompt=prompt, answer=answer.generation.output_tokens)
+                seen[turn.key] = KvUse(prompt=prompt, answer=answer.generation.output_tokens)
         before, self._seen = self._seen, seen
         return {key: use for key, use in seen.items() if use != before.get(key)}

@@ -105,7 +105,16 @@ class Prewarmer:
         """
         return self._is_wanted and spec.engine in ENGINES and spec.capacity is Capacity.SLOTS and spec.lane is None
 
-    def begin(self, action: PreWarm) -> RunningPreWarm:
+    def act(self, action: PreWarm | EndPreWarm, start_soon: Callable[..., None]) -> None:
+        """Have a prompt read from now on, or end that at once unless it has ended at the same moment."""
+        if isinstance(action, PreWarm):
+            start_soon(self._run, self._begin(action))
+            return
+        running = self._running.pop(action.key, None)
+        if running is not None:
+            running.end()
+
+    def _begin(self, action: PreWarm) -> RunningPreWarm:
         """Make the request of a prompt; ``run`` is to follow."""
         worker = self._fleet.get(action.worker)
         if worker is None:
@@ -119,8 +128,7 @@ class Prewarmer:
         running = self._running[action.key] = RunningPreWarm(action.key, worker, request)
         return running
 
-    async def run(self, prewarm: RunningPreWarm) -> None:
-        """Read one prompt."""
+    async def _run(self, prewarm: RunningPreWarm) -> None:
         try:
             await prewarm.run()
         except Exception:
@@ -128,12 +136,6 @@ class Prewarmer:
         if self._running.get(prewarm.key) is prewarm:
             del self._running[prewarm.key]
         self._on_end(prewarm.ended)
-
-    def end(self, action: EndPreWarm) -> None:
-        """End one at once, unless it has ended at the same moment."""
-        running = self._running.pop(action.key, None)
-        if running is not None:
-            running.end()
 
     def end_all(self) -> None:
         """End all at once."""

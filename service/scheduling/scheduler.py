@@ -15,26 +15,27 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from service.conversations.job import GroupBy, JobId, PromptAt, TurnKey
+from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
-from service.scheduling.attempt import RunningAttempt
-from service.scheduling.conversation_endings import ConversationEndings
+from service.scheduling.attempt_usage import spent_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
+from service.scheduling.job_turns import JobTurns
 from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.prewarmer import Prewarmer
-from service.scheduling.prompts import JobPrompts
+from service.scheduling.relayed.requests import RelayedRequests
 from service.scheduling.turn import Progress
-from service.scheduling.turn_endings import End, TurnEndings
+from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.turn_runner import Ended, TurnRunner
-from service.scheduling.turns import Turns
+from service.scheduling.work import End, Work
 from service.scheduling.worker_findings import WorkerFindings
 from service.store import records
 from service.store.records import Record
@@ -42,7 +43,6 @@ from workers.fleet import Fleet
 from workers.lanes.lane_pool import Swap
 from workers.notifier import Notifier
 from workers.outcome import Cancelled, CancelReason, Completed
-from workers.requests.prompts.bios import BiosPolicy
 from workers.spec import EngineKind
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Puts the turns of all jobs on the slots of all workers.
 
-    ``run`` must be running; it owns the tasks of the turns.
+    ``run`` must be running; it owns the tasks of the turns. ``shares`` are those of keys, by their names.
     """
 
     def __init__(
@@ -66,26 +66,29 @@ class Scheduler:
         fleet: Fleet,
         outlet: SchedulerStore,
         group_by: GroupBy | None = None,
+        shares: Shares = None,
         *,
+        most_waiting: int,
         prewarm: bool = False,
     ) -> None:
-        self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models)
+        self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
+        self._is_fair = shares is not None
         self._core = self._new_core()
         self._fleet = fleet
         self._outlet = outlet
         self._tasks: TaskGroup | None = None
-        self._jobs: dict[JobId, JobPrompts] = {}
-        self._turns = Turns()
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
         self.counters = RunCounters()
         self._blame = Blame()
-        self._endings = ConversationEndings(self._jobs, self._turns, self._blame)
-        self._findings = WorkerFindings(fleet, self._turns)
-        self._kv_uses = KvUses(fleet, self._turns)
-        self._runner = TurnRunner(self._jobs, outlet, self._take_ends)
-        self._prewarmer = Prewarmer(self._jobs, fleet, self._blame, self._post, is_wanted=prewarm and group_by is None)
-        self._turn_endings = TurnEndings(self._jobs, self._turns, self._blame, self.counters, fleet.refusal_s)
+        read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
+        self._job_turns = JobTurns(self._blame, outlet, self.counters, read)
+        self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
+        self._works: tuple[Work, ...] = (self._job_turns, self.requests)
+        self._findings = WorkerFindings(fleet, self._clear_charges)
+        self._kv_uses = KvUses(fleet, self._works)
+        self._runner = TurnRunner(self._take_ends)
+        self._turn_endings = TurnEndings(self._blame, self.model_of, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = Notifier()
         fleet.subscribe(self._worker_changed)
@@ -110,20 +113,16 @@ class Scheduler:
 
     def _admit(self, piece: Piece) -> None:
         job = piece.job
-        live = self._jobs.get(job.id)
-        if live is None:
-            live = self._jobs[job.id] = JobPrompts(job)
-        else:
-            live.extend(job.conversations)
+        live = self._job_turns.admit(job)
         live.resume_words(piece.words)
         self.counters.conversations += len(job.conversations)
         known = {turn.key: (turn.state, turn.reason) for turn in piece.ended}
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
         live.hear_again((turn for turn in piece.ended if turn.state is TurnState.COMPLETED), left.values())
-        self._turns.resume(left.values())
+        self._job_turns.turns.resume(left.values())
         suspects = frozenset(key for key, turn in left.items() if turn.charges.is_suspect)
-        absent = [model for model in job.models if model not in self._fleet.models()]
-        missing = [model for model in absent if self._outlet.is_elsewhere(model)]
+        here, is_elsewhere = self._fleet.models(), self._outlet.is_elsewhere
+        missing = [model for model in job.models if model not in here and is_elsewhere(model)]
         self._post(
             *(events.ModelLost(model=model, is_elsewhere=True) for model in missing),
             events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=piece.is_cancelled),
@@ -161,23 +160,27 @@ class Scheduler:
 
     def job_name(self, job_id: JobId) -> str:
         """Return the caller's name of a job that has not ended."""
-        return self._jobs[job_id].job.name
+        return self._work(job_id).name_of(job_id)
+
+    def owner(self, job_id: JobId) -> str | None:
+        """Return the name of the key that a job which has not ended was posted with."""
+        return self._work(job_id).owner_of(job_id)
 
     def model_of(self, key: TurnKey) -> str:
         """Return the model that a turn is asked of."""
-        return self._jobs[key.job_id].agents[key.agent_id].model
+        return self._work(key.job_id).agent_of(key).model
 
     def turns_in_flight(self, job_id: JobId, conversation_id: str) -> list[Turn]:
         """Return the turns of a conversation that are or were on slots, with what they have said so far."""
-        return self._turns.of_conversation(job_id, conversation_id)
+        return self._job_turns.turns.of_conversation(job_id, conversation_id)
 
     def running_attempt(self, key: TurnKey) -> Attempt | None:
         """Return the attempt of a turn that is on a slot, None where it is on none."""
-        return self._turns.running_attempt(key)
+        return self._job_turns.turns.running_attempt(key)
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
-        return self._turns.progress(job_id)
+        return self._job_turns.turns.progress(job_id)
 
     def reserved(self, worker: str) -> int:
         """Return how many tokens of a worker's KV cache the turns on it have reserved."""
@@ -185,7 +188,7 @@ class Scheduler:
 
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
         """Return the newest loads, on lanes, of models that a job's agents have; none of a job that has ended."""
-        prompts = self._jobs.get(job_id)
+        prompts = self._job_turns.prompts.get(job_id)
         models = set() if prompts is None else {agent.model for agent in prompts.agents.values()}
         return [swap for swap in self._fleet.lanes.swaps if swap.model in models]
 
@@ -203,20 +206,19 @@ class Scheduler:
 
     def interrupt_all(self) -> None:
         """End every attempt that is running; its turn is ready again, and charged with nothing."""
-        self._turns.interrupt_all()
+        for work in self._works:
+            work.interrupt_all()
 
     async def forget_all(self) -> None:
         """Drop every job: another node has taken over. Attempts are ended first, and what they bring is refused."""
         self._is_forgetting = True
         self._core.handle(events.Paused())
-        self._prewarmer.end_all()
         try:
-            self._turns.interrupt_all()
+            self.interrupt_all()
             await self.wait_idle()
-            self._jobs.clear()
             self.admission.clear()
-            self._endings.released.clear()
-            self._turns.clear()
+            for work in self._works:
+                work.clear()
             self._blame.clear()
             self._core = self._new_core()
             if self._pauses:
@@ -229,10 +231,15 @@ class Scheduler:
     def close_nowait(self) -> None:
         """Start nothing more; turns in flight go on."""
         self.pause(Pause.CLOSING, "Roundhouse is stopping; its next start goes on with it")
+        self.requests.close()
 
     async def wait_idle(self) -> None:
         """Return when nothing is in flight; something must keep new turns from starting."""
-        await self._idle.wait_until(lambda: not self._turns.any_in_flight)
+        await self._idle.wait_until(lambda: not self._any_on_slot)
+
+    @property
+    def _any_on_slot(self) -> bool:
+        return any(work.any_on_slot for work in self._works)
 
     # Acting
 
@@ -245,8 +252,9 @@ class Scheduler:
             self._write(facts[begin : begin + FACTS_A_WRITE])
         if self._fleet.lanes.models:
             self._fleet.lanes.note_waiting({} if self._pauses else self.view.waiting_on_demand())
-        if self._endings.released:  # after what was said of them
-            released, self._endings.released = self._endings.released, {}
+        endings = self._job_turns.endings
+        if endings.released:  # after what was said of them
+            released, endings.released = endings.released, {}
             self._outlet.release_nowait(released)
 
     def _write(self, facts: Sequence[Record]) -> None:
@@ -263,19 +271,18 @@ class Scheduler:
         facts: list[Record] = []
         match action:
             case events.TurnIsReady():
-                facts += self._note_ready(action.key, now)
+                facts += self._work(action.key.job_id).note_ready(action.key, now)
             case events.StartTurn():
                 facts += self._start(action, now)
-            case events.PreWarm():
-                self._start_soon(self._prewarmer.run, self._prewarmer.begin(action))
-            case events.EndPreWarm():
-                self._prewarmer.end(action)
+            case events.PreWarm() | events.EndPreWarm():
+                self._job_turns.ahead.act(action, self._start_soon)
             case events.DeferTurn():
                 self._start_soon(self._end_hold, action)
             case events.AbandonTurn():
-                facts.append(self._endings.fail(action.key, self._fleet.trouble_of(self.model_of(action.key))))
+                detail = self._fleet.trouble_of(self.model_of(action.key))
+                facts += self._work(action.key.job_id).abandon(action.key, detail)
             case events.CutOffTurn():
-                self._turns.cut_off(action.key)
+                self._work(action.key.job_id).cut_off(action.key)
             case events.ContinueCancel():
                 self._start_soon(self._go_on_cancelling, action.job_id)
             case events.ContinueDispatch():
@@ -285,7 +292,7 @@ class Scheduler:
         return facts
 
     def _move(self, action: events.Move, now: datetime) -> list[Record]:
-        facts = self._endings.move(action, now)
+        facts = self._work(action.job_id).move(action, now)
         if isinstance(action, events.ConversationEnded) and len(action.unspoken) > FACTS_A_WRITE:
             self._start_soon(self._write_slowly, iter(facts))
             return []
@@ -307,15 +314,14 @@ class Scheduler:
 
     def _forget_stored(self, keys: Sequence[TurnKey], ended_conversations: int) -> None:
         self.counters.persisted += ended_conversations
-        self._turns.forget_stored(keys)
+        self._job_turns.turns.forget_stored(keys)
 
-    def _note_ready(self, key: TurnKey, now: datetime) -> list[Record]:
-        if not self._turns.note_ready(key, now):
-            return []
-        live = self._jobs[key.job_id]
-        if live.job.prompt_at is PromptAt.QUEUE:
-            live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
-        return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now)]
+    def _work(self, job_id: JobId) -> Work:
+        return self.requests if job_id in self.requests else self._job_turns
+
+    def _clear_charges(self, keys: Sequence[TurnKey]) -> None:
+        for work in self._works:
+            work.clear_charges(keys)
 
     def _start(self, action: events.StartTurn, now: datetime) -> list[Record]:
         worker = self._fleet.get(action.worker)
@@ -323,18 +329,10 @@ class Scheduler:
             raise RuntimeError(f"{action} cannot be carried out")
         self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
         self._fleet.lanes.note_start(worker.spec.id, worker.spec.name)
-        lease = worker.lease_nowait()  # the core counts the slots of ready workers as the workers do
-        attempt = RunningAttempt(worker.spec.id, worker.incarnation)
-        run = self._turns.begin(action.key, self._jobs[action.key.job_id].agents[action.key.agent_id], attempt)
-        self._start_soon(self._runner.run_turn, run, worker, lease, self._prewarmer.take_over(action.key))
-        moved = records.TurnMoved(key=action.key, state=TurnState.IN_FLIGHT, worker=action.worker, at=now)
-        return [*self._choose_words(action.key, worker.spec.bios, now), moved]
-
-    def _choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> list[Record]:
-        words = self._jobs[key.job_id].choose_words(key, policy, now.astimezone())
-        if words is None:
-            return []
-        return [records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)]
+        lease = worker.lease_nowait(action.slots)  # the core counts the slots of ready workers as the workers do
+        turn, facts = self._work(action.key.job_id).begin(action.key, worker, now)
+        self._start_soon(self._runner.run_turn, turn, worker, lease)
+        return list(facts)
 
     def look_elsewhere(self) -> None:
         """Note that other nodes have come or gone."""
@@ -366,7 +364,7 @@ class Scheduler:
                     kv_tokens=worker.kv.budget,
                     most_answer=spec.most_answer,
                     shares_prefixes=spec.engine is EngineKind.VLLM,
-                    reads_ahead=self._prewarmer.may_read(spec),
+                    reads_ahead=self._job_turns.ahead.may_read(spec),
                 )
             )
         else:
@@ -381,20 +379,22 @@ class Scheduler:
         ends: list[End] = []
         # Who gave way is ready again at once: the core is to know what it takes, and what the others have grown to.
         uses = self._kv_uses.look() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
-        for run, outcome in sorted(ended, key=lambda each: self._place(each[0].key)):
-            self._turns.note_off_slot(run.key)
-            ends.append(self._turn_endings.take_end(run, outcome))
+        for turn, outcome in sorted(ended, key=lambda each: self._place(each[0].key)):
+            self._work(turn.key.job_id).note_off_slot(turn.key)
+            ends.append(self._turn_endings.take_end(turn, outcome))
             if isinstance(outcome, Completed):
-                self._findings.note_answer(run)
+                self._findings.note_answer(turn.worker)
         if self._is_forgetting:
-            for run, outcome in ended:
-                logger.warning("turn %s: a late result is refused, another node runs it: %s", run.key, outcome)
+            for turn, outcome in ended:
+                logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome)
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []
-            self._post(*told, *(end.event for end in ends), *found, made=[end.record for end in ends])
-        if not self._turns.any_in_flight:
+            spent = [spent_by(each.key, each.answer) for each, _ in ended] if self._is_fair else []
+            facts = [fact for end in ends for fact in end.records]
+            self._post(*told, *spent, *(end.event for end in ends), *found, made=facts)
+        if not self._any_on_slot:
             self._idle.notify()
 
     def _place(self, key: TurnKey) -> tuple[JobId, str, int]:
-        return key.job_id, key.conversation_id, self._jobs[key.job_id].places[key.agent_id]
+        return key.job_id, key.conversation_id, self._work(key.job_id).place_of(key)

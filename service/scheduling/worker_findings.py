@@ -1,7 +1,8 @@
 """Tells workers what was found out of their engines' deaths: what counts against them, and what they cannot bear."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from service.conversations.job import TurnKey
 from service.scheduling.core.blame.blame import (
     DeathExplained,
     DeathUnexplained,
@@ -12,8 +13,6 @@ from service.scheduling.core.blame.blame import (
 )
 from service.scheduling.core.blame.load_limits import LoadLimits
 from service.scheduling.core.events import Suspicion
-from service.scheduling.turn import TurnRun
-from service.scheduling.turns import Turns
 from workers.fleet import Fleet
 from workers.health.snapshot import SlotLimit
 
@@ -21,9 +20,9 @@ from workers.health.snapshot import SlotLimit
 class WorkerFindings:
     """Owned by the scheduler, which tells it of every finding and of every end."""
 
-    def __init__(self, fleet: Fleet, turns: Turns) -> None:
+    def __init__(self, fleet: Fleet, clear_charges: Callable[[Sequence[TurnKey]], None]) -> None:
         self._fleet = fleet
-        self._turns = turns
+        self._clear_charges = clear_charges
         self._limits = LoadLimits()
 
     def __repr__(self) -> str:
@@ -37,7 +36,7 @@ class WorkerFindings:
                 case DeathExplained() | DeathUnexplained():
                     self._tell_worker(finding)
                 case SuspectsCleared():
-                    self._turns.clear_charges(finding.keys)
+                    self._clear_charges(finding.keys)
                     found.append(finding)
                 case JobDistrusted() | JobTrusted():
                     found.append(finding)
@@ -63,9 +62,9 @@ class WorkerFindings:
             finding_text += f"; {slots} slots for a while"
         worker.recorder.note_finding(finding.incarnation, finding_text)
 
-    def note_answer(self, run: TurnRun) -> None:
+    def note_answer(self, worker_id: str) -> None:
         """Take an answer: a worker that was lowered may bear more again. The slot of the turn was given back."""
-        worker = self._fleet.get(run.attempts[-1].worker)
+        worker = self._fleet.get(worker_id)
         if worker is None:
             return
         slots = self._limits.note_end(worker.spec.id, worker.slots_in_use + 1, worker.spec.slots)

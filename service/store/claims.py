@@ -10,9 +10,19 @@ from dataclasses import dataclass
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState
-from service.store import operations
+from service.store import operations, usage
 from service.store.databases.database import Claim, Connection, Membership
-from service.store.records import ConversationMoved, NewJob, Record, StoredJob, TurnEnded
+from service.store.records import (
+    ConversationMoved,
+    Fact,
+    NewJob,
+    Record,
+    RequestUsed,
+    StoredJob,
+    TurnEnded,
+    TurnRequeued,
+    Used,
+)
 
 Place = tuple[JobId, str]  # a conversation
 logger = logging.getLogger(__name__)
@@ -127,7 +137,11 @@ class Claims:
         ended: list[Place] = []
         refused = 0
         changed: dict[JobId, None] = {}
+        used: list[Used] = []
         for record in records:
+            if isinstance(record, RequestUsed):
+                used.append(record.used)
+                continue
             place = operations.place_of(record)
             fence = self._fence(place)
             if fence is None:
@@ -135,6 +149,8 @@ class Claims:
                 logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), _words(record))
                 continue
             changed[place[0]] = None
+            if isinstance(record, TurnEnded | TurnRequeued) and record.used is not None:
+                used.append(record.used)
             if not isinstance(record, ConversationMoved):
                 operations.apply(connection, record)
                 continue
@@ -142,6 +158,7 @@ class Claims:
             if record.state in ENDED_CONVERSATIONS:
                 ended.append(place)
                 self._leaving.add(place)
+        usage.add(connection, used)
         if changed:
             self._membership.notify(connection, changed, is_work=False)
         return Applied(ended=ended, refused=refused)
@@ -154,7 +171,7 @@ def _place(claim: Claim) -> Place:
     return claim.job_id, claim.conversation_id
 
 
-def _words(record: Record) -> str:
+def _words(record: Fact) -> str:
     if isinstance(record, TurnEnded):
         return f"a late result of {record.turn.key.agent_id} in round {record.turn.key.round}, {record.turn.state}"
     return type(record).__name__

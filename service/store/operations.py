@@ -17,8 +17,8 @@ from service.store.databases.database import Connection, Membership
 from service.store.records import (
     ConversationMoved,
     ConversationWorded,
+    Fact,
     NewJob,
-    Record,
     StoredJob,
     ToolCallEnded,
     ToolCallStarted,
@@ -54,6 +54,7 @@ def job_columns(new: NewJob) -> dict[str, object]:
     job = new.job
     return {
         "id": job.id,
+        "key_name": job.owner,
         "name": job.name,
         "state": JobState.QUEUED.value,
         "idempotency_key": new.idempotency_key,
@@ -99,6 +100,7 @@ def as_stored(new: NewJob, number: int) -> StoredJob:
         created_at=new.created_at,
         started_at=None,
         finished_at=None,
+        owner=new.job.owner,
     )
 
 
@@ -122,7 +124,7 @@ def delete(connection: Connection, job_id: JobId) -> None:
 # Facts
 
 
-def place_of(record: Record) -> tuple[JobId, str]:
+def place_of(record: Fact) -> tuple[JobId, str]:
     """Return the conversation that a fact is about."""
     match record:
         case ConversationMoved() | ConversationWorded():

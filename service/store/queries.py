@@ -22,7 +22,7 @@ LAST_NUMBER: Final = 2**62
 LISTED_METADATA: Final = 4096  # characters of a job's metadata that stand in a list
 _JOB_COLUMNS: Final = (
     "id, number, name, state, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
-    " created_at, started_at, finished_at"
+    " created_at, started_at, finished_at, key_name"
 )
 _JOBS: Final = "jobs JOIN job_documents ON job_id = id"
 
@@ -39,6 +39,32 @@ def job(job_id: JobId) -> Query[StoredJob]:
     return query
 
 
+def owner(job_id: JobId) -> Query[str | None]:
+    """Return the name of the key that a job was posted with, None where it is nobody's; JobNotFound without the job."""
+
+    def query(connection: Connection) -> str | None:
+        row = connection.execute("SELECT key_name FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        if row is None:
+            raise JobNotFound(job_id)
+        return None if row[0] is None else str(row[0])
+
+    return query
+
+
+def unfinished_of(owner: str) -> Query[int]:
+    """Count the turns that have not ended of jobs that were posted with the key of that name."""
+
+    def query(connection: Connection) -> int:
+        row = connection.execute(
+            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id)), 0)"
+            " FROM jobs WHERE key_name = ? AND unfinished > 0",
+            (owner,),
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    return query
+
+
 def document(job_id: JobId) -> Query[str]:
     """Return the JSON of a job as it was posted: apart, since it may be megabytes, and only recovery reads it."""
 
@@ -51,8 +77,11 @@ def document(job_id: JobId) -> Query[str]:
     return query
 
 
-def jobs(state: JobState | None, limit: int, before: int | None) -> Query[list[StoredJob]]:
-    """List jobs, the newest first, with a number below ``before``; larger metadata is left out."""
+def jobs(state: JobState | None, limit: int, before: int | None, owner: str | None = None) -> Query[list[StoredJob]]:
+    """List jobs, the newest first, with a number below ``before``; larger metadata is left out.
+
+    With ``owner`` only those that were posted with the key of that name.
+    """
     columns = _JOB_COLUMNS.replace(
         "metadata", f"CASE WHEN length(metadata) <= {LISTED_METADATA} THEN metadata ELSE NULL END"
     )
@@ -60,8 +89,14 @@ def jobs(state: JobState | None, limit: int, before: int | None) -> Query[list[S
     def query(connection: Connection) -> list[StoredJob]:
         rows = connection.execute(
             f"SELECT {columns} FROM {_JOBS} WHERE (CAST(? AS TEXT) IS NULL OR state = ?)"  # noqa: S608
-            " AND number < ? ORDER BY number DESC LIMIT ?",
-            (state, state, LAST_NUMBER if before is None else before, limit),
+            f" AND number < ?{'' if owner is None else ' AND key_name = ?'} ORDER BY number DESC LIMIT ?",
+            (
+                state,
+                state,
+                LAST_NUMBER if before is None else before,
+                *(() if owner is None else (owner,)),
+                limit,
+            ),
         )
         return [_job(row) for row in rows]
 
@@ -260,4 +295,5 @@ def _job(row: Sequence[Any]) -> StoredJob:
         created_at=datetime.fromisoformat(row[9]),
         started_at=datetime.fromisoformat(row[10]) if row[10] else None,
         finished_at=datetime.fromisoformat(row[11]) if row[11] else None,
+        owner=row[12],
     )

@@ -44,16 +44,48 @@ class TurnMoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsageKey:
+    """What a row is of; an empty text is no key, no job, no agent. ``day`` is a date in UTC."""
+
+    day: str
+    key_name: str
+    job_id: str
+    agent: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageCounts:
+    """What was used, in tokens and in seconds of a slot.
+
+    ``turns`` were completed. ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are
+    of attempts that stand; ``wasted_tokens`` were read and written by those that do not.
+    """
+
+    turns: int = 0
+    attempts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+    wasted_tokens: int = 0
+    slot_s: float = 0.0
+
+
+Used = tuple[UsageKey, UsageCounts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnded:
-    """A turn is in a state that it will not leave."""
+    """A turn is in a state that it will not leave; ``used`` is what its last attempt has, if that ended with it."""
 
     turn: Turn
     at: datetime
+    used: Used | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequeued:
-    """An attempt of a turn has failed, and the turn will run again."""
+    """An attempt of a turn has failed, and the turn will run again; ``used`` is what that attempt has."""
 
     key: TurnKey
     so_far: UnfinishedTurn
@@ -61,6 +93,14 @@ class TurnRequeued:
     reason: str
     detail: str
     at: datetime
+    used: Used | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestUsed:
+    """An attempt of a client's request has ended, of which nothing else is stored: it is of no conversation."""
+
+    used: Used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +129,8 @@ class ToolCallEnded:
     at: datetime
 
 
-Record = ConversationMoved | ConversationWorded | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
+Fact = ConversationMoved | ConversationWorded | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
+Record = Fact | RequestUsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +162,7 @@ class StoredJob:
     started_at: datetime | None
     finished_at: datetime | None
     is_metadata_cut: bool = False  # it is larger than a list shows
+    owner: str | None = None  # the name of the key that it was posted with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from service.store import operations
 from service.store.claims import Applied, Claims, Place
 from service.store.databases.database import Claim, Connection, Database
 from service.store.news import ClaimsLost, JobsCommitted, Tell, WriterEvent, WritesFailed
-from service.store.records import NewJob, Record, StoredJob
+from service.store.records import NewJob, Record, RequestUsed, StoredJob
 from service.store.writer import Write, Writer
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class Store:
             self._readers.pop().close()
 
     def _facts(self, records: Sequence[Record]) -> tuple[frozenset[JobId], Query[Applied]]:
-        jobs = frozenset(operations.place_of(record)[0] for record in records)
+        jobs = frozenset(operations.place_of(record)[0] for record in records if not isinstance(record, RequestUsed))
         return jobs, lambda connection: self._claims.apply(connection, records)
 
     async def _write(

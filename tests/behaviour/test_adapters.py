@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.service import Document, run_command, serving
 from tests.harness.waiting import wait_for
@@ -15,6 +17,7 @@ def job(*models: str, rounds: int = 1) -> Document:
     return {"agents": agents, "rounds": rounds, "conversations": [{"prompt": "Say something."}]}
 
 
+@pytest.mark.system
 def test_agents_use_adapters_as_models(tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]) -> None:
     """One worker serves the base and its adapters; a job that was cut off goes on with the adapter it had."""
     write_gguf_adapter(tmp_path / "poet.gguf", 1)
@@ -51,6 +54,7 @@ def test_agents_use_adapters_as_models(tmp_path: Path, tiny_model: Path, free_po
         assert other == []
 
 
+@pytest.mark.system
 def test_an_adapter_that_is_not_there_is_named(tmp_path: Path, tiny_model: Path) -> None:
     """Before anything is started; and a name means one thing."""
     config = tmp_path / "roundhouse.yaml"

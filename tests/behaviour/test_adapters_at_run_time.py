@@ -51,6 +51,7 @@ def names(service: Service) -> dict[str, list[str]]:
     return {each["name"]: each["workers"] for each in service.get(ADAPTERS)["adapters"]}
 
 
+@pytest.mark.system
 def test_an_adapter_is_loaded_used_kept_and_unloaded(service: Service, tmp_path: Path) -> None:
     """Worker after worker while a job goes on; its file may go away; kept over a kill; no name means two things."""
     poet = write_gguf_adapter(tmp_path / "poet.gguf", 1)
@@ -134,6 +135,7 @@ def test_what_cannot_be_an_adapter_changes_nothing(service: Service, tmp_path: P
     assert [path.name for path in (tmp_path / "state" / "adapters" / "tiny").iterdir()] == []
 
 
+@pytest.mark.system
 def test_kills_in_the_middle_of_a_load_leave_all_or_nothing(service: Service, tmp_path: Path) -> None:
     """Of the service, at moments that differ: afterwards the adapter is served whole, or nobody knows it."""
     outcomes = set()

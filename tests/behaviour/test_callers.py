@@ -63,6 +63,7 @@ def hooked(private: bool = True) -> Document:
     return {"hosts": ["127.0.0.1"], "secrets": {"ours": SECRET}, "private": private, "timeout_s": 2}
 
 
+@pytest.mark.system
 def test_a_caller_is_told_at_least_once_and_can_tell_who_told(tmp_path: Path, free_ports: Ports) -> None:
     """Signed as Standard Webhooks are, tried again after a refusal and over a restart, with the same id."""
     model = {"m": scripted_model(free_ports(1))}
@@ -180,6 +181,7 @@ def test_a_batch_that_is_posted_again_is_the_same_jobs(service: Service) -> None
     assert post_lines(service, *[json.dumps(JOB)] * 501)[-1]["code"] == "body_too_large"
 
 
+@pytest.mark.system
 def test_ended_jobs_and_keys_are_kept_for_a_time(tmp_path: Path, free_ports: Ports) -> None:
     """Then the one is released, and the other free for another body."""
     store = {"keep_jobs_s": 2, "keep_keys_s": 1}
@@ -249,6 +251,7 @@ def test_a_host_has_one_name(written: str, asked: str) -> None:
     assert canonical_host(written) == canonical_host(asked)
 
 
+@pytest.mark.system
 def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Ports) -> None:
     """Of each job the newest are kept; whoever asks for earlier ones learns which he has missed."""
     model = {"m": scripted_model(free_ports(1), tokens=2, interval=0.05)}

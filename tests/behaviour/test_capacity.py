@@ -6,6 +6,7 @@ from pathlib import Path
 
 from service.cli.status_table import plain_lines
 from tests.behaviour.test_lanes import talk
+from tests.conftest import ENGINE_PROGRAM
 from tests.harness.service import scripted_model, serving
 from tests.harness.waiting import wait_for
 
@@ -64,7 +65,7 @@ def test_llama_cpps_slots_share_a_pool_that_is_never_full(tmp_path: Path, free_p
         assert service.wait_ended(job)["state"] == "completed"
         turns = [turn for talk in service.get(f"/v1/jobs/{job}/result")["conversations"] for turn in talk["turns"]]
         reasons = [attempt["reason"] for turn in turns for attempt in turn["attempts"] if attempt["reason"]]
-        assert set(reasons) == {"cache_full"}
+        assert set(reasons) <= {"cache_full"}
         assert all(turn["usage"]["prompt_tokens"] > 300 for turn in turns)
         assert "Context size has been exceeded" not in service.log()
         assert service.get("/v1/workers/m-0")["kv"]["reserved"] == 0
@@ -101,3 +102,30 @@ def test_nobody_waits_for_room_in_silence(tmp_path: Path, free_ports: Callable[[
         assert f"kv {reserved / 1000:.1f}k/1.0k" in "\n".join(plain_lines(status))
         held.touch()
         assert service.wait_ended(job)["state"] == "completed"
+
+
+def test_what_is_reserved_follows_what_the_engine_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A prompt that was counted, and an answer that goes on; what takes less than was thought makes room at once."""
+    model = {
+        "engine": "llama-server",
+        "command": [sys.executable, "-I", "-S", str(ENGINE_PROGRAM)],
+        "args": {"counts": 700, "hold": "file=([^ ]+) ", "props-slots": 4},
+        "port": free_ports(1),
+        "slots": 4,
+        "context": 4000,
+        "capacity": "tokens",
+        "kv_tokens": 5000,
+    }
+    agent = {"id": "a", "model": "m", "params": {"max_tokens": 9}}
+    talks = [{"id": f"c{n}", "prompt": f"file={tmp_path}/{n} ".ljust(6000, "x"), "rounds": 1} for n in range(2)]
+    with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
+
+        def reserved() -> object:
+            return service.get("/v1/workers/m-0")["kv"]["reserved"]
+
+        job = service.post_job({"name": "large", "agents": [agent], "conversations": talks})
+        wait_for(lambda: reserved() == 2 * (700 + 32), "both run, with what was counted")
+        for number in range(2):
+            (tmp_path / str(number)).touch()
+        assert service.wait_ended(job)["state"] == "completed"
+        assert reserved() == 0

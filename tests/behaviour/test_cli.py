@@ -54,6 +54,7 @@ def only_lines(done: subprocess.CompletedProcess[str], code: int, *texts: str) -
         assert text in done.stderr, done.stderr
 
 
+@pytest.mark.system
 def test_the_demo_shows_progress_prints_a_transcript_and_leaves_nothing(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
@@ -86,6 +87,7 @@ def test_run_writes_transcripts_a_manifest_and_an_index(folder: Path) -> None:
     assert all((written / entry["file"]).is_file() for entry in index)
 
 
+@pytest.mark.system
 def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Killed in the middle, run again on the same output: no turn that ended is run again; nor is a finished job."""
     record = tmp_path / "record.jsonl"
@@ -113,6 +115,7 @@ def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[in
     assert (third.returncode, len(recorded(record))) == (0, count)
 
 
+@pytest.mark.system
 def test_run_runs_what_it_was_asked_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """An interrupted job of the same output is left alone; a changed job of the same name deletes no transcripts."""
     record = tmp_path / "record.jsonl"
@@ -165,6 +168,7 @@ def test_an_engine_that_cannot_be_started_exits_with_4(
     only_lines(done, 4, "worker m-0", "cannot allocate the universe")
 
 
+@pytest.mark.system
 def test_a_port_in_use_is_said(tmp_path: Path, folder: Path) -> None:
     """Of an engine: exit 4; of the service: exit 2; both name the place."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -237,6 +241,7 @@ def test_a_job_file_that_cannot_be_used_exits_with_2(folder: Path, name: str, te
     only_lines(done, 2, told)
 
 
+@pytest.mark.system
 def test_wrong_usage_exits_with_2(folder: Path) -> None:
     """A missing file, a missing option, an unknown command."""
     only_lines(
@@ -266,6 +271,7 @@ class TestRemote:
     def ask(self, service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
         return run_command(*arguments, ROUNDHOUSE_URL=service.url, ROUNDHOUSE_API_KEY="secret")
 
+    @pytest.mark.system
     def test_a_job_is_submitted_followed_and_read(self, service: Service, tmp_path: Path) -> None:
         """Submit --wait, status, result, watch: the same over HTTP."""
         emoji = debate(conversations=2, metadata={"face": "\U0001f600", "day": "2024-01-01"})

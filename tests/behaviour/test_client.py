@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_type
@@ -57,6 +58,7 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     worker_calls.restart_worker("X"),
     node_calls.get_status(),
     node_calls.list_lanes(),
+    node_calls.get_usage(),
     node_calls.get_health(),
     node_calls.get_readiness(),
     node_calls.get_metrics(),
@@ -70,7 +72,7 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
 ]
 STREAMED = {("GET", "/v1/jobs/{}/events"), ("GET", "/v1/jobs/{}/result")}
 # Paths of other makers' interfaces, which their own clients speak.
-FOREIGN = re.compile(r"/v1/(models$|chat/|completions$|embeddings$|responses|messages)")
+FOREIGN = re.compile(r"/tokenize$|/v1/(models(/{\w+(:path)?})?$|chat/|completions$|embeddings$|responses|messages)")
 
 
 class Caller:
@@ -328,6 +330,8 @@ async def test_a_node_is_looked_at(caller: Caller) -> None:
     status = await caller("get_status")
     assert (status.pools.capacity, [worker.id for worker in status.workers]) == (6, ["m-0", "m-1", "slow-0"])
     assert (await caller("list_lanes")).lanes == ()
+    used = await caller("get_usage", by=["model"], since=date(2026, 1, 1))
+    assert (used.by, used.is_cut) == (("model",), False)
     assert (await caller("get_readiness")).status == "ready"
     assert "roundhouse_" in await caller("get_metrics")
     assert (await caller("get_tools", "m")).tools == ()
@@ -346,6 +350,7 @@ async def test_nobody_there_is_said(new: Callable[..., Caller], free_ports: Call
     assert caught.value.url == url
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", [Client, AsyncClient], ids=["ordinary", "asyncio"])
 async def test_a_wait_and_a_stream_outlive_a_kill(
     tmp_path: Path, free_ports: Callable[[int], int], kind: type[Client] | type[AsyncClient]

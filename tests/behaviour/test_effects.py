@@ -33,6 +33,7 @@ def tool(name: str, argument: str, **extra: str) -> Document:
     return {"type": "function", "function": {"name": name, "parameters": parameters}, **extra}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("policy", ["retry", "ask_model", "fail"])
 def test_a_call_that_was_cut_off_is_unverified(tmp_path: Path, free_ports: Callable[[int], int], policy: str) -> None:
     """The service is killed while a tool runs; what is known stands, and the tool's policy decides on the rest."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.behaviour.test_http import read_events
 from tests.harness.service import Document, Service, recorded, scripted_model, serving
 from tests.harness.waiting import wait_for
@@ -41,6 +43,7 @@ def residents(service: Service) -> list[str]:
     return [model for lane in lanes_of(service) for model in lane["resident"]]
 
 
+@pytest.mark.system
 def test_every_model_gets_its_turns_and_no_turn_is_ended_for_another(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:

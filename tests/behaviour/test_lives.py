@@ -39,6 +39,7 @@ def embedded_model(port: int, *, replicas: int = 2, slots: int = 2, max_tokens: 
     }
 
 
+@pytest.mark.system
 def test_fifty_conversations_on_two_real_engines(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """50 conversations of 3 agents and 3 rounds at once, all 450 turns, each exactly once and in order.
 
@@ -71,6 +72,7 @@ def completed_turns(service: Service, job_id: str) -> set[tuple[str, int, str]]:
     }
 
 
+@pytest.mark.system
 def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
@@ -111,6 +113,7 @@ def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
         service.http.close()
 
 
+@pytest.mark.system
 def test_a_drain_ends_what_runs_and_the_next_life_goes_on(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """SIGTERM once: nothing new, turns in flight end, exit 0; nothing is run twice."""
     record = tmp_path / "record.jsonl"
@@ -160,6 +163,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, free_ports: Callable[[int
         service.http.close()
 
 
+@pytest.mark.system
 def test_a_cancel_outlives_a_kill(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """What was asked for durably is done by the next life, and nothing of the job is started again."""
     record = tmp_path / "record.jsonl"
@@ -199,6 +203,7 @@ def test_a_broken_engine_costs_an_attempt_and_no_turn(tmp_path: Path, free_ports
         assert {line["incarnation"] for line in lines} == {1, 2}
 
 
+@pytest.mark.system
 def test_a_poisonous_turn_is_found_out_and_its_neighbours_are_not(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
@@ -271,6 +276,7 @@ def test_two_services_never_share_a_state(tmp_path: Path, free_ports: Callable[[
         other.http.close()
 
 
+@pytest.mark.system
 def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """No polling loop turns while nothing is to be done: context switches stay few."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(2), replicas=2)}) as service:
@@ -281,6 +287,7 @@ def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int
         assert process.num_ctx_switches().voluntary - before < 100
 
 
+@pytest.mark.system
 def test_a_job_of_another_version_keeps_nothing_from_starting(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """It waits for a version that can read it; everything else goes on."""
     model = {"m": scripted_model(free_ports(1), mute_on="strange")}
@@ -295,6 +302,7 @@ def test_a_job_of_another_version_keeps_nothing_from_starting(tmp_path: Path, fr
         assert f"job {job} waits for a version of Roundhouse that can read it: agents[0].mood" in service.log()
 
 
+@pytest.mark.system
 def test_a_restart_forgets_no_attempt(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Retries are counted over lives of the service, and every failed attempt stays in the transcript."""
     record = tmp_path / "record"

@@ -176,6 +176,7 @@ def test_a_role_is_told_and_stands_in_the_transcript(tmp_path: Path, ports: tupl
     assert recorded(tmp_path / "record.jsonl")[0]["messages"][0]["content"].startswith("You are pro (advocate). ")
 
 
+@pytest.mark.system
 def test_a_conversation_that_has_begun_keeps_its_words(tmp_path: Path, ports: tuple[int, int]) -> None:
     """Over a restart with other words in the configuration; a new conversation has the new ones."""
     job, answers = JOBS["debate"]
@@ -200,6 +201,7 @@ def test_a_conversation_that_has_begun_keeps_its_words(tmp_path: Path, ports: tu
     assert all(prompt["messages"] in sent for prompt in told)
 
 
+@pytest.mark.system
 def test_a_conversation_of_an_older_version_goes_on_with_its_words(tmp_path: Path, ports: tuple[int, int]) -> None:
     """Whose words were not stored: it is told what it was told before."""
     job, answers = JOBS["debate"]
@@ -223,6 +225,7 @@ def test_a_conversation_of_an_older_version_goes_on_with_its_words(tmp_path: Pat
     assert last["messages"] == sent
 
 
+@pytest.mark.system
 def test_a_turn_that_is_not_there_has_no_prompt(tmp_path: Path, ports: tuple[int, int]) -> None:
     """And one that was not asked yet has none so far."""
     job, answers = JOBS["debate"]

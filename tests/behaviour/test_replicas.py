@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.harness.service import Document, Service, scripted_model, serving
 from tests.harness.waiting import wait_for
 
@@ -20,6 +22,7 @@ def seats(service: Service, job_id: str) -> list[str]:
     return [turn["worker"] for turn in turns if turn["worker"]]
 
 
+@pytest.mark.system
 def test_a_turn_waits_for_its_warm_worker_and_not_for_ever(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Its worker is taken by a turn that never ends; what it waits for is told; then it goes to the other."""
     models = {"m": scripted_model(free_ports(2), replicas=2, prefill=READ_S, prompt_tokens=4000, mute_on="NEVER")}

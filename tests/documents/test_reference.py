@@ -16,8 +16,10 @@ from service.api import events, schemas
 from service.api.models.adapters import AdapterOut
 from service.api.models.weights_schemas import GroupOut, UpdateOut
 from service.api.problems import ANSWERS
+from service.api.usage import UsageOut
 from service.cli.app import app as command_line
 from service.cli.exits import Exit
+from service.config.keys import KeyConfig
 from service.config.schema import Config, HttpToolsConfig, McpServerConfig, ModelConfig
 from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
 from service.conversations.states import ConversationState, JobState, TurnState
@@ -71,6 +73,7 @@ SECTIONS: dict[str, type] = {
     },
     "`models.NAME.tools.mcp.SERVER`": McpServerConfig,
     "`models.NAME.tools.http`": HttpToolsConfig,
+    "`server.keys`": KeyConfig,
 }
 
 
@@ -225,6 +228,7 @@ ANSWERS_BY_HEADING: dict[tuple[str, str], type] = {
     ("jobs.md", "A turn"): schemas.TurnOut,
     ("jobs.md", "An attempt"): schemas.AttemptOut,
     ("http.md", "A prompt"): schemas.PromptOut,
+    ("http.md", "Usage"): UsageOut,
     ("jobs.md", "A tool call"): ToolRecord,
     ("errors.md", "Problem documents"): schemas.Problem,
 }

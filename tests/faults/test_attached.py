@@ -43,6 +43,7 @@ def attached(server: WorkerSpec, **changes: object) -> WorkerSpec:
     return replace(told, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.system
 async def test_a_server_that_is_not_there_yet_is_waited_for(scripted_spec: SpecFactory) -> None:
     """No start limit runs for what is not ours to start; and it may go and come back as often as it likes."""
     server = scripted_spec(tokens=1000, interval=0.01)
@@ -87,6 +88,7 @@ async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
             assert (worker.incarnation, list(worker.incidents)) == (1, [])
 
 
+@pytest.mark.system
 async def test_a_server_that_queues_stalls_nobody(scripted_spec: SpecFactory) -> None:
     """As Ollama does with OLLAMA_NUM_PARALLEL=1: who comes later gets no byte until the one before has ended."""
     server = scripted_spec(parallel=1, tokens=20, interval=0.05, slots=4)

@@ -188,6 +188,7 @@ def test_a_constraint_that_is_refused_after_tools_costs_no_call(ask: Ask) -> Non
     assert "Answer with exactly one of: yes, no." in sent[-1]["messages"][0]["content"]
 
 
+@pytest.mark.system
 def test_wrong_arguments_may_be_told(ask: Ask) -> None:
     """``tools.arguments: tell``: the model hears of them first, within its budget."""
     wrong = {"tool_calls": [{"id": "x", "name": "look", "arguments": '{"what": 5}'}]}
@@ -199,6 +200,7 @@ def test_wrong_arguments_may_be_told(ask: Ask) -> None:
     assert (failed["state"], failed["reason"]) == ("failed", "tool_arguments")
 
 
+@pytest.mark.system
 def test_the_same_call_with_the_same_result_ends_the_loop(ask: Ask) -> None:
     """Three times running: then one answer, and a further call fails the turn."""
     turn, sent = ask([CALL, CALL, CALL, {"content": "Five."}], {"tools": [LOOK]})

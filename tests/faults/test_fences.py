@@ -37,6 +37,7 @@ def stop_past_its_lease(stopped: Service, lives: Service) -> None:
     wait_for(lambda: stopped.log().count(TAKEN_OVER) > told, "it learns of it")
 
 
+@pytest.mark.system
 def test_no_stale_write_is_taken(
     tmp_path: Path,
     free_ports: Callable[[int], int],

@@ -21,6 +21,7 @@ def embedded(port: int) -> Document:
     }  # fmt: skip
 
 
+@pytest.mark.system
 def test_kills_under_load_lose_nothing_and_double_nothing(
     tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest
 ) -> None:

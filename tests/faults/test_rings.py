@@ -72,6 +72,7 @@ def times(request: pytest.FixtureRequest) -> int:
     return 1000 if request.config.getoption("--soak") else 12
 
 
+@pytest.mark.system
 def test_a_sigkill_at_any_moment_leaves_nothing_within_a_second(
     tmp_path: Path, free_ports: Callable[[int], int], times: int
 ) -> None:

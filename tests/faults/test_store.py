@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,7 @@ from service.store.store import open_store
 from tests.harness.jobs import DEBATE, job
 from tests.harness.power import Disk, ForgetfulDatabase
 from tests.harness.waiting import LIMIT_S, wait_until
-from tests.store_suite.test_store import J, append, ended, moved, new
+from tests.store_suite.test_store import ALL_USAGE, J, append, ended, moved, new, used
 
 TRIALS, SOAK_TRIALS = 10, 100
 
@@ -130,8 +131,8 @@ async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, 
         store.subscribe(told.append)
         await store.post(new(job(*DEBATE)), claims=True)
         database.breaks += breaks
-        await append(store, moved(ConversationState.RUNNING), ended("a"), ended("b"))
-        await append(store, ended("m"), moved(ConversationState.COMPLETED))
+        await append(store, moved(ConversationState.RUNNING), ended("a", used=used()), ended("b", used=used("b")))
+        await append(store, ended("m", used=used()), moved(ConversationState.COMPLETED))
         await wait_until(lambda: is_well(told), "it is well again")
         assert store.trouble is None
         turns = await store.read(queries.turns(J, ["c0"]))
@@ -139,6 +140,7 @@ async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, 
         assert (await store.read(queries.job(J))).state is JobState.COMPLETED
         events, _ = await store.read(queries.events(J, 0, 99))
         assert [event.number for event in events] == list(range(1, len(events) + 1))
+        assert [counts.attempts for _, counts in await store.read(ALL_USAGE)] == [3]
     assert any(isinstance(event, StoreTroubled) for event in told)
 
 
@@ -255,6 +257,26 @@ async def test_documents_of_the_version_before_are_kept(
         assert await store.read(queries.document(JobId("old"))) == '{"a": 1}'
         assert (await store.read(queries.job(JobId("old")))).metadata == {"of": "mine"}
         assert [job.id for job in await store.read(queries.jobs(None, 10, None))] == ["old"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_jobs_of_the_version_before_keys_are_nobodys(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """They are listed with all jobs and with those of no key; jobs that come later are their key's."""
+    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
+    writer.execute("UPDATE jobs SET number = 0")  # no later job has that one
+    writer.commit()
+    writer.close()
+    database.prepare()
+    with open_store(database) as store:
+        await store.post(new(replace(job(*DEBATE), owner="alice")), claims=True)
+        owners = {stored.id: stored.owner for stored in await store.read(queries.jobs(None, 10, None))}
+        assert owners == {"old": None, "j": "alice"}
+        assert await store.read(queries.owner(JobId("old"))) is None
+        assert [stored.id for stored in await store.read(queries.jobs(None, 10, None, "alice"))] == ["j"]
+        assert await store.read(queries.jobs(None, 10, None, "bob")) == []
 
 
 def damage_pages(path: Path) -> None:

@@ -231,6 +231,7 @@ async def test_a_worker_that_gave_up_tries_once_more_later(scripted_spec: SpecFa
 # Engines that stop answering
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("flags", "reason", "text"),
     [
@@ -260,6 +261,7 @@ async def test_a_hung_engine_is_found_and_replaced(
         assert incident.exit is not None
 
 
+@pytest.mark.system
 async def test_the_incident_of_a_spinning_engine_shows_that_it_span(scripted_spec: SpecFactory) -> None:
     """CPU ticks are told, and do not save."""
     async with working(scripted_spec(timeouts=STALLS, spin_after=1)) as worker:

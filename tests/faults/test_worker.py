@@ -238,6 +238,7 @@ async def test_an_engine_that_answers_badly_is_not_killed(
         assert worker.holds == (set() if isinstance(expected, RequestFailed) else {Hold.REFUSING})
 
 
+@pytest.mark.system
 async def test_an_engine_that_refuses_everybody_is_held_until_it_answers(scripted_spec: SpecFactory) -> None:
     """Neither it nor the request is blamed: no strike, no kill, no restart."""
     async with running(scripted_spec(reject=500, reject_first=6)) as worker:  # a request, and canaries

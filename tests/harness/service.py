@@ -124,15 +124,17 @@ def serving(
 ) -> Iterator[Service]:
     """Run a service for a block; nothing of it is left."""
     service = Service(folder, port, models, server, **sections)
-    service.start(ready=ready)
     try:
+        service.start(ready=ready)
         yield service
     finally:
-        if service.process is not None and service.process.poll() is None:
-            tree = service.tree()
-            assert service.stop() == 0, service.log()
-            wait_for(lambda: not any(map(is_alive, tree)), "nothing of the service is left")
-        service.http.close()
+        try:
+            if service.process is not None and service.process.poll() is None:
+                tree = service.tree()
+                assert service.stop() == 0, service.log()
+                wait_for(lambda: not any(map(is_alive, tree)), "nothing of the service is left")
+        finally:
+            service.http.close()
 
 
 def run_command(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

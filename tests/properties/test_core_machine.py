@@ -1,5 +1,7 @@
 """The scheduling core under any sequence of events, checked against a model that only counts."""
 
+from collections.abc import Mapping
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -11,9 +13,11 @@ from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, Suspe
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.core.queue.fair_queue import FairQueue
 
 MODELS = ("m", "n")
 LONG = "x" * 1000
+SHARES: tuple[Mapping[str | None, float] | None, ...] = (None, {}, {"alice": 3.0, "bob": 0.5})
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
 
 
@@ -22,7 +26,7 @@ class Auditor(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = "progress"
+        self.policy, self.shares = "progress", SHARES[0]
         self.core = SchedulingCore(POLICIES[self.policy])
         self.jobs: dict[JobId, Job] = {}
         self.ready_workers: set[str] = set()
@@ -120,15 +124,19 @@ class Auditor(RuleBasedStateMachine):
 
     def land(self, data: st.DataObject) -> TurnKey:
         key = data.draw(st.sampled_from(sorted(self.flying)))
+        if data.draw(st.booleans()):
+            tokens = st.integers(0, 10_000)
+            spent = events.TurnSpent(key=key, fresh_tokens=data.draw(tokens), answer_tokens=data.draw(tokens))
+            self.tell(spent)
         del self.flying[key]
         self.cut_off.discard(key)
         self.trials.discard(key)
         return key
 
-    @initialize(policy=st.sampled_from(sorted(POLICIES)))
-    def choose(self, policy: str) -> None:
-        self.policy = policy
-        self.core = SchedulingCore(POLICIES[policy])
+    @initialize(policy=st.sampled_from(sorted(POLICIES)), shares=st.sampled_from(SHARES))
+    def choose(self, policy: str, shares: Mapping[str | None, float] | None) -> None:
+        self.policy, self.shares = policy, shares
+        self.core = SchedulingCore(POLICIES[policy], shares=shares)
 
     @rule(
         mode=st.sampled_from(Mode),
@@ -137,7 +145,7 @@ class Auditor(RuleBasedStateMachine):
         edges=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=4),
         models=st.lists(st.sampled_from(MODELS), min_size=4, max_size=4),
         agents=st.integers(1, 4),
-        priority=st.integers(-1, 1),
+        posted=st.tuples(st.sampled_from((None, "alice", "bob")), st.integers(-1, 1)),
     )
     def admit(
         self,
@@ -147,8 +155,9 @@ class Auditor(RuleBasedStateMachine):
         edges: set[tuple[int, int]],
         models: list[str],
         agents: int,
-        priority: int,
+        posted: tuple[str | None, int],
     ) -> None:
+        owner, priority = posted
         job_id = JobId(f"j{len(self.jobs)}")
         job = Job(
             id=job_id,
@@ -168,6 +177,7 @@ class Auditor(RuleBasedStateMachine):
             conversations=tuple(Conversation(id=f"c{number}", prompt="", rounds=rounds) for number in range(count)),
             priority=priority,
             mode=mode,
+            owner=owner,
         )
         self.jobs[job_id] = job
         self.tell(events.JobAdmitted(job=job))
@@ -249,7 +259,7 @@ class Auditor(RuleBasedStateMachine):
     @rule()
     def service_is_killed_and_started_again(self) -> None:
         """What was told to the store is all that the next life knows."""
-        self.core = SchedulingCore(POLICIES[self.policy])
+        self.core = SchedulingCore(POLICIES[self.policy], shares=self.shares)
         self.held.clear()
         self.read_for.clear()
         self.were_read.clear()
@@ -307,6 +317,20 @@ class Auditor(RuleBasedStateMachine):
         for worker, (_, slots) in SLOTS.items():
             users = [*self.flying.values(), *self.read_for.values()].count(worker)
             assert worker not in self.read_for.values() or users <= slots
+
+    @invariant()
+    def the_keys_that_wait_are_known(self) -> None:
+        """Those with turns in a queue, and only turns in flight are charged for."""
+        fair = self.core._ready.fair
+        if fair is None:
+            return
+        assert fair._charged.keys() <= self.flying.keys()
+        for model, queue in self.core._ready.queues.items():
+            assert isinstance(queue, FairQueue)
+            waiting = {owner: sorted(each) for owner, each in queue._queues.items() if each}
+            assert sorted(queue) == sorted(key for keys in waiting.values() for key in keys)
+            assert dict(fair.times(model)._waiting) == dict.fromkeys(waiting, 1)
+            assert all(self.jobs[key.job_id].owner == owner for owner, keys in waiting.items() for key in keys)
 
     @precondition(lambda self: not self.is_paused)
     @invariant()

@@ -8,12 +8,14 @@ from pathlib import Path
 import anyio
 import pytest
 
+from service.config.schema import StoreConfig
 from service.conversations.charges import Charges
 from service.conversations.job import Job, JobId
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
-from service.store import queries
+from service.node.retention import release
+from service.store import queries, usage
 from service.store.databases.database import Claim, Connection, Database
 from service.store.databases.memory import MemoryDatabase
 from service.store.databases.postgres import PostgresDatabase
@@ -30,8 +32,12 @@ from service.store.records import (
     TurnEnded,
     TurnMoved,
     TurnRequeued,
+    UsageCounts,
+    UsageKey,
+    Used,
 )
 from service.store.store import Store, open_store
+from service.store.usage import UsageBy
 from tests.harness.jobs import DEBATE, job, key
 from tests.harness.waiting import LIMIT_S
 
@@ -108,8 +114,15 @@ def turn(name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u202
     )
 
 
-def ended(name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u2028\0") -> TurnEnded:
-    return TurnEnded(turn=turn(name, state, text), at=NOW)
+def ended(
+    name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u2028\0", used: Used | None = None
+) -> TurnEnded:
+    return TurnEnded(turn=turn(name, state, text), at=NOW, used=used)
+
+
+def used(agent: str = "a", tokens: int = 10, *, by: str = "alice", day: str = "2026-11-21", model: str = "m") -> Used:
+    place = UsageKey(day=day, key_name=by, job_id=J, agent=agent, model=model)
+    return place, UsageCounts(turns=1, attempts=1, prompt_tokens=tokens, answer_tokens=1, slot_s=0.5)
 
 
 def moved(state: ConversationState, conversation: str = "c0", name: str = "j") -> ConversationMoved:
@@ -378,3 +391,58 @@ async def test_what_cannot_be_written_harms_nobody_else(store: Store) -> None:
             tasks.start_soon(post, store, job(*DEBATE, name=f"j{number}"))
     assert len(failed) == 20
     assert len(await store.read(queries.jobs(None, 100, None))) == 20
+
+
+ALL_USAGE = usage.report([], None, None, None, 10)
+
+
+async def test_what_was_used_is_summed_by_whatever_is_asked_for(store: Store) -> None:
+    """By any of key, job, agent, model and day, between two days, of one key; it outlives the job."""
+    await post(store, job(*DEBATE))
+    so_far = UnfinishedTurn(key=key("a"), attempts=(), rejected=(), charges=Charges(), queued_at=NOW, started_at=NOW)
+    wasted = (used()[0], UsageCounts(attempts=1, wasted_tokens=7, slot_s=1.5))
+    await append(
+        store,
+        TurnRequeued(key=key("a"), so_far=so_far, worker="w", reason="r", detail="d", at=NOW, used=wasted),
+        ended("a", used=used("a", 10)),
+        ended("b", used=used("b", 20, day="2026-11-22", model="n")),
+    )
+    await append(store, ended("m", used=used("m", 40, by="")), moved(ConversationState.COMPLETED))
+    await store.delete(J)
+    ((_, total),) = await store.read(ALL_USAGE)
+    assert total == UsageCounts(turns=3, attempts=4, prompt_tokens=70, answer_tokens=3, wasted_tokens=7, slot_s=3.0)
+
+    async def prompts(
+        *by: UsageBy, since: str | None = None, until: str | None = None, owner: str | None = None
+    ) -> list[tuple[str | int, ...]]:
+        rows = await store.read(usage.report(by, since, until, owner, 10))
+        return [(*place.values(), counts.prompt_tokens) for place, counts in rows]
+
+    assert await prompts(UsageBy.KEY) == [("", 40), ("alice", 30)]
+    assert await prompts(UsageBy.MODEL, UsageBy.KEY) == [("m", "", 40), ("m", "alice", 10), ("n", "alice", 20)]
+    assert await prompts(UsageBy.DAY, UsageBy.JOB) == [("2026-11-21", J, 50), ("2026-11-22", J, 20)]
+    assert await prompts(UsageBy.AGENT, owner="alice") == [("a", 10), ("b", 20)]
+    assert await prompts(UsageBy.AGENT, since="2026-11-22") == [("b", 20)]
+    assert await prompts(UsageBy.AGENT, until="2026-11-21") == [("a", 10), ("m", 40)]
+    assert await prompts(owner="bob") == [(0,)]
+    assert len(await store.read(usage.report([UsageBy.AGENT], None, None, None, 2))) == 2
+
+
+async def test_what_is_refused_has_used_nothing(store: Store) -> None:
+    """Of what another node runs by now its own ends count."""
+    await store.post(new(job(*DEBATE)), claims=False)
+    await append(store, ended("a", used=used()))
+    assert [counts.attempts for _, counts in await store.read(ALL_USAGE)] == [0]
+    assert await store.claim(["m"], 10)
+    await append(store, ended("a", used=used()))
+    assert [counts.attempts for _, counts in await store.read(ALL_USAGE)] == [1]
+
+
+async def test_usage_is_kept_for_so_many_days(store: Store) -> None:
+    """A day more and it is gone; null keeps it."""
+    await post(store, job(*DEBATE))
+    await append(store, *(ended(name, used=used(name, day=f"2026-11-2{day}")) for day, name in enumerate("abm", 1)))
+    await release(store, StoreConfig(keep_usage_days=None), NOW + timedelta(days=9999))
+    await release(store, StoreConfig(keep_usage_days=30), NOW + timedelta(days=31))
+    kept = await store.read(usage.report([UsageBy.DAY], None, None, None, 10))
+    assert [place[UsageBy.DAY] for place, _ in kept] == ["2026-11-22", "2026-11-23"]

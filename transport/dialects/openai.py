@@ -72,7 +72,9 @@ class _Usage(Struct, gc=False):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Timings(Struct, gc=False):
+class TimingsDocument(Struct, gc=False):
+    """What llama.cpp tells of its own work."""
+
     prompt_n: int = 0
     prompt_ms: float = 0.0
     cache_n: int = 0
@@ -87,7 +89,9 @@ class _Progress(Struct, gc=False):
     time_ms: float = 0.0
 
 
-class _Error(Struct, gc=False):
+class ErrorDocument(Struct, gc=False):
+    """What is said of an error, in a body or a frame."""
+
     code: int | str | None = None
     message: str = ""
     type: str = ""
@@ -96,13 +100,13 @@ class _Error(Struct, gc=False):
 class _Chunk(Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    timings: _Timings | None = None
+    timings: TimingsDocument | None = None
     prompt_progress: _Progress | None = None
-    error: _Error | str | None = None
+    error: ErrorDocument | str | None = None
 
 
 class _ErrorBody(Struct, gc=False):
-    error: _Error | str
+    error: ErrorDocument | str
 
 
 _NO_DELTA = _Delta()
@@ -136,8 +140,8 @@ def respond_in_format(constraint: Constraint) -> Mapping[str, object] | None:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
-def decode(frame: bytes) -> list[Event]:
-    """Return the events of one frame; a frame may hold several or none.
+def decode(frame: bytes, events: list[Event]) -> bool:
+    """Add the events of one frame to ``events``, several or none; return whether the model has stopped with it.
 
     Raises:
         MalformedFrame: not the JSON of this dialect.
@@ -148,10 +152,8 @@ def decode(frame: bytes) -> list[Event]:
     except UNDECODABLE as error:
         raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
     if chunk.error is not None:
-        raise _rejection(chunk.error, _SERVER_ERROR, None)
-    events: list[Event] = []
-    if chunk.choices:
-        _add_choice(chunk.choices[0], events)
+        raise rejection(chunk.error, _SERVER_ERROR, None)
+    has_stopped = _add_choice(chunk.choices[0], events) if chunk.choices else False
     if chunk.prompt_progress is not None:
         progress = chunk.prompt_progress
         events.append(PromptProgress(progress.total, progress.cache, progress.processed, progress.time_ms))
@@ -162,7 +164,7 @@ def decode(frame: bytes) -> list[Event]:
     if chunk.timings is not None:
         t = chunk.timings
         events.append(Timings(t.prompt_n, t.prompt_ms, t.cache_n, t.predicted_n, t.predicted_ms))
-    return events
+    return has_stopped
 
 
 def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
@@ -172,8 +174,8 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     try:
         error = _decode_error_body(body).error
     except UNDECODABLE:
-        error = _Error(message=body[:500].decode("utf-8", "replace").strip() or "no body")
-    return _rejection(error, status, retry_after_s)
+        error = ErrorDocument(message=body[:500].decode("utf-8", "replace").strip() or "no body")
+    return rejection(error, status, retry_after_s)
 
 
 def message_document(message: Message) -> dict[str, object]:
@@ -189,9 +191,9 @@ def message_document(message: Message) -> dict[str, object]:
     return fields
 
 
-def _add_choice(choice: _Choice, events: list[Event]) -> None:
+def _add_choice(choice: _Choice, events: list[Event]) -> bool:
     if choice.index:
-        return  # a caller's n > 1: one answer is what a turn has
+        return False  # a caller's n > 1: one answer is what a turn has
     delta = choice.delta or _NO_DELTA
     if delta.content:
         events.append(TextDelta(delta.content))
@@ -205,10 +207,13 @@ def _add_choice(choice: _Choice, events: list[Event]) -> None:
         )
     if choice.finish_reason:
         events.append(Finished(choice.finish_reason))
+        return True
+    return False
 
 
-def _rejection(failure: _Error | str, status: int, retry_after_s: float | None) -> EngineRejected:
-    error = _Error(message=failure) if isinstance(failure, str) else failure
+def rejection(failure: ErrorDocument | str, status: int, retry_after_s: float | None) -> EngineRejected:
+    """Return the error that an engine's own words stand for; ``status`` where they name none."""
+    error = ErrorDocument(message=failure) if isinstance(failure, str) else failure
     if isinstance(error.code, int):
         status = error.code
     if (

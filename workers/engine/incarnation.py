@@ -197,7 +197,7 @@ class Incarnation:
             pause_s = min(pause_s * 1.5, PROBE_LAST_S)
         with contextlib.suppress(EngineError):  # it need not say
             self.capacity = await self._client.read_capacity()
-        if self.capacity is not None or self._spec.lane is not None or self._spec.shares_pool:
+        if self.capacity is not None or self._spec.lane is not None:
             await self._starter.calibrate()
         on_ready()
 

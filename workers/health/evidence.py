@@ -1,8 +1,9 @@
 """What has been seen of one engine lately, beside its answers; each look adds to it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from transport.counters import EngineCounters
 from workers.health.incident import Evidence
@@ -19,8 +20,7 @@ GAP_S: Final = 3 * POLL_S  # without a look: what has risen since is no news, si
 _NEVER: Final = float("-inf")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Newest:
+class _Newest(Struct, frozen=True, kw_only=True):
     """Whose progress is the newest, and when the newest of all others was."""
 
     running: InFlightRequest | None = None
@@ -37,8 +37,7 @@ class _Newest:
         return None if at == _NEVER else at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSnapshot:
+class EngineSnapshot(Struct, frozen=True, kw_only=True):
     """What is known of the engine at one moment, for all requests at once: each sees the others' progress in it."""
 
     rose_at: float | None

@@ -39,7 +39,7 @@ class KvWatch:
         self._on_change = on_change
         self._share = KvShare()
         self._told = self._share.part
-        self.cache: KvCache | None = None  # at the last look
+        self.cache: KvCache | None = pool.cache if pool is not None else None  # at the last look
 
     def __repr__(self) -> str:
         return f"<KvWatch {self._spec.id} {self._share} {self.cache}>"
@@ -55,7 +55,7 @@ class KvWatch:
         """Look at an engine that is about to be ready."""
         self._share = KvShare()
         self._told = self._share.part
-        self.cache = None
+        self.cache = self._pool.cache if self._pool is not None else None
         await self.look()
 
     async def run(self) -> None:

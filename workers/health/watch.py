@@ -145,6 +145,8 @@ class HealthWatch:
         if running.answer.phase is Phase.US and is_serving:
             has_token = running.answer.first_token_at is not None
             return Judgement(verdict=Verdict.DECODING if has_token else Verdict.PREFILLING, silent_s=0.0, limit_s=None)
+        if running.answer.is_mute and is_serving and not self._watched.owns_engine:  # and nothing else tells of it
+            return Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)
         engine = (snapshot or self._snapshot()).as_seen_by(running, is_serving=is_serving)
         return judge(self._limits, self.observations.of_request(running), engine, self._clock())
 

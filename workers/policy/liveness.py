@@ -13,11 +13,15 @@ What counts as progress, in order of strength:
   ping and complain, and a healthy one can sleep.
 
 A limit counts from the last progress. So nothing weak ever saves or condemns for longer than the configured time.
+
+What is made for each request at each look is a msgspec struct, as the events of the stream are.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
 QUIET_MAX_S: Final = 5.0
@@ -64,8 +68,7 @@ class StallLimits:
     busy_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestObservations:
+class RequestObservations(Struct, frozen=True, kw_only=True, gc=False):
     """What is known of one request that waits for its engine; times in monotonic seconds."""
 
     has_token: bool
@@ -74,8 +77,7 @@ class RequestObservations:
     prefill_left_s: float = 0.0  # what the rest of the prompt should take at the measured rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineObservations:
+class EngineObservations(Struct, frozen=True, kw_only=True, gc=False):
     """What is known of the engine as a whole.
 
     ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
@@ -93,8 +95,7 @@ class EngineObservations:
     answering_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True, gc=False):
     """A verdict, how long there has been no progress, and the limit on that; ``scope`` is of a stall alone."""
 
     verdict: Verdict

@@ -18,6 +18,7 @@ TAIL_CHARS: Final = 8192  # as far back as a phrase is looked for: eight times a
 NEEDLE_CHARS: Final = 48  # the end of the text, found again where it stood before
 PHRASE_REPEATS: Final = 8
 PHRASE_CHARS: Final = 512  # all repeats together; shorter ones are laughter, emphasis, a song
+NEAR_CHARS: Final = TAIL_CHARS // PHRASE_REPEATS + NEEDLE_CHARS  # a phrase stood that near before, if it is a loop
 RULE_CHARS: Final = 4096  # the same for what has no letter and no digit: rules, blanks, indentation
 _FENCE: Final = re.compile(r"\s{0,3}(```|~~~)")
 _WORDS: Final = re.compile(r"\w")
@@ -35,11 +36,13 @@ class Repetition:
 
     def __init__(self, limits: RepetitionLimits) -> None:
         self._limits = limits
-        self._partial = ""
+        self._partial: list[str] = []  # of a line whose end has not come: it may grow long, and is joined once
         self._line = ""
         self._count = 0
         self._is_in_fence = False
-        self._tail = ""
+        self._near = ""
+        self._pieces: list[str] = []
+        self._held_chars = 0  # in the pieces
         self._unread = 0
 
     def __repr__(self) -> str:
@@ -49,7 +52,12 @@ class Repetition:
         """Take more text; return what repeats, once it is a loop."""
         if self._limits.lines is None or not text:
             return None
-        *lines, self._partial = (self._partial + text).split("\n")
+        *lines, rest = text.split("\n")
+        if lines:
+            lines[0] = "".join([*self._partial, lines[0]])
+            self._partial.clear()
+        if rest:
+            self._partial.append(rest)
         for line in lines:
             if self._counts_as_loop(line.strip(), self._limits.lines):
                 return f"the same line {self._count} times in a row: {self._line[:100]!r}"
@@ -57,7 +65,8 @@ class Repetition:
 
     def end(self) -> str | None:
         """Take the end of the text: its last line needs no line break."""
-        if self._limits.lines is None or not self._counts_as_loop(self._partial.strip(), self._limits.lines):
+        rest = "".join(self._partial).strip()
+        if self._limits.lines is None or not self._counts_as_loop(rest, self._limits.lines):
             return None
         return f"the same line {self._count} times in a row: {self._line[:100]!r}"
 
@@ -74,22 +83,37 @@ class Repetition:
         return self._count >= limit * (FENCE_FACTOR if self._is_in_fence else 1)
 
     def _phrase(self, text: str) -> str | None:
-        """Look at the end of the text once enough of it is new: one search in C, whatever the phrase's length."""
-        self._tail = (self._tail + text)[-TAIL_CHARS:]
+        """Look at the end of the text once enough of it is new: one search in C, whatever the phrase's length.
+
+        The tail is joined only where its end was found again: 8 KiB copied for each request at each look drive all else
+        out of the processor's cache.
+        """
+        self._hold(text)
         self._unread += len(text)
-        if self._unread < NEEDLE_CHARS or len(self._tail) < PHRASE_CHARS:
+        if self._unread < NEEDLE_CHARS or self._held_chars < PHRASE_CHARS:
             return None
         self._unread = 0
-        tail = self._tail
-        before = tail.rfind(tail[-NEEDLE_CHARS:], 0, -1)
-        period = len(tail) - NEEDLE_CHARS - before
-        if before < 0 or period * PHRASE_REPEATS > len(tail):
+        near = self._near
+        before = near.rfind(near[-NEEDLE_CHARS:], 0, -1)
+        if before < 0:
+            return None
+        period = len(near) - NEEDLE_CHARS - before
+        tail = "".join(self._pieces)[-TAIL_CHARS:]
+        if period * PHRASE_REPEATS > len(tail):
             return None
         phrase = tail[-period:]
         needed = max(PHRASE_REPEATS, -(-self._needed_chars(phrase) // period))
         if needed * period > len(tail) or tail[-period * needed :] != phrase * needed:
             return None
         return f"the same {period} characters {needed} times in a row: {phrase[:100]!r}"
+
+    def _hold(self, text: str) -> None:
+        self._near = (self._near + text)[-NEAR_CHARS:]
+        self._pieces.append(text)
+        self._held_chars += len(text)
+        if self._held_chars > 2 * TAIL_CHARS:
+            self._pieces = ["".join(self._pieces)[-TAIL_CHARS:]]
+            self._held_chars = TAIL_CHARS
 
     def _needed_chars(self, phrase: str) -> int:
         if self._is_in_fence or not _WORDS.search(phrase):

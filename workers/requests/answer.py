@@ -47,6 +47,7 @@ class Answer:
         self.first_version: int | None = None  # of the weights that its first token was made with
         self.last_version: int | None = None  # and its last
         self.predicted_ms: float | None = None  # what it should have taken, once it is complete
+        self.is_mute = False  # nothing is heard of it before it is whole
         self.deadline: CancelScope | None = None  # in which it is asked for
 
     def __repr__(self) -> str:
@@ -69,17 +70,22 @@ class Answer:
         """Return what the model repeats without end, if it does; reads what came since the last call."""
         if self._loops is None:
             return None
-        text, reasoning, *marks = self.generation.since(*self._marks)
-        self._marks = (marks[0], marks[1])
-        fragments = self.generation.tool_call_fragments
-        # Within a text of JSON a line feed is two letters.
-        arguments = "".join(piece.arguments for piece in fragments[self._fragments_read :]).replace("\\n", "\n")
-        self._fragments_read = len(fragments)
-        for loop, words in zip(self._loops, (text, reasoning, arguments), strict=True):
+        text, reasoning, text_mark, reasoning_mark = self.generation.since(*self._marks)
+        self._marks = (text_mark, reasoning_mark)
+        for loop, words in zip(self._loops, (text, reasoning, self._new_arguments()), strict=True):
             found = loop.feed(words) or (loop.end() if is_over else None)
             if found is not None:
                 return found
         return None
+
+    def _new_arguments(self) -> str:
+        """Return what came of arguments since the last call; within a text of JSON a line feed is two letters."""
+        fragments = self.generation.tool_call_fragments
+        if len(fragments) == self._fragments_read:
+            return ""
+        new = "".join(piece.arguments for piece in fragments[self._fragments_read :])
+        self._fragments_read = len(fragments)
+        return new.replace("\\n", "\n")
 
     def take_words(self, words: str) -> None:
         """Take what the last message says besides its calls."""
@@ -111,6 +117,16 @@ class Answer:
             sum(usage.prompt_tokens for usage in known),
             sum(usage.completion_tokens for usage in known),
             sum(usage.cached_tokens for usage in known),
+        )
+
+    @property
+    def cost(self) -> Usage:
+        """What all generations have cost: as the engine has told, and of one that it has not told of, as was seen."""
+        costs = [each.usage or each.seen for each in self._generations]
+        return Usage(
+            sum(cost.prompt_tokens for cost in costs),
+            sum(cost.completion_tokens for cost in costs),
+            sum(cost.cached_tokens for cost in costs),
         )
 
     @property

@@ -6,6 +6,7 @@ Stands at the end of the token path: one call for each event, no task woken, not
 from collections.abc import Callable
 
 from transport.events import (
+    Advance,
     Event,
     Finished,
     PromptProgress,
@@ -67,6 +68,13 @@ class Generation:
         return self._events if self.usage is None else self.usage.completion_tokens
 
     @property
+    def seen(self) -> Usage:
+        """What it has cost as far as can be seen; the engine tells at its end, to which it may never come."""
+        read = self.prompt_progress
+        processed, cached = (read.processed, read.cached) if read is not None else (0, 0)
+        return Usage(processed, self.output_tokens, min(cached, processed))
+
+    @property
     def prompt_tokens(self) -> int | None:
         """How many tokens its prompt has, once the engine has told."""
         if self.prompt_progress is not None:
@@ -111,6 +119,12 @@ class Generation:
         """Note that bytes came."""
         self.last_byte_at = self._clock()
 
+    def advance(self) -> None:
+        """Note that a token has come, which is received later."""
+        self.last_byte_at = self.last_progress_at = self._clock()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_byte_at
+
     def receive(self, event: Event) -> None:
         """Take one event."""
         if type(event) is TextDelta:
@@ -124,15 +138,14 @@ class Generation:
 
     def _receive_rarer(self, event: Event) -> None:
         match event:
-            case ReasoningDelta() | ToolCallDelta():
-                self._events += 1
-                self.last_progress_at = self.last_byte_at
-                if self.first_token_at is None:
-                    self.first_token_at = self.last_byte_at
-                if isinstance(event, ReasoningDelta):
-                    self._reasoning.append(event.text)
-                else:
-                    self.tool_call_fragments.append(event)
+            case ReasoningDelta():
+                self._reasoning.append(event.text)
+                self._note_token()
+            case ToolCallDelta():
+                self.tool_call_fragments.append(event)
+                self._note_token()
+            case Advance():
+                self._note_token()
             case PromptProgress():
                 before, self.prompt_progress = self.prompt_progress, event
                 if before is None or event.processed > before.processed:  # the same again is no progress
@@ -145,3 +158,9 @@ class Generation:
                 self.timings = event
             case TextDelta():
                 raise AssertionError("text is taken on the fast path")
+
+    def _note_token(self) -> None:
+        self._events += 1
+        self.last_progress_at = self.last_byte_at
+        if self.first_token_at is None:
+            self.first_token_at = self.last_byte_at

@@ -19,6 +19,7 @@ from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
 LOOK_S: Final = 0.1
 LEAVE_LIMIT_S: Final = 5.0  # for those who give way to close their connections
+ROOM_LIMIT_S: Final = 1.0  # for somebody to leave, before who comes gives way: its turn may be back in a millisecond
 MESSAGE_BYTES: Final = 64  # of a template around a message, at most: roles and marks
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class KvPool:
         self._in_flight = in_flight
         self._slots = slots
         self._most = most
+        self._written = 0  # at the last look, of answers in flight
+        self._tokens_per_s = 0.0  # since the look before
         self.size = size
         self.given_way = 0
 
@@ -55,15 +58,27 @@ class KvPool:
         return KvCache(tokens=self.size, used=self.used, preemptions=self.given_way)
 
     async def admit(self, answer: Answer, chat: ChatRequest) -> Outcome | None:
-        """Let the newest generation of ``answer`` have its room, or return how its request ends for want of it."""
-        tokens = most_tokens(chat)
-        if tokens > self.size // self._slots:
+        """Let the newest generation of ``answer`` have its room, or return how its request ends for want of it.
+
+        Who comes waits a moment for its room, and holds nothing meanwhile; without it, it is the youngest, and ends.
+        """
+        return await self.admit_prompt(answer, most_tokens(chat), self._client.dialect.encode(chat))
+
+    async def admit_prompt(self, answer: Answer, tokens: int, chat: bytes | None, later: int = 0) -> Outcome | None:
+        """Do the same for a prompt of so many tokens at most; ``chat`` is a body by which the engine can count it.
+
+        ``later`` tokens are kept for an answer of which nothing is heard before it is whole.
+        """
+        if tokens > self.size // self._slots and chat is not None:
             counted = await self._count(chat)
             if counted is not None and counted >= self._most:
                 detail = f"the prompt has {counted} tokens, and one request may hold {self._most}"
                 return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=detail)
             answer.counted_tokens = counted
-            tokens = tokens if counted is None else counted
+            tokens = min(tokens, self._most) if counted is None else counted
+        tokens = min(tokens + later, max(tokens, self._most))
+        with anyio.move_on_after(ROOM_LIMIT_S):
+            await self._in_flight.left.wait_until(lambda: self._has_room(answer, tokens))
         answer.prompt_tokens = tokens
         self.relieve()
         with anyio.move_on_after(LEAVE_LIMIT_S):
@@ -74,6 +89,10 @@ class KvPool:
         """Look after the room until cancelled."""
         while True:
             await anyio.sleep(LOOK_S)
+            written = sum(running.answer.output_tokens for running in self._in_flight)
+            # The worker's own rate is known half a second late: a fast engine fills its cache in that time.
+            self._tokens_per_s = max(0, written - self._written) / LOOK_S
+            self._written = written
             self.relieve()
 
     def relieve(self) -> None:
@@ -99,7 +118,13 @@ class KvPool:
         self.given_way += is_full and running.answer.generation.has_progressed
 
     def _room(self, holdings: int) -> int:
-        return room_for(self.size, holdings, self._in_flight.tokens_per_s, LOOK_S)
+        return room_for(self.size, holdings, max(self._tokens_per_s, self._in_flight.tokens_per_s), LOOK_S)
+
+    def _has_room(self, answer: Answer, tokens: int) -> bool:
+        """Whether a request that is let in with so many tokens stays: the younger ones end for it."""
+        own = next(running.id for running in self._in_flight if running.answer is answer)
+        holdings = [*self._holdings(), Holding(request=own, tokens=tokens)]
+        return own not in youngest_without_room(holdings, self._room(len(holdings)))
 
     def _holdings(self) -> list[Holding]:
         return [
@@ -108,7 +133,7 @@ class KvPool:
             if running.answer.held_tokens
         ]
 
-    async def _count(self, chat: ChatRequest) -> int | None:
+    async def _count(self, chat: bytes) -> int | None:
         try:
             return await self._client.count_prompt(chat)
         except EngineError:
@@ -117,6 +142,6 @@ class KvPool:
 
 def most_tokens(chat: ChatRequest) -> int:
     """Return what a prompt cannot exceed: a token is a byte at least, but for what the template adds."""
-    said = sum(len(message.content.encode()) + MESSAGE_BYTES for message in chat.messages)
-    calls = sum(len(call.arguments.encode()) + MESSAGE_BYTES for message in chat.messages for call in message.calls)
-    return said + calls + sum(len(str(tool)) for tool in chat.tools)
+    calls = [f"{call.name}{call.arguments}" for message in chat.messages for call in message.calls]
+    said = sum(len(each.encode()) + MESSAGE_BYTES for each in (*(one.content for one in chat.messages), *calls))
+    return said + sum(len(str(tool).encode()) for tool in chat.tools)

@@ -23,19 +23,19 @@ class Slots:
         """How many are leased."""
         return self._in_use
 
-    def lease_nowait(self) -> "Lease":
-        """Take a slot.
+    def lease_nowait(self, count: int = 1) -> "Lease":
+        """Take so many slots, to be given back together.
 
         Raises:
-            NoSlot: all are taken.
+            NoSlot: too many are taken.
         """
-        if self._in_use >= self.total:
-            raise NoSlot(f"all {self.total} slots are in use")
-        self._in_use += 1
-        return Lease(self)
+        if self._in_use + count > self.total:
+            raise NoSlot(f"{self._in_use} of {self.total} slots are in use")
+        self._in_use += count
+        return Lease(self, count)
 
-    def _give_back(self) -> None:
-        self._in_use -= 1
+    def _give_back(self, count: int) -> None:
+        self._in_use -= count
         if not self._in_use:
             self._emptied.notify()
 
@@ -48,10 +48,11 @@ class Slots:
 
 
 class Lease:
-    """One slot, held; a context manager that gives it back."""
+    """One slot, held, or several; a context manager that gives them back."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, count: int) -> None:
         self._slots: Slots | None = slots
+        self._count = count
 
     def __enter__(self) -> Self:
         """Hold the slot for a block."""
@@ -67,5 +68,5 @@ class Lease:
         """Give the slot back; a second time is a RuntimeError."""
         if self._slots is None:
             raise RuntimeError("this slot was given back already")
-        self._slots._give_back()  # noqa: SLF001 - a lease is the other half of Slots
+        self._slots._give_back(self._count)  # noqa: SLF001 - a lease is the other half of Slots
         self._slots = None

@@ -28,6 +28,8 @@ from workers.tools.runner import ToolRunner
 # Lets a generation have its room in a KV cache that requests share, or says how its request ends for want of it.
 Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]
 
+AdmitPrompt = Callable[[Answer, int, bytes | None, int], Awaitable[Outcome | None]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSettings:
@@ -46,6 +48,7 @@ class RequestSettings:
     now: Callable[[], datetime]
     cache_scope: Callable[[], str | None]  # prefixes are shared within it alone
     admit: Admit | None = None
+    admit_prompt: AdmitPrompt | None = None  # the same, of requests that are relayed
 
 
 async def converse(client: EngineClient, manner: RequestSettings, request: Request, answer: Answer) -> Outcome:
@@ -128,7 +131,8 @@ class ToolLoop:
             params={**await self._params(is_constrained=is_constrained), **params},
             tools=self._documents,
             cache_scope=self._manner.cache_scope(),
-            is_watched=self._request.is_watched,
+            # What requests hold of a cache that they share is counted by the tokens that have come.
+            is_watched=self._request.is_watched or self._manner.admit is not None,
         )
         chars = sum(len(message.content) for message in chat.messages)
         generation = self._answer.begin_generation(self._manner.repetition, chars)
@@ -236,7 +240,7 @@ async def ask_once(
     except EngineRejected as error:
         if shares_cache and isinstance(error, CacheFull):
             return Cancelled(reason=CancelReason.CACHE_FULL)
-        return _rejected(error)
+        return rejected(error, is_about_the_request=error.is_about_the_request)
     except EngineError as error:
         return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
     return Completed(finish_reason=generation.finish_reason or "unknown")
@@ -254,10 +258,11 @@ def _wellformed(call: ToolCall) -> ToolCall:
     return call
 
 
-def _rejected(error: EngineRejected) -> Outcome:
+def rejected(error: EngineRejected, *, is_about_the_request: bool) -> Outcome:
+    """Return the ending of a request that its engine has refused."""
     if isinstance(error, ContextOverflow):
         return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=error.message)
-    if error.is_about_the_request:
+    if is_about_the_request:
         return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
     retry_after_s = error.retry_after_s if isinstance(error, EngineOverloaded) else None
     return EngineFailed(

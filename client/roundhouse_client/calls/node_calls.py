@@ -1,9 +1,11 @@
 """A node: its status, its lanes, its health and its metrics."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 
 from roundhouse_client.request import Call, as_text, get, into
-from roundhouse_client.values.node import Health, Lanes, Readiness, Status
+from roundhouse_client.values.node import Health, Lanes, Readiness, Status, UsageReport
 
 
 def get_status() -> Call[Status]:
@@ -14,6 +16,21 @@ def get_status() -> Call[Status]:
 def list_lanes() -> Call[Lanes]:
     """Return all lanes, and what stands on each."""
     return get("/v1/lanes", into(Lanes))
+
+
+def get_usage(
+    *,
+    by: Sequence[str] = ("key", "model", "day"),
+    since: date | None = None,
+    until: date | None = None,
+    limit: int = 1000,
+) -> Call[UsageReport]:
+    """Return what was used from day ``since`` to day ``until`` (UTC), by any of key, job, agent, model and day.
+
+    At most ``limit`` lines, up to 10,000. A key without the scope admin sees its own.
+    """
+    first, last = (None if day is None else day.isoformat() for day in (since, until))
+    return get("/v1/usage", into(UsageReport), by=",".join(by), since=first, until=last, limit=limit)
 
 
 def get_health() -> Call[Health]:

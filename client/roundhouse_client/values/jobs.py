@@ -54,6 +54,7 @@ class Job(Value):
     progress: JobProgress
     metadata: Mapping[str, object]
     is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
+    key: str | None  # the name of the key that it was posted with
 
     @property
     def has_ended(self) -> bool:

@@ -120,6 +120,37 @@ class Status(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsageLine(Value):
+    """What was used; the first five say of what, as far as was asked for.
+
+    ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are of attempts that stand,
+    ``wasted_tokens`` of those that do not. ``slot_s`` is for how long slots were held, in seconds.
+    """
+
+    key: str | None
+    job: str | None
+    agent: str | None
+    model: str | None
+    day: str | None
+    turns: int
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int
+    answer_tokens: int
+    wasted_tokens: int
+    slot_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport(Value):
+    """What was used, in a line for each combination of ``by``; ``is_cut``: there are more than were asked for."""
+
+    by: tuple[str, ...]
+    usage: tuple[UsageLine, ...]
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health(Value):
     """The process serves."""
 

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.api.door.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
+from service.api.door.writer import WRITER, BodyWriter
 from service.api.problems import problem
 from service.errors import ServiceError
 
@@ -105,6 +106,7 @@ class Door(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []  # what trails the body is no header of a request that is being answered
         self._request = self.cycle
+        self.scope[WRITER] = BodyWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
         self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
         self._expect(BODY, self.BODY_S)
 

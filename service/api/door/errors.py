@@ -1,5 +1,7 @@
 """What a request is refused for before anybody reads its body: the leaves of the tree that belong to the door."""
 
+import math
+
 from service.errors import ServiceError
 
 
@@ -29,3 +31,15 @@ class MediaTypeUnknown(
     ServiceError, status=415, code="media_type_unknown", title="The body is of a kind that is not taken"
 ):
     """The body is of a kind that is not taken."""
+
+
+class TooManyRequests(ServiceError, status=429, code="too_many_requests", title="The key submits too often"):
+    """The key has submitted as much as it may at the moment."""
+
+    def __init__(self, rate: float, after_s: float) -> None:
+        super().__init__(f"this key may submit {rate:g} times a second (requests_per_s)")
+        self.retry_after_s = math.ceil(after_s)
+
+
+class ScopeMissing(ServiceError, status=403, code="scope_missing", title="The key may not do that"):
+    """The key has not the scope that the route needs."""

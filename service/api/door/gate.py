@@ -4,17 +4,20 @@ A browser sends a POST of another page's making unasked, and lets that page read
 rebinds to our address it lets it read everything. Neither knows a key, and without keys neither gets past here.
 """
 
-import hmac
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.api.door.access import CALLER
 from service.api.door.errors import ForeignOrigin, MediaTypeUnknown
+from service.api.door.key_ring import KeyRing
+from service.api.openai.forms import error_of_service, is_relayed
 from service.api.problems import problem
+from service.conversations.callers import Caller
 from service.errors import NotAuthorised, PathNotFound, ServiceError
 
 OPEN_PATHS: Final = frozenset({"/healthz"})
@@ -24,35 +27,41 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Gate:
-    """ASGI middleware: lets through who brings ``Authorization: Bearer KEY``, or without keys who is of this machine.
+    """ASGI middleware: lets through who brings a key, or without keys who is of this machine.
+
+    The ``Caller`` is in the state of what it lets through (``service.api.door.access``), but on open paths.
 
     ``hosts`` are names besides those of loopback that requests without keys may be sent to, ``origins`` the pages that
     may send requests.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Collection[str], origins: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, hosts: Collection[str], origins: Collection[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
         self._hosts = frozenset(hosts)  # and origins: as the configuration writes them, in small letters
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or answer 401, 403 or 415; of a path that no name of ours can have, 404."""
         if scope["type"] == "http":
-            error = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+            headers = Headers(scope=scope)
+            caller = self._keys.find(_key_of(headers))
+            error = self._refusal(scope["method"], scope["path"], headers, caller)
             if error is not None:
-                response = problem(error)
+                path = scope["path"]
+                response = error_of_service(error).response(path, {}) if is_relayed(path) else problem(error)
                 if isinstance(error, NotAuthorised):
                     response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)
                 return
+            scope.setdefault("state", {})[CALLER] = caller
         await self._app(scope, receive, send)
 
-    def _refusal(self, method: str, path: str, headers: Headers) -> ServiceError | None:
+    def _refusal(self, method: str, path: str, headers: Headers, caller: Caller | None) -> ServiceError | None:
         if "\0" in path:
             return PathNotFound("no name of ours holds a NUL")
-        if path not in OPEN_PATHS and self._keys and not self._has_key(headers.get("authorization", "")):
-            return NotAuthorised("send Authorization: Bearer KEY with one of the configured api_keys")
+        if path not in OPEN_PATHS and caller is None:
+            return NotAuthorised("send Authorization: Bearer KEY with one of the configured api_keys or keys")
         fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None
         if fault is not None:
             return ForeignOrigin(fault)
@@ -61,12 +70,6 @@ class Gate:
             shown = f"Content-Type {media[:100]}" if media else "a body without a Content-Type"
             return MediaTypeUnknown(f"{shown} is not taken; send application/json")
         return None
-
-    def _has_key(self, authorization: str) -> bool:
-        scheme, _, key = authorization.partition(" ")
-        # Every key is compared, in constant time, so that the time tells nothing of any of them.
-        matches = [hmac.compare_digest(key.strip().encode(), known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
 
     def _origin_fault(self, headers: Headers) -> str | None:
         host, origins = headers.get("host", ""), headers.getlist("origin")
@@ -92,6 +95,12 @@ def _is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _key_of(headers: Headers) -> str:
+    """Return the key as ``Authorization`` has it; clients of Anthropic bring ``x-api-key``."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization", "" if key is None else f"Bearer {key}")
 
 
 def _has_body(headers: Headers) -> bool:

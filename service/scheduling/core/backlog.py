@@ -106,4 +106,6 @@ class JobBacklog:
         while -self._most_rounds[0][0] != self._rounds_left[self._most_rounds[0][1]]:
             heapq.heappop(self._most_rounds)
         path = -self._most_rounds[0][0] * max(self._later)
-        return JobLoad(priority=self._job.priority, work=sum(costs), model_work=sum(of_model), path=path)
+        return JobLoad(
+            priority=self._job.priority, work=sum(costs), model_work=sum(of_model), path=path, owner=self._job.owner
+        )

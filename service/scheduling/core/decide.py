@@ -32,16 +32,16 @@ from service.scheduling.core.events import (
     KvUseTold,
     ModelLost,
     ModelRegained,
+    Note,
     Paused,
-    PreWarmEnded,
     Suspicion,
     TurnCompleted,
-    TurnCutOff,
     TurnEvent,
     TurnFailed,
     TurnInterrupted,
     TurnIsReady,
     TurnRejected,
+    TurnSpent,
     Unpaused,
     WorkerEvent,
     WorkerNotReady,
@@ -50,6 +50,7 @@ from service.scheduling.core.events import (
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import CacheLocation
+from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyTurn
 from service.scheduling.core.view import PoolsView
@@ -59,9 +60,15 @@ CANCELLED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
 
 
 class SchedulingCore:
-    """Which turn runs where, of all jobs that have not ended."""
+    """Which turn runs where, of all jobs that have not ended; ``shares`` are those of keys, None is for no keys."""
 
-    def __init__(self, policy: PolicyFactory, group_by: GroupBy | None = None, on_demand: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        policy: PolicyFactory,
+        group_by: GroupBy | None = None,
+        on_demand: Iterable[str] = (),
+        shares: Shares = None,
+    ) -> None:
         self._in_flight = InFlightPool()
         self._room = RoomKeeper(self._in_flight)
         self._ready = ReadyPool(
@@ -70,6 +77,7 @@ class SchedulingCore:
             on_demand=on_demand,
             is_begun=lambda key: self._conversation(key).is_started,
             is_pressed=self._room.working_set.is_pressed,
+            shares=shares,
         )
         self._group_by = group_by
         self._jobs: dict[JobId, LiveJob] = {}
@@ -79,8 +87,8 @@ class SchedulingCore:
         self._orders = 0
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
-        pools = (self._jobs, self._ready, self._in_flight, self._lost)
-        self.view = PoolsView(*pools, group_by, self._room.working_set, self._prewarms.yields)
+        seen = (group_by, self._room.working_set, self._prewarms.yields)
+        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, *seen)
 
     def __repr__(self) -> str:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -103,26 +111,22 @@ class SchedulingCore:
                 self._is_paused = isinstance(event, Paused)
             case WorkerReady() | WorkerNotReady() | ModelLost() | ModelRegained():
                 self._take_capacity(event)
-            case TurnCompleted() | TurnInterrupted() | TurnRejected() | TurnFailed() | TurnCutOff():
+            case _ if isinstance(event, TurnEvent):
                 worker = self._in_flight.remove(event.key)
                 if worker is not None:
                     yield from self._end_turn(event, worker)
             case SuspectsCleared() | JobDistrusted() | JobTrusted():
                 self._take_finding(event)
-            case KvUseTold() | DeferralOver():
+            case _:
                 self._take_note(event)
-            case PreWarmEnded():
-                pass  # of no pool
 
     def _take_capacity(self, event: WorkerEvent) -> None:
         match event:
             case WorkerReady():
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
-                if event.kv_tokens is not None:
-                    self._room.note_budget(event.model, event.most_answer, is_sharing=event.shares_prefixes)
-                if event.read_s is not None:
-                    self._dispatcher.note_pace(event.model, event.read_s)
+                self._room.note_worker(event)
+                self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
             case WorkerNotReady():
                 model = self._in_flight.close(event.worker, returns=event.returns)
@@ -135,16 +139,17 @@ class SchedulingCore:
             case ModelRegained():
                 self._lost.pop(event.model, None)
 
-    def _take_note(self, event: KvUseTold | DeferralOver) -> None:
-        if isinstance(event, DeferralOver):
-            if self._ready.held.worker_of(event.key) is not None:
-                self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
-            return
-        for key, use in event.uses.items():
-            if key in self._in_flight:
-                live, conversation = self._jobs[key.job_id], self._conversation(key)
-                agent = live.job.agents[live.places[key.agent_id]]
-                self._room.correct(key, agent, conversation.definition, use)
+    def _take_note(self, event: Note) -> None:
+        if isinstance(event, TurnSpent):
+            self._dispatcher.settle(event)
+        elif isinstance(event, DeferralOver) and self._ready.held.worker_of(event.key) is not None:
+            self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+        elif isinstance(event, KvUseTold):
+            for key, use in event.uses.items():
+                if key in self._in_flight:
+                    live, conversation = self._jobs[key.job_id], self._conversation(key)
+                    agent = live.job.agents[live.places[key.agent_id]]
+                    self._room.correct(key, agent, conversation.definition, use)
 
     def _take_finding(self, event: Suspicion) -> None:
         match event:
@@ -172,13 +177,16 @@ class SchedulingCore:
         ended: dict[str, list[TurnKey]] = {}
         for key in event.ended:
             ended.setdefault(key.conversation_id, []).append(key)
+        for key, location in event.cached.items():
+            conversation = live.conversations[key.conversation_id]
+            conversation.note_cache(live.places[key.agent_id], location)
         for conversation in fresh:
             keys = ended.get(conversation.definition.id, [])
             yield from self._resume(conversation, {key: event.ended[key] for key in keys})
         if live.is_cancelled:
             yield from self._cancel(event.job.id)
         if live.conversations:
-            self._tell_load(live)
+            self._ready.note_load(live.job.id, live.backlog)
 
     def _new_conversation(self, live: LiveJob, definition: Conversation) -> LiveConversation:
         self._orders += 1
@@ -202,8 +210,8 @@ class SchedulingCore:
             return  # it is ended with the others, a few at a time
         if conversation.ending is not None:
             yield from self._settle(conversation)
-            return
-        yield from self._go_on(conversation, conversation.order.resume(spoken))
+        else:
+            yield from self._go_on(conversation, conversation.order.resume(spoken))
 
     def _cancel(self, job_id: JobId) -> Iterator[Action]:
         """End a job, some thousand turns at a time; those in flight come first."""
@@ -215,19 +223,14 @@ class SchedulingCore:
             for conversation in [live.conversations[name] for name in self._in_flight.conversations_of(job_id)]:
                 yield from self._end(conversation, ConversationState.CANCELLED, "cancelled")
         left = CANCELLED_AT_ONCE
-        for conversation in list(
-            islice((conversation for conversation in live.conversations.values() if conversation.ending is None), left)
-        ):
+        going_on = (conversation for conversation in live.conversations.values() if conversation.ending is None)
+        for conversation in list(islice(going_on, left)):
             left -= conversation.definition.rounds * len(live.job.agents)
             yield from self._end(conversation, ConversationState.CANCELLED, "cancelled")
             if left <= 0:
                 break
         if any(conversation.ending is None for conversation in live.conversations.values()):
             yield ContinueCancel(job_id=job_id)
-
-    def _tell_load(self, live: LiveJob) -> None:
-        """Tell the queues what is left of a job."""
-        self._ready.note_load(live.job.id, live.backlog)
 
     # Conversations
 
@@ -238,9 +241,8 @@ class SchedulingCore:
             conversation.ending = (ConversationState.COMPLETED, None)
             yield from self._settle(conversation)
             return
-        live.backlog.note_rounds(
-            conversation.definition.id, conversation.definition.rounds - conversation.order.rounds_completed
-        )
+        left = conversation.definition.rounds - conversation.order.rounds_completed
+        live.backlog.note_rounds(conversation.definition.id, left)
         for place in places:
             yield self._make_ready(conversation, place)
 
@@ -261,6 +263,7 @@ class SchedulingCore:
             path=conversation.live.backlog.path(place, conversation.definition.rounds),
             is_front=is_front,
             signature=job.agents[place.agent].signature(self._group_by) if self._group_by else "",
+            owner=job.owner,
         )
         model = job.agents[place.agent].model
         conversation.open.add(turn.key)
@@ -320,7 +323,7 @@ class SchedulingCore:
         self._room.forget_conversation(live.job.id, conversation.definition.id)
         yield ending
         if live.conversations:
-            self._tell_load(live)
+            self._ready.note_load(live.job.id, live.backlog)
             return
         del self._jobs[live.job.id]
         self._room.forget_job(live.job.id, live.places)
@@ -331,6 +334,7 @@ class SchedulingCore:
 
     def _end_turn(self, event: TurnEvent, worker: str) -> Iterator[Action]:
         key = event.key
+        self._ready.note_end(key)
         live = self._jobs[key.job_id]
         conversation = live.conversations[key.conversation_id]
         place = conversation.place(key)
@@ -344,8 +348,7 @@ class SchedulingCore:
         if isinstance(event, TurnCompleted):
             tokens = event.reading.context_tokens if event.reading else 0
             conversation.note_cache(place.agent, CacheLocation(worker=worker, tokens=tokens))
-            agent = live.job.agents[place.agent]
-            self._room.learn(key, agent, conversation.definition, event.reading)
+            self._room.learn(key, live.job.agents[place.agent], conversation.definition, event.reading)
             if event.seconds is not None:
                 self._dispatcher.learn(conversation.model(key), event.seconds, event.reading)
                 self._estimates.learn(conversation.model(key), key.agent_id, event.seconds)
@@ -359,7 +362,7 @@ class SchedulingCore:
         else:
             yield from self._go_on(conversation, conversation.order.take(place))
         if key.conversation_id in live.conversations:
-            self._tell_load(live)
+            self._ready.note_load(live.job.id, live.backlog)
 
     # Starting
 
@@ -378,11 +381,9 @@ class SchedulingCore:
         for key in self._ready.keys(model):
             job = self._jobs.get(key.job_id)
             conversation = job.conversations.get(key.conversation_id) if job else None
-            if (
-                conversation is not None
-                and conversation.ending is None
-                and not any(each in self._in_flight for each in conversation.open)
-            ):
+            if conversation is None or conversation.ending is not None:
+                continue
+            if not any(each in self._in_flight for each in conversation.open):
                 yield from self._release(conversation)
 
     def _abandon(self, model: str) -> Iterator[Action]:

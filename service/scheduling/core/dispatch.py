@@ -3,12 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from service.conversations.job import JobId, Mode, TurnKey
+from service.conversations.job import Agent, JobId, Mode, TurnKey
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.blame.trials import Trials
 from service.scheduling.core.capacity.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.capacity.room_keeper import RoomKeeper
-from service.scheduling.core.events import Action, ContinueDispatch, ConversationStarted, DeferTurn, StartTurn
+from service.scheduling.core.events import (
+    Action,
+    ContinueDispatch,
+    ConversationStarted,
+    DeferTurn,
+    StartTurn,
+    TurnSpent,
+)
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
@@ -40,9 +47,16 @@ class Dispatcher:
         """Learn what turns of a model take."""
         self._speeds.learn(model, seconds, reading)
 
-    def note_pace(self, model: str, read_s: float) -> None:
-        """Take what a token of a prompt takes an engine that has just started, where no turn has told."""
-        self._speeds.note_pace(model, read_s)
+    def settle(self, spent: TurnSpent) -> None:
+        """Set right what a turn's key was charged with when it started."""
+        model = self._ready.fair.model_of(spent.key) if self._ready.fair is not None else None
+        if self._ready.fair is not None and model is not None:
+            self._ready.fair.settle(spent.key, self._speeds.weigh(model, spent.fresh_tokens, spent.answer_tokens))
+
+    def note_pace(self, model: str, read_s: float | None) -> None:
+        """Take what a token of a prompt takes an engine that has just started, where that is known."""
+        if read_s is not None:
+            self._speeds.note_pace(model, read_s)
 
     def start_all(self) -> Iterator[Action]:
         """Start turns until no slot is free that one of them may have."""
@@ -111,7 +125,13 @@ class Dispatcher:
         return self._jobs[turn.key.job_id].job.mode is Mode.FREE and any(each.key[:2] == place for each in lacking)
 
     def _has_room(self, model: str, turn: ReadyTurn) -> bool:
-        return not self._room.is_bounded or self._in_flight.best(model, need=self._need(turn.key)) is not None
+        slots = self._agent(turn).slots
+        if slots == 1 and not self._room.is_bounded:
+            return True
+        return self._in_flight.best(model, need=self._need(turn.key), slots=slots) is not None
+
+    def _agent(self, turn: ReadyTurn) -> Agent:
+        return self._jobs[turn.key.job_id].job.agents[turn.agent_order]
 
     def _need(self, key: TurnKey) -> KvNeed:
         if not self._room.is_bounded:
@@ -130,7 +150,7 @@ class Dispatcher:
                 first = self._first_in_line(turn, model, ready)
                 if self._is_to_be_tried(first, model):
                     continue
-                if not self._in_flight.kv.fits(worker, self._need(first.key)):
+                if not self._in_flight.fits(worker, self._agent(first).slots, self._need(first.key)):
                     self._conversation(first.key).back_in_line(first, model)
                     ready.push_back(first)
                     self._shifts.take_back(worker)
@@ -165,7 +185,7 @@ class Dispatcher:
         """Start those whose worker has a slot for them now."""
         for worker in self._ready.held.workers:
             for turn in self._ready.held.all_for(worker)[: self._in_flight.offer(worker)[0]]:
-                if not self._in_flight.kv.fits(worker, self._need(turn.key)):
+                if not self._in_flight.fits(worker, self._agent(turn).slots, self._need(turn.key)):
                     break
                 self._ready.held.discard(turn.key)
                 yield from self._start(self._conversation(turn.key).model(turn.key), turn)
@@ -193,11 +213,12 @@ class Dispatcher:
         conversation = self._conversation(key)
         cached = conversation.cached(turn.agent_order)
         need = self._need(key)
-        worker = worker or self._in_flight.best(model, cached.worker if cached else None, need)
-        assert worker is not None  # noqa: S101 - the dispatcher has looked
-        self._in_flight.add(key, worker, need, is_suspect=is_suspect)
         live = conversation.live
         agent = live.job.agents[turn.agent_order]
+        worker = worker or self._in_flight.best(model, cached.worker if cached else None, need, agent.slots)
+        assert worker is not None  # noqa: S101 - the dispatcher has looked
+        slots = self._in_flight.add(key, worker, need, slots=agent.slots, is_suspect=is_suspect)
+        self._ready.note_start(turn, model)
         self._room.note_start(key, agent, is_free=live.job.mode is Mode.FREE)
         if not is_suspect:
             self._trials.note_start(model)
@@ -207,7 +228,7 @@ class Dispatcher:
             for sibling in conversation.open:
                 self._ready.note_begun(sibling, conversation.model(sibling))
             yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
-        yield StartTurn(key=key, worker=worker, is_suspect=is_suspect)
+        yield StartTurn(key=key, worker=worker, slots=slots, is_suspect=is_suspect)
 
     def _conversation(self, key: TurnKey) -> LiveConversation:
         return self._jobs[key.job_id].conversations[key.conversation_id]

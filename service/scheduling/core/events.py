@@ -7,7 +7,7 @@ from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
 from service.scheduling.core.capacity.kv_budgets import KvUse
-from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 
 # Events
 
@@ -17,12 +17,14 @@ class JobAdmitted:
     """Conversations of a job are to be run here: all of ``job``, whether others of it are here already or not.
 
     ``ended`` holds the turns that ended before, in an earlier life of the service or on another node. ``suspects`` are
-    turns that have not ended, each of which may have brought down an engine before.
+    turns that have not ended, each of which may have brought down an engine before. ``cached`` says where prompts
+    of first turns are in a cache already.
     """
 
     job: Job
     ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
     suspects: frozenset[TurnKey] = frozenset()
+    cached: Mapping[TurnKey, CacheLocation] = field(default_factory=dict)
     is_cancelled: bool = False  # a caller asked for its end in that earlier life
 
 
@@ -98,6 +100,15 @@ class KvUseTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSpent:
+    """The attempt of a turn that is about to end has read and written so many tokens; those of a cache not counted."""
+
+    key: TurnKey
+    fresh_tokens: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeferralOver:
     """A turn was to wait for its worker, and the time for that is over."""
 
@@ -164,8 +175,8 @@ class PreWarmEnded:
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
-Notice = KvUseTold | DeferralOver | PreWarmEnded
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | Notice | Paused | Unpaused | Suspicion
+Note = KvUseTold | TurnSpent | DeferralOver | PreWarmEnded
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | Note | Paused | Unpaused | Suspicion
 
 # Actions
 
@@ -179,10 +190,11 @@ class TurnIsReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTurn:
-    """Run the turn on a slot of the worker, and tell its end."""
+    """Run the turn on a slot of the worker, or on several, and tell its end."""
 
     key: TurnKey
     worker: str
+    slots: int = 1
     is_suspect: bool = False
 
 

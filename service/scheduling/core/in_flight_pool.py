@@ -12,6 +12,7 @@ class InFlightPool:
     def __init__(self) -> None:
         self._slots: dict[str, tuple[str, int]] = {}  # worker -> its model and its slots; only workers that are ready
         self._workers: dict[TurnKey, str] = {}
+        self._wide: dict[TurnKey, int] = {}  # turns on more slots than one
         self._taken: dict[str, int] = {}
         self._coming: dict[str, str] = {}  # workers that will be ready again, and their models
         self._reserved: dict[str, str] = {}  # of a model: the worker that tries suspects, and takes nothing else
@@ -129,34 +130,44 @@ class InFlightPool:
         """Whether any slot of a model is free."""
         return any(free > 0 for free, _ in self._free_by_worker(model))
 
-    def best(self, model: str, cached: str | None = None, need: KvNeed = NOTHING) -> str | None:
+    def best(self, model: str, cached: str | None = None, need: KvNeed = NOTHING, slots: int = 1) -> str | None:
         """Return the worker for a turn: ``cached``, whose cache holds its prompt, else that with the most free slots.
 
-        None where no slot is free that has room for ``need``.
+        None where not so many ``slots`` are free, with room for ``need``.
         """
         free_slots = self._free_by_worker(model)
-        offers = [(free, worker) for free, worker in free_slots if free > 0 and self.kv.fits(worker, need)]
+        offers = [(free, worker) for free, worker in free_slots if self._fits(worker, free, slots, need)]
         return max(offers, key=lambda offer: (offer[1] == cached, offer[0]), default=(0, None))[1]
+
+    def fits(self, worker: str, slots: int, need: KvNeed) -> bool:
+        """Whether a worker has so many slots free now, or all that it has, with room for ``need``."""
+        return self._fits(worker, self.offer(worker)[0], slots, need)
 
     def worker_of(self, key: TurnKey) -> str | None:
         """Return the worker that a turn is on, None where it is on none."""
         return self._workers.get(key)
 
-    def add(self, key: TurnKey, worker: str, need: KvNeed = NOTHING, *, is_suspect: bool = False) -> None:
-        """Put a turn on a slot, with what it needs of the KV cache."""
+    def add(
+        self, key: TurnKey, worker: str, need: KvNeed = NOTHING, *, slots: int = 1, is_suspect: bool = False
+    ) -> int:
+        """Put a turn on a slot, or on several, with what it needs of the KV cache; return how many slots it has."""
         self.kv.reserve(worker, key, need)
+        taken = min(slots, self._slots[worker][1]) if slots > 1 else 1
+        if taken > 1:
+            self._wide[key] = taken
         if is_suspect:
             self._trials[worker] = key
         self._workers[key] = worker
         self.by_job[key.job_id] += 1
-        self._taken[worker] = self._taken.get(worker, 0) + 1
+        self._taken[worker] = self._taken.get(worker, 0) + taken
+        return taken
 
     def remove(self, key: TurnKey) -> str | None:
         """Take a turn off its slot; return the worker, None where it was on none."""
         worker = self._workers.pop(key, None)
         if worker is None:
             return None
-        self._taken[worker] -= 1
+        self._taken[worker] -= self._wide.pop(key, 1)
         self.kv.release(worker, key)
         self.by_job[key.job_id] -= 1
         if not self.by_job[key.job_id]:
@@ -164,6 +175,9 @@ class InFlightPool:
         if self._trials.get(worker) == key:
             del self._trials[worker]
         return worker
+
+    def _fits(self, worker: str, free: int, slots: int, need: KvNeed) -> bool:
+        return free >= max(1, min(slots, self._slots.get(worker, ("", 0))[1])) and self.kv.fits(worker, need)
 
     def _free_by_worker(self, model: str) -> list[tuple[int, str]]:
         return [

@@ -47,6 +47,10 @@ class PoolsView:
         left = sum(live.backlog.turns_left for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
+    def in_flight_by_job(self) -> Mapping[JobId, int]:
+        """Count the turns on slots of each job that has any."""
+        return {job_id: count for job_id, count in self._in_flight.by_job.items() if count}
+
     def users(self, adapter: str) -> int:
         """Count the jobs with turns that are not over whose agents ask for an adapter."""
         return sum(any(agent.adapter == adapter for agent in live.job.agents) for live in self._jobs.values())

@@ -55,6 +55,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--stall-after", type=int, help="send so many tokens and then nothing more")
     parser.add_argument("--cut-after", type=int, help="send so many tokens and then half a frame, and close")
     parser.add_argument("--error-after", type=int, help="send so many tokens and then an error inside the stream")
+    parser.add_argument("--error-message", default="Compute error.", help="what that error says")
+    parser.add_argument("--counts", type=int, help="count so many tokens in every prompt that is to be counted")
+    parser.add_argument("--count-status", type=int, default=404, help="answer so to what is to be counted, otherwise")
     parser.add_argument("--reject", type=int, help="answer every request with this status")
     parser.add_argument("--reject-body", default='{"error": {"code": 500, "message": "no", "type": "server_error"}}')
     parser.add_argument("--deaf-after", type=int, help="live on and listen no more after so many answers")
@@ -149,6 +152,10 @@ class Engine:
             _send(writer, 200, json.dumps(props).encode())
         elif path == "/apply-template" and options.thinks:
             _send(writer, 200, json.dumps({"prompt": self._render(json.loads(body))}).encode())
+        elif path == "/v1/chat/completions/input_tokens":
+            self._record(json.loads(body))
+            counted = {} if options.counts is None else {"input_tokens": options.counts}
+            _send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
         elif path != "/v1/chat/completions":
             _send(writer, 404, b"{}")
         elif options.reject and self._may_reject(body):
@@ -211,6 +218,9 @@ class Engine:
         self._record(request)
         if options.die_on and options.die_on in json.dumps(request["messages"]) and self._may_die():
             os._exit(1)
+        if not request.get("stream"):
+            await self._answer_whole(request, writer, slot)
+            return
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         await writer.drain()
         await self._held(request)
@@ -232,6 +242,21 @@ class Engine:
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
         _event(writer, {"choices": [], "usage": usage})
         writer.write(b"data: [DONE]\n\n")
+
+    async def _answer_whole(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
+        """Answer with nothing before all of it."""
+        options = self.options
+        await self._held(request)
+        await self._prefill(writer, slot)
+        deltas = self._deltas(request)
+        for number, _ in enumerate(deltas):
+            await self._maybe_fail(number, writer)
+            slot["next_token"] = [{"n_decoded": number + 1}]
+            await asyncio.sleep(options.interval)
+        message = {"role": "assistant", "content": "".join(delta.get("content", "") for delta in deltas)}
+        usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        _send(writer, 200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
     def _render(self, request: dict[str, Any]) -> str:
         """Return a prompt as the template ends it; that it was asked for is recorded too."""
@@ -285,7 +310,7 @@ class Engine:
             writer.write(b'data: {"choices": [{"del')
             raise ConnectionError
         if number == options.error_after:
-            _event(writer, {"error": {"code": 500, "message": "Compute error.", "type": "server_error"}})
+            _event(writer, {"error": {"code": 500, "message": options.error_message, "type": "server_error"}})
             raise ConnectionError
 
     def _must_break(self) -> bool:

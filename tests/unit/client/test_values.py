@@ -10,7 +10,7 @@ from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
 from roundhouse_client.values.value import Value
-from service.api import schemas
+from service.api import schemas, usage
 from service.api.models import adapters, tools, weights_schemas
 from service.conversations import spec
 from service.conversations.transcript import TokenUsage
@@ -62,6 +62,8 @@ PAIRS: list[tuple[type[Value], type]] = [
     (node.Lane, schemas.LaneOut),
     (node.Lanes, schemas.LaneList),
     (node.DeviceMemory, schemas.DeviceMemoryOut),
+    (node.UsageReport, usage.UsageOut),
+    (node.UsageLine, usage.UsageRow),
     (node.Health, schemas.HealthOut),
     (node.Readiness, schemas.ReadyOut),
     (models.Tools, tools.ToolsOut),

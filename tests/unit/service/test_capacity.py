@@ -13,7 +13,7 @@ from service.conversations.discussion import Discussion
 from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
-from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed
+from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed, KvUse
 from service.scheduling.core.capacity.room_keeper import LOOKED_AT, PASSES, RoomKeeper
 from service.scheduling.core.capacity.turn_needs import (
     LEAST,
@@ -847,7 +847,7 @@ class Load:
 
     def step(self) -> None:
         before = set(self.flying)
-        names = ["admit", "open", "end", "end", "end", "end", "end", "close", "cancel", "hold"]
+        names = ["admit", "open", "end", "end", "end", "end", "end", "close", "cancel", "hold", "correct", "correct"]
         getattr(self, self.rng.choice(names))()
         self.audit_room(before)
 
@@ -867,7 +867,8 @@ class Load:
         worker = worker or self.rng.choice(list(self.slots))
         model, slots = self.slots[worker]
         self.budgets[worker] = self.rng.choice([10, 400, 1000, 1000, 5000, None])
-        self.tell(ready(worker, self.budgets[worker], slots=slots, model=model))
+        shares = self.rng.random() < 0.5
+        self.tell(replace(ready(worker, self.budgets[worker], slots=slots, model=model), shares_prefixes=shares))
 
     def close(self) -> None:
         """Lose a worker; as a rule the turns on it are told to be interrupted."""
@@ -914,6 +915,21 @@ class Load:
         if self.held:
             self.tell(events.DeferralOver(key=self.rng.choice(sorted(self.held))))
 
+    def correct(self) -> None:
+        """Tell what turns take: some in flight, and some that are it no more, or never were."""
+        known = [*self.flying, *self.seen, turn("never")]
+        uses = {
+            key: KvUse(prompt=self.rng.choice([10, 150, 800, 3000]), answer=self.rng.choice([0, 40, 400]))
+            for key in self.rng.sample(known, k=min(4, len(known)))
+        }
+        seen = uses.keys() & self.flying.keys()
+        self.tell(events.KvUseTold(uses=uses))
+        for key in seen:
+            need = self.core._in_flight.kv.need_of(self.flying[key], key)
+            assert need is not None
+            assert 0 <= need.shared <= need.prompt == uses[key].prompt
+            assert need.answer >= uses[key].answer
+
     def finish(self) -> None:
         """Let every turn that was admitted end; nothing of them is kept."""
         for worker in self.slots:
@@ -926,9 +942,9 @@ class Load:
             self.audit_room(before - {key})
         assert self.ended == set(self.admitted)
         assert set(self.core.view.of_all().values()) == {0}
-        room = room_of(self.core)
-        left = (room._passes, room._needs._talks, room._needs._answers, self.core._in_flight.kv._reserved)
-        assert not any(left)
+        room, needs = room_of(self.core), room_of(self.core)._needs
+        learned = (needs._talks, needs._answers, needs._prompts, needs._shared)
+        assert not any((room._passes, *learned, self.core._in_flight.kv._reserved))
 
 
 @pytest.mark.parametrize("mode", Mode)

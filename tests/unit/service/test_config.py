@@ -137,6 +137,7 @@ def test_slots_that_share_a_cache_are_many_unless_they_are_told(tmp_path: Path) 
         ("embedded", "context: '8192'", (16, 32_768)),
         ("llama-server", "slots: 8", (8, None)),
         ("llama-server", "kv_tokens: 5000", (16, 5000)),
+        ("llama-server", "kv_tokens: 4096", (16, 4096)),
     ):
         path.write_text(f"models:\n  m:\n    engine: {engine}\n    model: x\n    capacity: tokens\n    {given}\n")
         config = load_config(path)

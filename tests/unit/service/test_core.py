@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,7 @@ from service.scheduling.core.events import (
     WorkerReady,
 )
 from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import CacheLocation
 from tests.harness.jobs import DEBATE, agent, job, key
 
 J = JobId("j")
@@ -341,3 +343,54 @@ def test_a_job_ends_as_its_conversations_did(
 ) -> None:
     """Specification, "States"."""
     assert job_state_after(frozenset(ended), was_cancelled=was_cancelled) is state
+
+
+def wide(slots: int, name: str = "wide") -> JobAdmitted:
+    return JobAdmitted(job=job(replace(agent("a"), slots=slots), name=name))
+
+
+def test_a_wide_turn_takes_its_slots_together() -> None:
+    """It starts where so many are free, and gives all of them back."""
+    scheduler = core(slots=3)
+    assert starts(scheduler.handle(JobAdmitted(job=job(agent("a")))))
+    (started,) = [action for action in scheduler.handle(wide(2)) if isinstance(action, StartTurn)]
+    assert started == StartTurn(key=key("a", name="wide"), worker="w", slots=2)
+    assert starts(scheduler.handle(JobAdmitted(job=job(agent("a"), name="late")))) == []
+    assert starts(scheduler.handle(TurnCompleted(key=key("a", name="wide")))) == [key("a", name="late")]
+    assert scheduler.view.free("m") == 1
+
+
+def test_a_turn_that_is_wider_than_every_worker_takes_all_of_one() -> None:
+    """Whether so many answers can be is the engine's to say."""
+    scheduler = core(slots=2)
+    (started,) = [action for action in scheduler.handle(wide(9)) if isinstance(action, StartTurn)]
+    assert started.slots == 2
+
+
+def test_a_wide_turn_is_not_passed_for_ever() -> None:
+    """Narrow turns may go ahead while it lacks slots; after some of them the slots are kept for it."""
+    scheduler = core(slots=2)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), name="n0")))
+    assert starts(scheduler.handle(wide(2))) == []
+    passed = 0
+    for number in range(1, 20):
+        running = [each.key for each in scheduler.handle(JobAdmitted(job=job(agent("a"), name=f"n{number}")))
+                   if isinstance(each, StartTurn)]  # fmt: skip
+        passed += len(running)
+        for each in running:
+            scheduler.handle(TurnCompleted(key=each))
+    assert 0 < passed < 19
+    assert starts(scheduler.handle(TurnCompleted(key=key("a", name="n0")))) == [key("a", name="wide")]
+
+
+def test_a_first_turn_may_be_in_a_cache_already() -> None:
+    """A client's program goes back to its worker, though another has more slots free."""
+    scheduler = core(slots=2)
+    scheduler.handle(WorkerReady(worker="v", model="m", slots=4))
+    cached = {key("a"): CacheLocation(worker="w", tokens=100)}
+    (started,) = [
+        action
+        for action in scheduler.handle(JobAdmitted(job=job(agent("a")), cached=cached))
+        if isinstance(action, StartTurn)
+    ]
+    assert started.worker == "w"

@@ -189,9 +189,9 @@ def test_what_an_engine_has_forgotten_is_read_again() -> None:
 def test_an_agent_whose_prompt_is_there_is_not_read_for() -> None:
     """Three slots remember all three."""
     core, _ = core_of(long(*CHAIN, rounds=2, tokens=2 * LEAST_TOKENS), slots=3)
-    for turn in (key("a"), key("b"), key("c")):
-        actions = core.handle(completed(turn, fresh=2 * LEAST_TOKENS, said=10))
-    assert ahead(actions) == []
+    turns = (key("a"), key("b"), key("c"))
+    *_, last = (core.handle(completed(turn, fresh=2 * LEAST_TOKENS, said=10)) for turn in turns)
+    assert ahead(last) == []
 
 
 def test_in_free_mode_there_is_nothing_to_read() -> None:

@@ -1,17 +1,21 @@
 """What follows from the end of an attempt, as callers are told of it."""
 
 from datetime import UTC, datetime
+from typing import cast
 
 import pytest
 
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.counts import RunCounters
+from service.scheduling.job_attempt import JobAttempt, JobTurnsState
+from service.scheduling.outlet import SchedulerStore
+from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import TurnRun
 from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.turns import Turns
 from service.store.records import TurnRequeued
-from tests.harness.jobs import agent, key
+from tests.harness.jobs import agent, job, key
 from workers.outcome import Cancelled, CancelReason
 
 
@@ -26,7 +30,12 @@ from workers.outcome import Cancelled, CancelReason
 async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason, reason: str) -> None:
     """An update with mode: abort is no stop of the service: whoever watches is told what the transcript says."""
     run = TurnRun(key("a", 0, 0), agent("a"), datetime.now(UTC), RunningAttempt("w", 1))
-    endings = TurnEndings({}, Turns(), Blame(), RunCounters(), lambda _worker: None)
-    record = endings.take_end(run, Cancelled(reason=cause)).record
+    outlet = cast("SchedulerStore", None)  # it is not asked
+    posted = job(agent("a"))
+    state = JobTurnsState(jobs={posted.id: JobPrompts(posted)}, turns=Turns(), outlet=outlet, counters=RunCounters())
+    endings = TurnEndings(Blame(), lambda _key: "m", lambda _worker: None)
+    (record,) = endings.take_end(JobAttempt(run, state), Cancelled(reason=cause)).records
     assert isinstance(record, TurnRequeued)
     assert (record.reason, run.attempts[-1].reason) == (reason, reason)
+    assert record.used is not None
+    assert (record.used[1].turns, record.used[1].attempts) == (0, 1)

@@ -3,10 +3,10 @@ import pytest
 
 from transport.dialects import openai, vllm
 from transport.dialects.dialect import PLAIN
-from transport.dialects.llama_server import LLAMA_SERVER, decode_thought
+from transport.dialects.llama_server import COUNT_PATH, LLAMA_SERVER, decode_count, decode_thought
 from transport.dialects.vllm import VLLM
 from transport.endpoint import Endpoint
-from transport.errors import ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
+from transport.errors import CacheFull, ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
 from transport.events import Event, Finished, ReasoningDelta, TextDelta, Usage
 from transport.request import ChatRequest, Message, Thought
 
@@ -75,7 +75,9 @@ class TestReading:
     )
     def test_frames_of_vllm(self, frame: bytes, events: list[Event]) -> None:
         """Both names of the reasoning, and a usage with every chunk."""
-        assert openai.decode(frame) == events
+        found: list[Event] = []
+        assert openai.decode(frame, found) is any(type(event) is Finished for event in events)
+        assert found == events
 
     @pytest.mark.parametrize(
         ("answer", "kind", "about_the_request"),
@@ -87,7 +89,7 @@ class TestReading:
         """VLLM sends most of its errors inside a stream that began with 200."""
         error = openai.decode_error(400 if kind is ContextOverflow else 500, {}, answer)
         with pytest.raises(kind) as raised:
-            openai.decode(answer)
+            openai.decode(answer, [])
         assert type(error) is type(raised.value) is kind
         assert error.is_about_the_request is raised.value.is_about_the_request is about_the_request
 
@@ -97,6 +99,46 @@ class TestReading:
             b'{"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}}'
         )
         assert type(openai.decode_error(400, {}, answer)) is ContextOverflow
+
+    @pytest.mark.parametrize(
+        ("status", "message", "kind"),
+        [
+            (500, "Context size has been exceeded.", CacheFull),
+            (500, "send_error: Context size has been exceeded. Sorry.", CacheFull),
+            (500, "Compute error.", EngineRejected),
+            (400, "Context size has been exceeded.", EngineRejected),
+            (503, "Context size has been exceeded.", EngineOverloaded),
+        ],
+    )
+    def test_a_cache_that_is_full_is_told_in_words_alone(
+        self, status: int, message: str, kind: type[EngineRejected]
+    ) -> None:
+        """Before the stream and in it; it is no overflow of one request, and not about the request."""
+        answer = msgspec.json.encode({"error": {"code": status, "message": message, "type": "server_error"}})
+        error = openai.decode_error(status, {}, answer)
+        with pytest.raises(kind) as raised:
+            openai.decode(answer, [])
+        assert type(error) is type(raised.value) is kind
+        assert error.is_about_the_request is (status == 400)
+        assert not isinstance(error, ContextOverflow)
+
+
+class TestCounting:
+    def test_only_llama_cpp_is_asked_to_count(self) -> None:
+        """Others end no request because another one is large."""
+        assert LLAMA_SERVER.count is not None
+        assert LLAMA_SERVER.count.path == COUNT_PATH == "/v1/chat/completions/input_tokens"
+        assert (VLLM.count, PLAIN.count) == (None, None)
+
+    def test_what_is_counted(self) -> None:
+        """Whatever else stands there."""
+        assert decode_count(b'{"object": "response.input_tokens", "input_tokens": 4711}') == 4711
+
+    @pytest.mark.parametrize("answer", [b"{}", b"", b"[]", b'{"input_tokens": "9"}', b"\xff"])
+    def test_what_is_no_count(self, answer: bytes) -> None:
+        """The path is named, and how it was answered."""
+        with pytest.raises(MalformedFrame, match=COUNT_PATH):
+            decode_count(answer)
 
 
 class TestCounters:

@@ -35,6 +35,12 @@ def _alias(params: object, value: object) -> None:
     params.model_alias = {value}  # type: ignore[attr-defined]
 
 
+def _pooling(params: object, value: object) -> None:
+    """Take a kind of pooling by llama-server's name for it."""
+    kinds = xllamacpp.llama_pooling_type
+    params.pooling_type = kinds[f"LLAMA_POOLING_TYPE_{str(value).upper()}"]  # type: ignore[attr-defined]
+
+
 def _adapters(params: object, value: object) -> None:
     """Take FILE:SCALE,… as llama-server does."""
     pairs = (part.rpartition(":") for part in str(value).split(","))
@@ -67,6 +73,7 @@ VALUES: dict[tuple[str, ...], tuple[type, Callable[[object, object], None]]] = {
     ("--sse-ping-interval",): (int, _set("sse_ping_interval")),
     ("--chat-template",): (str, _set("chat_template")),
     ("--lora-scaled",): (str, _adapters),
+    ("--pooling",): (str, _pooling),
     ("--seed", "-s"): (int, _set("sampling.seed")),
     ("--temp",): (float, _set("sampling.temp")),
 }
@@ -79,6 +86,7 @@ SWITCHES: dict[tuple[str, ...], tuple[bool, Callable[[object, object], None]]] =
     ("--no-kv-unified", "-no-kvu"): (False, _set("kv_unified")),
     ("--warmup",): (True, _set("warmup")),
     ("--no-warmup",): (False, _set("warmup")),
+    ("--embeddings", "--embedding"): (True, _set("embedding")),
     ("--cont-batching", "-cb"): (True, _set("cont_batching")),
     ("--no-cont-batching", "-nocb"): (False, _set("cont_batching")),
     ("--context-shift",): (True, _set("ctx_shift")),

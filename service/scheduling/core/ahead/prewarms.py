@@ -22,7 +22,7 @@ from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 LEAST_TOKENS: Final = 256  # of fewer, asking costs as much as is gained
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
     worker: str
     before: CacheLocation | None  # where the agent's prompt was known before
@@ -194,7 +194,7 @@ class PreWarms:
                 conversation = self._jobs[key.job_id].conversations[key.conversation_id]
                 agent = conversation.place(key).agent
                 before = conversation.cached(agent)
-                self._running[key] = _Running(worker, before)
+                self._running[key] = _Running(worker=worker, before=before)
                 known = tokens if before is None else max(tokens, before.tokens)
                 conversation.note_cache(agent, CacheLocation(worker=worker, tokens=known))
                 self._prompts.note_read(key, worker)
@@ -202,7 +202,7 @@ class PreWarms:
                 yield events.PreWarm(key=key, worker=worker)
 
     def _idle(self) -> dict[str, int]:
-        """Return how many slots of each worker no turn has, and nothing is read on; ready turns have had their choice."""
+        """Return how many slots of each worker are idle; ready turns have had their choice."""
         if not self._talks:
             return {}
         taken = [running.worker for running in self._running.values()]

@@ -11,6 +11,7 @@ from service.conversations.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.capacity.kv_budgets import KvNeed, KvUse
 from service.scheduling.core.capacity.turn_needs import TurnNeeds
 from service.scheduling.core.capacity.working_set import WorkingSet
+from service.scheduling.core.events import WorkerReady
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.ready_queue import ReadyTurn
@@ -35,16 +36,16 @@ class RoomKeeper:
     def __repr__(self) -> str:
         return f"<RoomKeeper {self._needs!r} passed={len(self._passes)}>"
 
-    def note_budget(self, model: str, most_answer: int, *, is_sharing: bool) -> None:
-        """Note that a worker of a model has a budget; ``most_answer`` bounds an answer there.
-
-        ``is_sharing`` says that prefixes which its requests have in common are held once.
-        """
+    def note_worker(self, worker: WorkerReady) -> None:
+        """Note what a worker has room for, if it is known."""
+        if worker.kv_tokens is None:
+            return
+        model = worker.model
         self.is_bounded = True
-        if is_sharing:
+        if worker.shares_prefixes:
             self._sharing.add(model)
         self.working_set.look(model)
-        self._most_answer[model] = max(self._most_answer.get(model, 0), most_answer)
+        self._most_answer[model] = max(self._most_answer.get(model, 0), worker.most_answer)
 
     def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
         """Return what a turn takes."""

@@ -13,24 +13,27 @@ from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 LEAST_TOKENS: Final = 512  # of a prompt, read anew: of fewer the time is not that of reading
+LEAST_ANSWER: Final = 8  # of an answer, before its time tells anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptReading:
     """What an engine has read for a turn: tokens that it had not in its cache, and seconds to the first of the answer.
 
-    ``context_tokens`` is what its cache holds after the turn, prompt and answer; ``answer_tokens`` the answer alone.
+    ``context_tokens`` is what its cache holds after the turn, prompt and answer; ``answer_tokens`` the answer alone,
+    which took ``answer_s`` from its first token to its last.
     """
 
     fresh_tokens: int
     seconds: float
     context_tokens: int
     answer_tokens: int = 0
+    answer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLocation:
-    """Where an agent of a conversation was last, and how many tokens are in the cache there."""
+    """Where an agent of a conversation was last, or a client's program, and how many tokens are in the cache there."""
 
     worker: str
     tokens: int = 0
@@ -42,6 +45,7 @@ class SpeedEstimates:
     def __init__(self) -> None:
         self._by_token: dict[str, Mean] = {}
         self._by_turn: dict[str, Mean] = {}
+        self._by_answer_token: dict[str, Mean] = {}
 
     def __repr__(self) -> str:
         return f"<SpeedEstimates models={len(self._by_turn)}>"
@@ -51,12 +55,21 @@ class SpeedEstimates:
         self._by_turn.setdefault(model, Mean()).add(turn_s)
         if reading is not None and reading.fresh_tokens >= LEAST_TOKENS:
             self._by_token.setdefault(model, Mean()).add(reading.seconds / reading.fresh_tokens)
+        if reading is not None and reading.answer_tokens >= LEAST_ANSWER and reading.answer_s > 0:
+            seconds = reading.answer_s / (reading.answer_tokens - 1)
+            self._by_answer_token.setdefault(model, Mean()).add(seconds)
 
     def note_pace(self, model: str, read_s: float) -> None:
         """Take what a token of a prompt takes an engine of a model; what turns have shown stands."""
         if model not in self._by_token:
             self._by_token[model] = Mean()
             self._by_token[model].add(read_s)
+
+    def weigh(self, model: str, fresh_tokens: int, answer_tokens: int) -> float:
+        """Return what tokens have cost, in tokens of an answer; those of a prompt count alike until both are known."""
+        read, write = self._by_token.get(model), self._by_answer_token.get(model)
+        rate = read.value / write.value if read is not None and write is not None else 1.0
+        return answer_tokens + fresh_tokens * rate
 
     def worth_waiting(self, model: str, cached: CacheLocation, slots: int, others: int) -> float | None:
         """Return for how long a turn should wait for one of ``slots``, all taken, behind ``others``; None for not.

@@ -11,12 +11,14 @@ from service.scheduling.core.blame.suspects import SuspectQueue
 from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.arrivals import Arrivals
 from service.scheduling.core.queue.begun_first import BegunFirst
+from service.scheduling.core.queue.fair_queue import FairQueue
+from service.scheduling.core.queue.fair_shares import FairShares, Shares
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
 
 
 class ReadyPool:
-    """Written by the core alone; a ready turn is in one place of it.
+    """Written by the core alone; a ready turn is in one place of it. With ``shares`` keys have theirs of each model.
 
     That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
     an engine, that of the suspects; or it is held for one certain worker. ``is_begun`` tells whether a turn's
@@ -31,10 +33,12 @@ class ReadyPool:
         on_demand: Iterable[str] = (),
         is_begun: Callable[[TurnKey], bool] = lambda _: True,
         is_pressed: Callable[[str], bool] = lambda _: False,
+        shares: Shares = None,
     ) -> None:
         self._policy = policy
         self._is_begun = is_begun
         self._is_pressed = is_pressed
+        self.fair = None if shares is None else FairShares(shares)
         self.arrivals = Arrivals(on_demand)
         self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
@@ -71,6 +75,16 @@ class ReadyPool:
     def has_others(self, model: str) -> bool:
         """Whether turns wait for a model that are no suspects."""
         return bool(self.queues.get(model))
+
+    def note_start(self, turn: ReadyTurn, model: str) -> None:
+        """Charge the key of a turn that starts."""
+        if self.fair is not None:
+            self.fair.start(turn.key, model, turn.owner)
+
+    def note_end(self, key: TurnKey) -> None:
+        """Let the charge of a turn stand that is in flight no more."""
+        if self.fair is not None:
+            self.fair.end(key)
 
     def count_out(self, key: TurnKey) -> None:
         """Count a turn no more that was taken from its queue."""
@@ -134,7 +148,9 @@ class ReadyPool:
 
     def _queue(self, model: str) -> ReadyQueue:
         if model not in self.queues:
-            policy = partial(BegunFirst, self._policy, self._is_begun, partial(self._is_pressed, model))
+            policy: PolicyFactory = partial(BegunFirst, self._policy, self._is_begun, partial(self._is_pressed, model))
+            if self.fair is not None:
+                policy = partial(FairQueue, policy, self.fair.times(model))
             self.queues[model] = GroupedQueue(policy) if self._is_grouped else policy()
         return self.queues[model]
 

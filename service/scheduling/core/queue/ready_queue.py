@@ -37,6 +37,7 @@ class ReadyTurn:
     is_front: bool = False
     was_held: bool = False
     signature: str = ""  # of what it asks an engine for, where that matters
+    owner: str | None = None  # the name of its job's key
 
     def after_hold(self) -> "ReadyTurn":
         """Return the same turn as one that was held."""
@@ -51,6 +52,7 @@ class JobLoad:
     work: float
     model_work: float
     path: float
+    owner: str | None = None
 
 
 class ReadyQueue(ABC):

@@ -1,0 +1,231 @@
+"""What stands between clients and an engine costs: CPU a relayed token, and time added to the first one.
+
+Roundhouse's front door beside sglang-router (Rust; ``--router PYTHON`` of an environment that has it) and a bare relay
+on aiohttp, each a process of its own between the same client and the same timed engine (``bench/timed_engine.py``): 64
+and 256 streams of 50 tokens/s. The CPU is the relay's own, user and system. The first token is timed while so many
+streams run; the engine sends it with the request, and what a client sees without a relay is taken off.
+
+    python -m bench.relay [--router PYTHON] [--rounds 3] [--tokens 200]
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import psutil
+import uvloop
+
+HERE: Final = Path(__file__).parent
+PORT: Final = 9780
+READY_S: Final = 60.0
+RATE_HZ: Final = 50.0
+Figures = dict[str, float]
+
+
+class Reader(asyncio.Protocol):
+    """One streamed request: counts frames, and notes when the first came."""
+
+    def __init__(self, request: bytes, tokens: int) -> None:
+        self._request = request
+        self._tokens = tokens
+        self._transport: asyncio.Transport | None = None
+        self._tail = b""
+        self.began_at = self.first_at = 0.0
+        self.frames = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask."""
+        self._transport = cast("asyncio.Transport", transport)
+        self.began_at = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what came; a mark may be cut in two."""
+        seen = self._tail + data
+        self.frames += seen.count(b'"content"') - self._tail.count(b'"content"')
+        if self.frames and not self.first_at:
+            self.first_at = time.perf_counter()
+        self._tail = seen[-8:]
+        if b"[DONE]" in seen and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionError("the stream broke"))
+
+
+async def load(port: int, streams: int, tokens: int) -> list[float]:
+    """Read so many streams at once, begun over a second; return the times to first tokens."""
+    body = json.dumps({"model": "timed", "messages": [{"role": "user", "content": "Go."}], "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def one(at_s: float) -> float:
+        await asyncio.sleep(at_s)
+        loop = asyncio.get_running_loop()
+        transport, reader = await loop.create_connection(lambda: Reader(request, tokens), "127.0.0.1", port)
+        try:
+            await reader.done
+        finally:
+            transport.abort()
+        if reader.frames != tokens:
+            sys.exit(f"{reader.frames} of {tokens} tokens came")
+        return reader.first_at - reader.began_at
+
+    return await asyncio.gather(*(one(random.random()) for _ in range(streams)))
+
+
+def _load(port: int, streams: int, tokens: int) -> list[float]:
+    argv = [sys.executable, "-m", "bench.relay", "--load", str(port), "--streams", str(streams)]
+    done = subprocess.run([*argv, "--tokens", str(tokens)], stdout=subprocess.PIPE, check=True, timeout=300)
+    times: list[float] = json.loads(done.stdout)
+    return times
+
+
+async def serve_aiohttp(port: int, engine: int) -> None:
+    """Relay on aiohttp, chunk by chunk as they come, and nothing besides."""
+    import aiohttp  # noqa: PLC0415 - only this process needs it
+    from aiohttp import web  # noqa: PLC0415
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+
+        async def relay(request: web.Request) -> web.StreamResponse:
+            url = f"http://127.0.0.1:{engine}{request.path}"
+            async with session.post(url, data=await request.read()) as upstream:
+                answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+                await answer.prepare(request)
+                async for chunk in upstream.content.iter_any():
+                    await answer.write(chunk)
+                return answer
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", relay)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await asyncio.Event().wait()
+
+
+def _command(name: str, engine: int, folder: Path, router: str | None) -> list[str]:
+    if name == "aiohttp":
+        return [sys.executable, "-m", "bench.relay", "--serve", str(PORT), "--engine", str(engine)]
+    if name == "sglang-router":
+        flags = ["--worker-urls", f"http://127.0.0.1:{engine}", "--port", str(PORT), "--policy", "round_robin"]
+        quiet = ["--log-level", "error", "--prometheus-port", str(PORT + 1), "--disable-health-check"]
+        return [router or "", "-m", "sglang_router.launch_router", *flags, "--backend", "openai", *quiet]
+    model = {"engine": "attached", "url": f"http://127.0.0.1:{engine}", "slots": 512, "timeouts": {}}
+    config = {"server": {"port": PORT, "state_dir": str(folder / "state")}, "models": {"timed": model}}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    return [str(Path(sys.executable).parent / "roundhouse"), "serve", "--config", str(folder / "config.yaml")]
+
+
+@contextmanager
+def _running(name: str, engine: int, router: str | None) -> Iterator[psutil.Process]:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
+        relay = subprocess.Popen(_command(name, engine, Path(folder), router), stdout=log, stderr=log)
+        try:
+            _wait_served(name)
+            yield psutil.Process(relay.pid)
+        finally:
+            relay.terminate()
+            relay.wait(30)
+
+
+def _wait_served(name: str) -> None:
+    path = {"roundhouse": "/readyz", "sglang-router": "/v1/models"}.get(name, "/v1/chat/completions")
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=5).close()
+        except urllib.error.HTTPError as error:
+            if name == "aiohttp" and error.code == 405:
+                return
+        except OSError:
+            pass
+        else:
+            return
+        time.sleep(0.1)
+    sys.exit(f"{name} does not serve")
+
+
+@contextmanager
+def _engine(tokens: int, *more: str) -> Iterator[int]:
+    argv = [sys.executable, str(HERE / "timed_engine.py"), str(tokens), *more]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        yield int(engine.stdout.readline())
+        engine.communicate(timeout=10)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
+def _measure(name: str, streams: int, tokens: int, router: str | None) -> Figures:
+    with _engine(tokens, "at-once") as engine:
+        if name == "none":
+            first = _load(engine, streams, tokens)
+            return {"us": 0.0, "first_ms": 1000 * statistics.median(first), "last_ms": 1000 * max(first)}
+        with _running(name, engine, router) as process:
+            _load(PORT, 4, tokens)
+            before = _cpu_s(process)
+            first = _load(PORT, streams, tokens)
+            used_s = _cpu_s(process) - before
+    return {
+        "us": used_s / (streams * tokens) * 1e6,
+        "first_ms": 1000 * statistics.median(first),
+        "last_ms": 1000 * statistics.quantiles(first, n=100)[98],
+    }
+
+
+def _compare(streams: int, tokens: int, rounds: int, router: str | None) -> None:
+    names = ["none", "roundhouse", *(["sglang-router"] if router else []), "aiohttp"]
+    figures: dict[str, list[Figures]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:  # in turn, so that a slow minute of the machine falls on all of them
+            figures[name].append(_measure(name, streams, tokens, router))
+    print(f"\n{streams} streams x {RATE_HZ:g} tokens/s, {tokens} tokens each, median of {rounds} rounds")
+    print(f"{'relay':<16}{'CPU us/token':>14}{'first p50':>12}{'added':>10}{'first p99':>12}")
+    bare = statistics.median(run["first_ms"] for run in figures["none"])
+    for name, runs in figures.items():
+        us, first, last = (statistics.median(run[key] for run in runs) for key in ("us", "first_ms", "last_ms"))
+        print(f"{name:<16}{us:>14.1f}{first:>9.2f} ms{first - bare:>7.2f} ms{last:>9.2f} ms", flush=True)
+
+
+def main() -> None:
+    """Compare, or be one of the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--router", help="the Python of an environment that has sglang-router")
+    parser.add_argument("--streams", type=int, default=0, help="default: 64, then 256")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.load:
+        print(json.dumps(uvloop.run(load(options.load, options.streams, options.tokens))))
+    elif options.serve:
+        uvloop.run(serve_aiohttp(options.serve, options.engine))
+    else:
+        for streams in [options.streams] if options.streams else [64, 256]:
+            _compare(streams, options.tokens, options.rounds, options.router)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What a caller may do here: the one table of routes and scopes, and how a route learns who asks.
+
+``Gate`` puts the ``Caller`` into the request's state before any route is known; ``AccessCheck`` stands before every
+route of the app and asks this table. A route that is missing here is for ``admin`` alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import Depends, Request
+
+from service.api.door.errors import ScopeMissing, TooManyRequests
+from service.api.door.rates import Rates
+from service.api.openai.forms import PATHS
+from service.conversations.callers import Caller, KeyScope
+
+CALLER: Final = "caller"  # its place in the state of an ASGI scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What a route needs; None is any key. What ``is_metered`` counts against a key's ``requests_per_s``."""
+
+    scope: KeyScope | None
+    is_metered: bool = False
+
+
+_ANY: Final = Access(scope=None)
+_READ: Final = Access(scope=KeyScope.READ)
+_END: Final = Access(scope=KeyScope.SUBMIT)
+_SUBMIT: Final = Access(scope=KeyScope.SUBMIT, is_metered=True)
+_ADMIN: Final = Access(scope=KeyScope.ADMIN)
+
+ROUTES: Final[Mapping[tuple[str, str], Access]] = {
+    ("GET", "/healthz"): _ANY,
+    ("HEAD", "/healthz"): _ANY,
+    ("GET", "/readyz"): _ANY,
+    ("HEAD", "/readyz"): _ANY,
+    ("GET", "/openapi.json"): _ANY,
+    ("GET", "/metrics"): _READ,
+    ("GET", "/v1/status"): _READ,
+    ("GET", "/v1/usage"): _READ,
+    ("POST", "/v1/jobs"): _SUBMIT,
+    ("GET", "/v1/jobs"): _READ,
+    ("GET", "/v1/jobs/{job_id}"): _READ,
+    ("GET", "/v1/jobs/{job_id}/events"): _READ,
+    ("GET", "/v1/jobs/{job_id}/result"): _READ,
+    ("GET", "/v1/jobs/{job_id}/conversations/{conversation_id}"): _READ,
+    ("GET", "/v1/jobs/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt"): _READ,
+    ("GET", "/v1/jobs/{job_id}/deliveries"): _READ,
+    ("POST", "/v1/jobs/{job_id}/cancel"): _END,
+    ("DELETE", "/v1/jobs/{job_id}"): _END,
+    ("GET", "/v1/workers"): _READ,
+    ("GET", "/v1/workers/{worker_id}"): _READ,
+    ("GET", "/v1/workers/{worker_id}/logs"): _ADMIN,
+    ("GET", "/v1/workers/{worker_id}/incidents"): _ADMIN,
+    ("POST", "/v1/workers/{worker_id}/restart"): _ADMIN,
+    ("POST", "/v1/workers/{worker_id}/drain"): _ADMIN,
+    ("POST", "/v1/workers/{worker_id}/resume"): _ADMIN,
+    ("GET", "/v1/lanes"): _READ,
+    **{("POST", path): _SUBMIT for path in PATHS},
+    ("GET", "/v1/models"): _READ,
+    ("GET", "/v1/models/{model:path}"): _READ,
+    ("GET", "/v1/models/{model:path}/tools"): _READ,
+    ("GET", "/v1/models/{model:path}/adapters"): _READ,
+    ("POST", "/v1/models/{model:path}/adapters"): _ADMIN,
+    ("DELETE", "/v1/models/{model:path}/adapters/{name:path}"): _ADMIN,
+    ("GET", "/v1/models/{model:path}/weights"): _READ,
+    ("POST", "/v1/models/{model:path}/weights/init"): _ADMIN,
+    ("POST", "/v1/models/{model:path}/weights/update"): _ADMIN,
+}
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who asks, as the gate found it."""
+    caller: Caller = request.scope["state"][CALLER]
+    return caller
+
+
+CallerNow = Annotated[Caller, Depends(caller_of)]
+
+
+class AccessCheck:
+    """Stands before every route: lets a caller pass who may do what the route does, as often as it may."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+
+    def __repr__(self) -> str:
+        return f"<AccessCheck {self._rates!r}>"
+
+    async def __call__(self, request: Request) -> None:
+        """Let a request pass.
+
+        Raises:
+            ScopeMissing: the key has not the scope that the route needs.
+            TooManyRequests: the key has submitted too often.
+        """
+        access = ROUTES.get((request.method, request.scope["route"].path), _ADMIN)
+        if access.scope is None:  # on open paths nobody may be known
+            return
+        caller = caller_of(request)
+        if not caller.may(access.scope):
+            needed = f"{request.method} {request.url.path} needs the scope {access.scope}"
+            raise ScopeMissing(f"{needed}, which this key has not")
+        wait_s = self._rates.take(caller) if access.is_metered else 0.0
+        if wait_s > 0:
+            raise TooManyRequests(caller.requests_per_s or 0.0, wait_s)

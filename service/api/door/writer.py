@@ -1,0 +1,40 @@
+"""Pieces of a streamed answer, written at once: for ASGI's ``send`` a task would have to be woken for each token."""
+
+import asyncio
+import logging
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+WRITER: Final = "roundhouse.writer"  # its place in an ASGI scope
+MOST_BUFFERED: Final = 8 * 1024 * 1024  # some 30,000 tokens that a client has not read
+logger = logging.getLogger(__name__)
+
+
+class BodyWriter:
+    """Writes to the connection of one request, once its answer has begun and until ``send`` ends it.
+
+    A client that is slow is not waited for, so that no slot is held for it; one that is ``MOST_BUFFERED`` behind is
+    taken for gone.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def __repr__(self) -> str:
+        return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"
+
+    def write_nowait(self, piece: bytes) -> None:
+        """Write a piece; nothing where the client has gone."""
+        cycle = self._cycle
+        if cycle.disconnected or cycle.response_complete or not piece:
+            return
+        transport = cycle.transport
+        transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if cycle.chunked_encoding else piece)
+        if cycle.flow.write_paused and _buffered(transport) > MOST_BUFFERED:
+            logger.warning("a client is %d bytes behind its answer, and is cut off", MOST_BUFFERED)
+            transport.abort()
+
+
+def _buffered(transport: asyncio.Transport) -> int:
+    return transport.get_write_buffer_size()

@@ -1,0 +1,117 @@
+"""What is read of a posted body before it is passed on: whom it is for, and how much it is. The rest is the engine's.
+
+Source: specification, "Front door".
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from service.errors import BodyMalformed
+
+MARK_BYTES: Final = 16
+CHUNK: Final = 1024  # bytes of a prompt that is one text: it is known up to the last whole chunk
+MOST_MARKS: Final = 512  # that are looked up: older ones are the shorter ones
+# Of pictures and sounds: a thousand letters without a space or a sign of JSON are no words.
+_BINARY: Final = re.compile(rb"[A-Za-z0-9+/_=-]{1024,}")
+_STANDS_FOR: Final = b" " * 2048  # characters that such a piece counts as
+_NOTHING: Final = Raw(b"null")
+
+
+class _Body(Struct, gc=False):
+    model: str | None = None
+    stream: bool | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    prompt_cache_key: str | None = None
+    system: Raw = _NOTHING
+    instructions: Raw = _NOTHING
+    tools: Raw = _NOTHING
+    messages: Raw = _NOTHING
+    prompt: Raw = _NOTHING
+    input: Raw = _NOTHING
+    content: Raw = _NOTHING
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What is known of a body; ``prompt`` is about what the engine has to read, ``answers`` how many it is to write."""
+
+    model: str | None
+    is_streamed: bool
+    answers: int
+    most_tokens: int | None
+    prompt: str
+    marks: Sequence[bytes]
+
+
+def open_envelope(body: bytes, path: str, session: str | None) -> Envelope:
+    """Return what is known of a body; ``session`` is what its client calls its program, if it does.
+
+    Raises:
+        BodyMalformed: it is no JSON object, or one of these fields is of no usable kind.
+    """
+    try:
+        read = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyMalformed(f"the body is not usable JSON: {error}") from error
+    if read.n is not None and read.n < 1:
+        raise BodyMalformed("the body is not usable JSON: n has to be a number from 1")
+    asked = next((each for each in (read.messages, read.prompt, read.input, read.content) if each != _NOTHING), None)
+    texts = b"" if asked is None else bytes(asked)
+    bounds = (read.max_completion_tokens, read.max_tokens, read.max_output_tokens)
+    return Envelope(
+        model=read.model or None,
+        is_streamed=bool(read.stream),
+        answers=(read.n or 1) * _prompts(read.prompt),
+        most_tokens=next((bound for bound in bounds if bound is not None and bound > 0), None),
+        prompt=_BINARY.sub(_STANDS_FOR, texts).decode("utf-8", "replace"),
+        marks=tuple(_marks(read, texts, path, session)),
+    )
+
+
+def _prompts(prompt: Raw) -> int:
+    """Count the prompts of a request for completions, which may hold several."""
+    several = _listed(bytes(prompt)) if prompt != _NOTHING else None
+    return max(1, sum(bytes(each)[:1] in (b'"', b"[") for each in several)) if several else 1
+
+
+def _listed(text: bytes) -> list[Raw] | None:
+    if not text.startswith(b"["):
+        return None
+    try:
+        return _decode_list(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _marks(read: _Body, texts: bytes, path: str, session: str | None) -> Iterator[bytes]:
+    """Yield what a program is known by, the surest first: its name, or all that was said, then ever less of it."""
+    root = blake2b(digest_size=MARK_BYTES)
+    root.update(repr((read.model, path if session is None else None)).encode())
+    named = session or read.prompt_cache_key
+    if named is not None:
+        root.update(b"named %d " % (session is None) + named.encode("utf-8", "replace"))
+        yield root.digest()
+        return
+    for part in (read.system, read.instructions, read.tools):
+        root.update(b"%d " % len(bytes(part)) + bytes(part))
+    listed = _listed(texts)
+    pieces = [texts[at : at + CHUNK] for at in range(0, len(texts) - CHUNK + 1, CHUNK)] if listed is None else listed
+    marks: list[bytes] = []
+    for piece in pieces:
+        root.update(bytes(piece))
+        root.update(b"\n")
+        marks.append(root.digest())
+    yield from marks[: -MOST_MARKS - 1 : -1]

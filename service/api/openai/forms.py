@@ -1,0 +1,110 @@
+"""Errors as clients of OpenAI's and Anthropic's surfaces know them: one table of reasons, and a form for each surface.
+
+Source: specification, "Errors at the front door".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from service.errors import ServiceError
+from service.scheduling.relayed.request import RelayFailure
+from workers.outcome import FailureReason
+
+MESSAGES: Final = "/v1/messages"
+RESPONSES: Final = "/v1/responses"
+MODELS: Final = "/v1/models"
+PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, "/tokenize")
+NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients ask three times whatever the status is above 499
+
+STATUS: Final[Mapping[str, int]] = {
+    FailureReason.ENGINE_DIED: 502,
+    FailureReason.ENGINE_UNREACHABLE: 503,
+    FailureReason.ENGINE_REJECTED: 502,
+    FailureReason.STALLED_PREFILL: 504,
+    FailureReason.STALLED_DECODE: 504,
+    FailureReason.REPEATED_LINE_LOOP: 500,
+    FailureReason.CONTEXT_OVERFLOW: 400,
+    FailureReason.CACHE_FULL: 503,
+    FailureReason.DEADLINE: 504,
+    FailureReason.POISONED: 500,
+    FailureReason.WEIGHTS_CHANGED: 503,
+    FailureReason.ADAPTER_UNLOADED: 404,
+    FailureReason.CANCELLED: 503,
+    FailureReason.SHUTDOWN: 503,
+    FailureReason.INTERNAL: 500,
+    "queue_timeout": 503,
+}
+OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientError:
+    """What a client is told of a failure; ``after_s`` is when to ask again, None is never."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    after_s: int | None = None
+
+    def document(self, path: str) -> dict[str, object]:
+        """Return it in the form of a surface."""
+        if path == MESSAGES:
+            fallback = "invalid_request_error" if self.is_clients else "api_error"
+            kind = ANTHROPIC_TYPES.get(self.status, fallback)
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        kind = OPENAI_TYPES.get(self.status, "invalid_request_error" if self.is_clients else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def is_clients(self) -> bool:
+        """Whether the request itself is at fault."""
+        return self.status < HTTPStatus.INTERNAL_SERVER_ERROR
+
+    def response(self, path: str, headers: Mapping[str, str]) -> Response:
+        """Return the answer of a surface."""
+        advice = NO_RETRY if self.after_s is None else {"Retry-After": str(self.after_s)}
+        content = msgspec.json.encode(self.document(path))
+        return Response(content, self.status, {**headers, **advice}, media_type="application/json")
+
+    def event(self, path: str) -> bytes:
+        """Return what ends a stream that has begun."""
+        if path == RESPONSES:
+            told = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
+            return b"event: error\ndata: %s\n\n" % msgspec.json.encode(told)
+        name = b"event: error\n" if path == MESSAGES else b""
+        return b"%sdata: %s\n\n" % (name, msgspec.json.encode(self.document(path)))
+
+
+def error_of_failure(failure: RelayFailure) -> ClientError:
+    """Return what a client is told of a request that failed."""
+    status = STATUS.get(failure.reason, HTTPStatus.INTERNAL_SERVER_ERROR)
+    message = f"{failure.reason}: {failure.detail}"
+    return ClientError(status=status, code=failure.reason, message=message, after_s=failure.after_s)
+
+
+def error_of_service(error: ServiceError, param: str | None = None) -> ClientError:
+    """Return what a client is told of a refusal of ours."""
+    return ClientError(
+        status=error.status, code=error.code, message=str(error), param=param, after_s=error.retry_after_s
+    )
+
+
+def is_relayed(path: str) -> bool:
+    """Whether a path is one of these surfaces, whose clients know no other form of errors."""
+    return path in PATHS or path == MODELS

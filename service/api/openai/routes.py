@@ -1,0 +1,209 @@
+"""The routes of OpenAI's and Anthropic's surfaces."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from service.api.body import read_body
+from service.api.door.access import caller_of
+from service.api.openai.answer import RelayedAnswer
+from service.api.openai.envelope import Envelope, open_envelope
+from service.api.openai.forms import PATHS, error_of_service
+from service.api.problems import refused
+from service.api.schemas import Body
+from service.config.schema import ServerConfig
+from service.conversations.callers import Caller
+from service.conversations.limits import Limits
+from service.errors import InvalidParameter, ModelNotFound, ServiceError
+from service.node.node import Node
+from service.scheduling.relayed.request import PostedRequest, RelayedRequest
+
+MOST_PRIORITY: Final = 1_000_000
+MOST_SECONDS: Final = 1e9
+JSON_OBJECT: Final[dict[str, Any]] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+}
+SUMMARIES: Final = {
+    "/v1/chat/completions": "Chat with a model",
+    "/v1/completions": "Complete a text",
+    "/v1/embeddings": "Embed texts",
+    "/v1/responses": "Ask by OpenAI's Responses",
+    "/v1/messages": "Ask by Anthropic's Messages",
+    "/tokenize": "Count or list the tokens of a text",
+}
+
+
+class ModelOut(Body):
+    """A model, or an adapter on one: then ``root`` is that model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "roundhouse"
+    root: str
+
+
+class ModelsOut(Body):
+    """All models that may be named."""
+
+    object: str = "list"
+    data: list[ModelOut]
+
+
+def openai_router(node: Node, limits: Limits, server: ServerConfig) -> APIRouter:
+    """Return the routes that are relayed, and the list of what they may name."""
+    router, relays, models = APIRouter(tags=["openai"]), Relays(node, limits, server), Models(node)
+
+    for path in PATHS:
+        router.post(
+            path,
+            summary=SUMMARIES[path],
+            response_class=Response,
+            openapi_extra=JSON_OBJECT,
+            responses={200: {"description": "The engine's answer, as it came"}},
+        )(relays.endpoint(path))
+
+    @router.get("/v1/models", summary="List models and adapters", responses=refused(401))
+    async def list_models() -> ModelsOut:
+        return ModelsOut(data=models.listed())
+
+    return router
+
+
+def model_router(node: Node) -> APIRouter:
+    """Return the route of one model, whose path would take those below it: it comes last."""
+    router, models = APIRouter(tags=["openai"]), Models(node)
+
+    @router.get("/v1/models/{model:path}", summary="Look at a model or adapter", responses=refused(401, 404))
+    async def get_model(model: str) -> ModelOut:
+        found = next((each for each in models.listed() if each.id == model), None)
+        if found is None:
+            raise _unknown(model, node)
+        return found
+
+    return router
+
+
+class Models:
+    """What may be named: models of this node, and the adapters on them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._created = int(datetime.now(UTC).timestamp())  # of the list: nobody knows it of a model
+
+    def __repr__(self) -> str:
+        return f"<Models of {self._node.fleet!r}>"
+
+    def listed(self) -> list[ModelOut]:
+        """List them, models first."""
+        fleet, adapters = self._node.fleet, self._node.adapters
+        names = {**{model: model for model in fleet.models()}, **adapters.names()}
+        return [ModelOut(id=name, created=self._created, root=model) for name, model in names.items()]
+
+
+class Relays:
+    """Takes posted bodies to the queue; what is wrong with one is answered in the form of its surface."""
+
+    def __init__(self, node: Node, limits: Limits, server: ServerConfig) -> None:
+        self._node = node
+        self._limits = limits
+        self._server = server
+
+    def __repr__(self) -> str:
+        return f"<Relays {self._node.scheduler.requests!r}>"
+
+    def endpoint(self, path: str) -> Callable[[Request], Any]:
+        """Return what answers a path."""
+
+        async def relay(request: Request) -> Response:
+            try:
+                taken = await self._take(request, path)
+            except ServiceError as error:
+                param = "model" if isinstance(error, ModelNotFound) else None
+                return error_of_service(error, param).response(path, {})
+            return RelayedAnswer(taken, self._node.scheduler.requests.withdraw, self._server.heartbeat_s)
+
+        return relay
+
+    async def _take(self, request: Request, path: str) -> RelayedRequest:
+        caller = caller_of(request)
+        body = await read_body(request, self._limits)
+        envelope = open_envelope(body, path, request.headers.get("x-session-id"))
+        name, model, adapter = self._find(envelope)
+        limit_s, wait_s = _seconds(request, "x-roundhouse-deadline-s"), _seconds(request, "x-roundhouse-wait-s")
+        posted = PostedRequest(
+            path=path,
+            body=body,
+            name=name,
+            model=model,
+            adapter=adapter,
+            is_streamed=envelope.is_streamed,
+            answers=envelope.answers,
+            most_tokens=envelope.most_tokens,
+            prompt=envelope.prompt,
+            priority=_priority(request, caller),
+            owner=caller.name,
+            marks=envelope.marks,
+            limit_s=limit_s,
+            wait_s=_least(wait_s, self._server.wait_s),
+        )
+        await self._node.jobs.bounds.check_request(caller)
+        slots = self._node.scheduler.view.slots(model) or self._node.scheduler.slots_on_demand(model)
+        return self._node.scheduler.requests.submit(posted, slots)
+
+    def _find(self, envelope: Envelope) -> tuple[str, str, str | None]:
+        """Return what a body calls its model, that model, and the adapter that it means."""
+        models = self._node.fleet.models()
+        if envelope.model is None:
+            if len(models) > 1:
+                raise InvalidParameter(f"model: has to be given; one of {', '.join(models)}")
+            return models[0], models[0], None
+        if envelope.model in models:
+            return envelope.model, envelope.model, None
+        model = self._node.adapters.names().get(envelope.model)
+        if model is None:
+            raise _unknown(envelope.model, self._node)
+        return envelope.model, model, envelope.model
+
+
+def _unknown(name: str, node: Node) -> ModelNotFound:
+    known: Sequence[str] = [*node.fleet.models(), *node.adapters.names()]
+    return ModelNotFound(name, known, known, "of this node")
+
+
+def _priority(request: Request, caller: Caller) -> int:
+    """Return the priority that a request asks for.
+
+    Raises:
+        InvalidParameter: it is no number that a job may have, or more than the caller may give.
+    """
+    given = request.headers.get("x-roundhouse-priority", "0").strip()
+    try:
+        priority = int(given)
+    except ValueError:
+        priority = MOST_PRIORITY + 1
+    if abs(priority) > MOST_PRIORITY:
+        raise InvalidParameter(f"X-Roundhouse-Priority: {given[:50]!r} is not a number from -1000000 to 1000000")
+    if caller.max_priority is not None and priority > caller.max_priority:
+        most = f"this key's max_priority, {caller.max_priority}"
+        raise InvalidParameter(f"X-Roundhouse-Priority: {priority} is above {most}")
+    return priority
+
+
+def _seconds(request: Request, name: str) -> float | None:
+    given = request.headers.get(name)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_SECONDS:
+        raise InvalidParameter(f"{name}: {given[:50]!r} is not a time in seconds")
+    return seconds
+
+
+def _least(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)

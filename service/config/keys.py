@@ -1,0 +1,169 @@
+"""The named keys of the HTTP surface: as operators write them, and who each of them is.
+
+A key is known by its SHA-256 from here on; the key itself is kept nowhere else.
+
+Source: specification, "Keys".
+"""
+
+import hashlib
+import logging
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+
+from service.conversations.callers import API_KEYS, Caller, KeyScope
+from service.errors import ConfigError
+from service.formats.documents import parse_document, read_text
+from service.formats.faults import StrictModel, path_of
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
+WRITABLE, READABLE = stat.S_IWGRP | stat.S_IWOTH, stat.S_IROTH
+logger = logging.getLogger(__name__)
+
+
+def usable_key(key: str) -> str:
+    """Return a key that a client can send.
+
+    Raises:
+        ValueError: none can.
+    """
+    if not key or not all("!" <= letter <= "~" for letter in key):
+        raise ValueError("a key is made of letters, digits and signs of ASCII, without spaces: else none can send it")
+    return key
+
+
+SentKey = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(usable_key)]
+
+
+class KeyGrant(StrictModel):
+    """The name of a key, and what its holder may do and take."""
+
+    name: KeyName
+    scopes: Annotated[list[KeyScope], Field(min_length=1)] = Field(default=[KeyScope.READ, KeyScope.SUBMIT])
+    share: float = Field(default=1.0, gt=0, le=1e6)
+    max_priority: int = 0
+    requests_per_s: float | None = Field(default=None, gt=0, le=1e6)
+    queued: int | None = Field(default=None, ge=1)
+
+    @property
+    def caller(self) -> Caller:
+        """Who has it."""
+        return Caller(
+            name=self.name,
+            scopes=frozenset(self.scopes),
+            share=self.share,
+            max_priority=self.max_priority,
+            requests_per_s=self.requests_per_s,
+            queued=self.queued,
+        )
+
+
+class HashedKey(KeyGrant):
+    """A key of a file: known by its SHA-256 alone."""
+
+    sha256: Digest
+
+    @property
+    def digest(self) -> str:
+        """What the key is known by."""
+        return self.sha256
+
+
+class KeyConfig(KeyGrant):
+    """A key of the configuration: itself, or its SHA-256."""
+
+    key: SentKey | None = None
+    sha256: Digest | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "KeyConfig":
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("a key has either key: TEXT or sha256: HEX")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """What the key is known by."""
+        return digest_of(self.key) if self.key is not None else str(self.sha256)
+
+
+NamedKey = HashedKey | KeyConfig
+_FILE: Final = TypeAdapter(list[HashedKey])
+
+
+def digest_of(key: str) -> str:
+    """Return what a key is known by: its SHA-256, in small hexadecimal digits."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def named_key(name: str, digest: str) -> HashedKey:
+    """Return a new entry of a key.
+
+    Raises:
+        ConfigError: no key can have that name.
+    """
+    try:
+        return HashedKey(name=name, sha256=digest)
+    except ValidationError as error:
+        raise ConfigError(f"{name!r}: {error.errors()[0]['msg']}") from None
+
+
+def repeated(keys: Iterable[NamedKey], api_keys: Sequence[str]) -> str | None:
+    """Say which name or key stands twice, without the key itself; None where none does."""
+    names, owners = {API_KEYS}, {digest_of(key): API_KEYS for key in api_keys}
+    for key in keys:
+        if key.name in names:
+            return f"the name {key.name} stands twice" if key.name != API_KEYS else f"{API_KEYS} is no name to give"
+        if key.digest in owners:
+            return f"{key.name} is the same key as {owners[key.digest]}"
+        names.add(key.name)
+        owners[key.digest] = key.name
+    return None
+
+
+def callers_of(api_keys: Sequence[str], keys: Sequence[NamedKey], file: Path | None) -> dict[bytes, Caller]:
+    """Return who has each key, by its digest: those of ``file`` too.
+
+    Raises:
+        ConfigError: the file cannot be used, or a name or a key stands twice.
+    """
+    everyone = (*keys, *(read_keys(file) if file is not None else ()))
+    fault = repeated(everyone, api_keys)
+    if fault is not None:
+        raise ConfigError(f"{file}: {fault}")
+    of_all_scopes = Caller(name=API_KEYS, scopes=frozenset(KeyScope))
+    by_digest = {digest_of(key): of_all_scopes for key in api_keys}
+    by_digest |= {key.digest: key.caller for key in everyone}
+    return {bytes.fromhex(digest): caller for digest, caller in by_digest.items()}
+
+
+def read_keys(file: Path) -> list[HashedKey]:
+    """Return the keys of a file of hashes.
+
+    Raises:
+        ConfigError: it cannot be read, others may write it, or it holds anything but keys by their hashes.
+    """
+    text = read_text(file)
+    _check_mode(file)
+    document, _ = parse_document(text, str(file))
+    try:
+        keys = _FILE.validate_python(document)
+    except ValidationError as error:  # its inputs are not told: one may be a key
+        places = [f"{path_of(each['loc']) or 'the file'}: {each['msg']}" for each in error.errors(include_input=False)]
+        raise ConfigError("\n".join(f"{file}: {place}" for place in places)) from None
+    if not keys:
+        raise ConfigError(f"{file}: it holds no key")
+    return keys
+
+
+def _check_mode(file: Path) -> None:
+    """Refuse a file that others may write: who can, gives himself a key."""
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & WRITABLE:
+        raise ConfigError(f"{file}: others than its owner may write it ({mode:04o}); chmod 600 {file}")
+    if mode & READABLE:
+        logger.warning("%s: everybody may read it (%04o), and may guess at what is hashed there", file, mode)

@@ -1,0 +1,58 @@
+"""Who asks: the key that a caller has, what it may do, and what of the engines it may take.
+
+Source: specification, "Keys".
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class KeyScope(StrEnum):
+    """What a key is for."""
+
+    READ = "read"  # looks
+    SUBMIT = "submit"  # brings work, and ends its own
+    ADMIN = "admin"  # everything, jobs of others included
+
+
+API_KEYS: Final = "api_keys"  # the name of all keys that have none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The holder of a key; the rates are of a second, None is without a bound.
+
+    ``name`` is the key's, None where no keys are configured. ``share`` is its part of the engines among keys that wait.
+    ``queued`` bounds its turns that wait, ``max_priority`` the priority that it may give.
+    """
+
+    name: str | None
+    scopes: frozenset[KeyScope]
+    share: float = 1.0
+    max_priority: int | None = None
+    requests_per_s: float | None = None
+    queued: int | None = None
+
+    def may(self, scope: KeyScope) -> bool:
+        """Whether it has a scope; ``admin`` has every other one."""
+        return scope in self.scopes or KeyScope.ADMIN in self.scopes
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether it may know of what belongs to others, or to nobody."""
+        return KeyScope.ADMIN in self.scopes
+
+    def sees(self, owner: str | None) -> bool:
+        """Whether it may know of what belongs to the key of that name; None is what belongs to no key."""
+        return self.sees_all or (owner is not None and owner == self.name)
+
+
+ANYBODY: Final = Caller(name=None, scopes=frozenset(KeyScope))  # of this machine, where no keys are configured
+
+
+def shares_of(callers: Iterable[Caller]) -> dict[str | None, float] | None:
+    """Return the shares of named keys; None where there are none, and everybody waits in one queue."""
+    shares = {caller.name: caller.share for caller in callers}
+    return shares if shares.keys() - {None, API_KEYS} else None

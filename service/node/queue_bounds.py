@@ -1,0 +1,93 @@
+"""How many turns and requests of each key may wait (``queued``), turns over all nodes and over restarts.
+
+What waits is counted by the store: turns that have not ended, but those on slots. Between two looks at it only posts
+are added, so the count is never too small where this node is alone, and a second old at most where it is not.
+
+Source: specification, "Rates and bounds of keys".
+"""
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from service.conversations.callers import Caller
+from service.errors import Fault, InvalidJob, TooMuchQueued
+from service.scheduling.scheduler import Scheduler
+from service.store import queries
+from service.store.store import Store
+
+LOOK_S: Final = 1.0
+
+
+class QueueBounds:
+    """Written by those who post, in the event loop."""
+
+    def __init__(self, store: Store, scheduler: Scheduler) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._waiting: dict[str, int] = {}  # when it was looked at, and what was posted since
+        self._looked_at: dict[str, float] = {}
+        self._posted: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()  # turns that are being posted
+
+    def __repr__(self) -> str:
+        return f"<QueueBounds {self._waiting}>"
+
+    @asynccontextmanager
+    async def hold(self, caller: Caller, turns: int) -> AsyncIterator[None]:
+        """Count turns that a caller posts within the block; if it fails, they wait no more than before.
+
+        Raises:
+            InvalidJob: they are more than may ever wait.
+            TooMuchQueued: too much waits at this moment.
+        """
+        if caller.queued is None or caller.name is None:
+            yield
+            return
+        if turns > caller.queued:
+            message = f"{turns} turns are more than this key may have waiting, {caller.queued}"
+            raise InvalidJob([Fault(path="conversations", message=message)])
+        self._coming[caller.name] += turns
+        try:
+            await self._check(caller.name, caller.queued)
+            yield
+            self._posted[caller.name] += turns
+            self._waiting[caller.name] += turns
+        finally:
+            self._coming[caller.name] -= turns
+
+    async def check_request(self, caller: Caller) -> None:
+        """Return if one more request of a caller may wait beside its turns.
+
+        Raises:
+            TooMuchQueued: too much waits at this moment.
+        """
+        if caller.queued is None or caller.name is None:
+            return
+        self._coming[caller.name] += 1
+        try:
+            await self._check(caller.name, caller.queued)
+        finally:
+            self._coming[caller.name] -= 1
+
+    async def _check(self, name: str, most: int) -> None:
+        coming = self._coming[name]  # of before the look: what is stored meanwhile is in both
+        now = time.monotonic()
+        is_old = now - self._looked_at.get(name, -LOOK_S) >= LOOK_S
+        if is_old or self._waiting[name] + coming + self._scheduler.requests.waiting_of(name) > most:
+            posted = self._posted[name]
+            unfinished = await self._store.read(queries.unfinished_of(name))
+            since = self._posted[name] - posted  # it may or may not have been there yet
+            self._waiting[name] = unfinished - self._in_flight_of(name) + since
+            self._looked_at[name] = now
+        waiting = self._waiting[name] + coming + self._scheduler.requests.waiting_of(name)
+        if waiting > most:
+            raise TooMuchQueued(f"with these {waiting} turns of {name} would wait, and {most} may (queued)")
+
+    def _in_flight_of(self, name: str) -> int:
+        in_flight = self._scheduler.view.in_flight_by_job().items()
+        requests = self._scheduler.requests
+        jobs = ((job_id, count) for job_id, count in in_flight if job_id not in requests)
+        return sum(count for job_id, count in jobs if self._scheduler.owner(job_id) == name)

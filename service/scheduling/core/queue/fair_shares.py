@@ -1,0 +1,114 @@
+"""Who of the keys that wait for a model is next: start-time fair queueing over weighted tokens. Pure.
+
+Each key has a virtual time: what it has taken, by its share. The key with the least goes next. A turn is charged as it
+starts, with what turns of its key have taken so far, and set right at its end. The model's own virtual time is that of
+the key that started last; a key that comes back to wait begins there at the earliest. So time in which it did not wait
+gains it nothing, and costs it nothing.
+
+Source: specification, "Fair shares".
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from service.conversations.job import TurnKey
+from service.scheduling.core.means import Mean
+
+Owner = str | None  # the name of a key
+Shares = Mapping[Owner, float] | None  # of each key; None is for no keys
+LEAST_WEIGHT: Final = 0.001  # of a turn that took nothing: each start has to cost something, or others never came
+UNKNOWN: Final = 1.0
+
+
+class VirtualTimes:
+    """The virtual times of all keys at one model."""
+
+    def __init__(self, shares: Mapping[Owner, float]) -> None:
+        self._shares = shares
+        self._times: dict[Owner, float] = {}
+        self._waiting: Counter[Owner] = Counter()  # in how many queues
+        self._now = 0.0
+        self._weights: dict[Owner, Mean] = {}  # of turns that have ended
+        self._all_weights = Mean()
+
+    def __repr__(self) -> str:
+        return f"<VirtualTimes {self._now:.3g} {self._times}>"
+
+    def time(self, owner: Owner) -> float:
+        """Return the virtual time of a key that waits."""
+        return self._times[owner]
+
+    def arrive(self, owner: Owner) -> None:
+        """Note that a key waits, in a queue in which it did not."""
+        if not self._waiting[owner]:
+            self._times[owner] = max(self._times.get(owner, 0.0), self._now)
+        self._waiting[owner] += 1
+
+    def leave(self, owner: Owner) -> None:
+        """Note that a key waits in one queue less."""
+        self._waiting[owner] -= 1
+        if not self._waiting[owner]:
+            del self._waiting[owner]
+
+    def cost(self, owner: Owner, weight: float) -> float:
+        """Return by how much a turn of a key advances it."""
+        return max(weight, LEAST_WEIGHT) / self._shares.get(owner, 1.0)
+
+    def expected(self, owner: Owner) -> float:
+        """Return what a turn of a key should weigh, in tokens of an answer."""
+        known = self._weights.get(owner, self._all_weights)
+        return known.value if known.count else UNKNOWN
+
+    def start(self, owner: Owner) -> float:
+        """Charge a key for a turn that starts; return the weight that was charged."""
+        began = self._times.setdefault(owner, self._now)
+        # Who starts out of turn, on a slot that was kept for it, does not put the others back.
+        least = min((self._times[each] for each in self._waiting), default=began)
+        self._now = max(self._now, min(began, least))
+        weight = self.expected(owner)
+        self._times[owner] = began + self.cost(owner, weight)
+        return weight
+
+    def settle(self, owner: Owner, charged: float, weight: float) -> None:
+        """Set a charge right by what the turn has taken."""
+        self._times[owner] += self.cost(owner, weight) - self.cost(owner, charged)
+        self._weights.setdefault(owner, Mean()).add(weight)
+        self._all_weights.add(weight)
+
+
+class FairShares:
+    """The virtual times at all models, and what turns in flight were charged with.
+
+    ``shares`` are those of the keys by their names; who has none there has 1.
+    """
+
+    def __init__(self, shares: Mapping[Owner, float]) -> None:
+        self._shares = shares
+        self._models: dict[str, VirtualTimes] = {}
+        self._charged: dict[TurnKey, tuple[str, Owner, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<FairShares {self._models}>"
+
+    def times(self, model: str) -> VirtualTimes:
+        """Return the virtual times at a model."""
+        return self._models.setdefault(model, VirtualTimes(self._shares))
+
+    def start(self, key: TurnKey, model: str, owner: Owner) -> None:
+        """Charge the key of a turn that starts."""
+        self._charged[key] = model, owner, self.times(model).start(owner)
+
+    def model_of(self, key: TurnKey) -> str | None:
+        """Return the model at which a turn's key is charged; None where it is not, or that is settled."""
+        charged = self._charged.get(key)
+        return None if charged is None else charged[0]
+
+    def settle(self, key: TurnKey, weight: float) -> None:
+        """Take what a turn in flight has taken; without that its charge stands."""
+        model, owner, charged = self._charged.pop(key)
+        self.times(model).settle(owner, charged, weight)
+
+    def end(self, key: TurnKey) -> None:
+        """Note that a turn is in flight no more."""
+        self._charged.pop(key, None)

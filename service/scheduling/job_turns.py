@@ -1,0 +1,129 @@
+"""The turns of jobs, which are stored: a ``Work`` that knows prompts, transcripts and records."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
+from service.conversations.states import TurnState
+from service.scheduling.attempt import RunningAttempt
+from service.scheduling.conversation_endings import ConversationEndings
+from service.scheduling.core import events
+from service.scheduling.core.blame.blame import Blame
+from service.scheduling.counts import RunCounters
+from service.scheduling.job_attempt import JobAttempt, JobTurnsState
+from service.scheduling.outlet import SchedulerStore
+from service.scheduling.prewarmer import Prewarmer
+from service.scheduling.prompts import JobPrompts
+from service.scheduling.turns import Turns
+from service.store import records
+from service.store.records import Record
+from workers.requests.prompts.bios import BiosPolicy
+from workers.supervised import SupervisedWorker
+
+Prompts = Mapping[JobId, JobPrompts]
+
+
+class JobTurns:
+    """Written by the scheduler alone; ``prompts`` are jobs that have not ended, ``ahead`` has prompts read early."""
+
+    def __init__(
+        self, blame: Blame, outlet: SchedulerStore, counters: RunCounters, readings: Callable[[Prompts], Prewarmer]
+    ) -> None:
+        self.prompts: dict[JobId, JobPrompts] = {}
+        self.ahead = readings(self.prompts)
+        self.turns = Turns()
+        self._state = JobTurnsState(jobs=self.prompts, turns=self.turns, outlet=outlet, counters=counters)
+        self.endings = ConversationEndings(self.prompts, self.turns, blame)
+
+    def __repr__(self) -> str:
+        return f"<JobTurns jobs={len(self.prompts)} {self.turns!r}>"
+
+    def admit(self, job: Job) -> JobPrompts:
+        """Take conversations of a job; return what its turns are asked."""
+        live = self.prompts.get(job.id)
+        if live is None:
+            live = self.prompts[job.id] = JobPrompts(job)
+        else:
+            live.extend(job.conversations)
+        return live
+
+    @property
+    def any_on_slot(self) -> bool:
+        """Whether a slot is taken."""
+        return self.turns.any_in_flight
+
+    def on_slots(self) -> list[JobAttempt]:
+        """Return the turns that are on slots now."""
+        return [JobAttempt(run, self._state) for run in self.turns.in_flight()]
+
+    def name_of(self, job_id: JobId) -> str:
+        """Return the caller's name of a job that has not ended."""
+        return self.prompts[job_id].job.name
+
+    def owner_of(self, job_id: JobId) -> str | None:
+        """Return the name of the key that a job was posted with."""
+        return self.prompts[job_id].job.owner
+
+    def agent_of(self, key: TurnKey) -> Agent:
+        """Return the agent whose turn it is."""
+        return self.prompts[key.job_id].agents[key.agent_id]
+
+    def place_of(self, key: TurnKey) -> int:
+        """Return the agent's place among those of its job."""
+        return self.prompts[key.job_id].places[key.agent_id]
+
+    def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:
+        """Note that a turn waits for a slot."""
+        if not self.turns.note_ready(key, now):
+            return []
+        live = self.prompts[key.job_id]
+        if live.job.prompt_at is PromptAt.QUEUE:
+            live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
+        return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now)]
+
+    def begin(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[JobAttempt, Sequence[Record]]:
+        """Begin an attempt on a worker."""
+        attempt = RunningAttempt(worker.spec.id, worker.incarnation)
+        run = self.turns.begin(key, self.agent_of(key), attempt)
+        moved = records.TurnMoved(key=key, state=TurnState.IN_FLIGHT, worker=worker.spec.id, at=now)
+        return JobAttempt(run, self._state, self.ahead.take_over(key)), [
+            *self._choose_words(key, worker.spec.bios, now),
+            moved,
+        ]
+
+    def _choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> list[Record]:
+        words = self.prompts[key.job_id].choose_words(key, policy, now.astimezone())
+        if words is None:
+            return []
+        return [records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)]
+
+    def cut_off(self, key: TurnKey) -> None:
+        """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
+        self.turns.cut_off(key)
+
+    def interrupt_all(self) -> None:
+        """End every attempt that is running; its turn is ready again, and charged with nothing."""
+        self.ahead.end_all()
+        self.turns.interrupt_all()
+
+    def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
+        """Fail a turn that waits for what cannot come."""
+        return [self.endings.fail(key, detail)]
+
+    def note_off_slot(self, key: TurnKey) -> None:
+        """Note that a turn is on no slot any more."""
+        self.turns.note_off_slot(key)
+
+    def clear_charges(self, keys: Iterable[TurnKey]) -> None:
+        """Note that another turn explains what these were suspected of."""
+        self.turns.clear_charges(keys)
+
+    def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
+        """Note how far a conversation or a job has come; return the records of it, made as they are asked for."""
+        return self.endings.move(action, now)
+
+    def clear(self) -> None:
+        """Forget everything; nothing is in flight."""
+        self.prompts.clear()
+        self.endings.released.clear()
+        self.turns.clear()

@@ -1,0 +1,164 @@
+"""A relayed request on a slot."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+
+from service.conversations.charges import Charges
+from service.conversations.job import TurnKey
+from service.scheduling.attempt_usage import used_by
+from service.scheduling.core import events
+from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.relayed.request import AGENT, RelayedRequest, RelayFailure
+from service.scheduling.work import End
+from service.store.records import Record, RequestUsed, UsageKey
+from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
+from workers.requests.answer import Answer
+from workers.requests.relay import Relay
+from workers.requests.slots import Lease
+from workers.supervised import SupervisedWorker
+
+OVERLOADED: Final = frozenset({429, 503})  # what an engine says that would answer later
+AGAIN_S: Final = 5  # after which a client may ask again what failed for no fault of its own
+
+AGAIN: Final = frozenset(
+    {
+        FailureReason.ENGINE_DIED,
+        FailureReason.ENGINE_UNREACHABLE,
+        FailureReason.CACHE_FULL,
+        FailureReason.STALLED_PREFILL,
+        FailureReason.STALLED_DECODE,
+        FailureReason.WEIGHTS_CHANGED,
+        FailureReason.SHUTDOWN,
+        FailureReason.INTERNAL,
+    }
+)
+
+
+class RelayAttempt:
+    """An ``OnSlot`` over a relayed request; ``on_end`` is told when the request itself is over."""
+
+    def __init__(
+        self, request: RelayedRequest, worker: str, on_end: Callable[[RelayedRequest, "RelayAttempt"], None]
+    ) -> None:
+        self._request = request
+        self.worker = worker
+        self._on_end = on_end
+        self.scope = anyio.CancelScope()
+        self.answer = Answer(time.monotonic)
+        self._began_at = time.monotonic()
+        self._seconds = 0.0
+        self._outcome: Outcome | None = None
+
+    def __repr__(self) -> str:
+        return f"<RelayAttempt {self._request!r} {self.answer!r}>"
+
+    @property
+    def key(self) -> TurnKey:
+        """Which turn it is."""
+        return self._request.key
+
+    @property
+    def charges(self) -> Charges:
+        """What the request is charged with."""
+        return self._request.charges
+
+    @charges.setter
+    def charges(self, charges: Charges) -> None:
+        self._request.charges = charges
+
+    @property
+    def may_run_again(self) -> bool:
+        """Unless its client has a part of the answer, or the engine refuses this request alone: its word counts."""
+        is_proved = isinstance(self._outcome, EngineFailed) and self._outcome.is_proved
+        whole = self._request.whole
+        has_last_word = is_proved and whole is not None and whole.status not in OVERLOADED
+        return not (self._request.has_begun or has_last_word)
+
+    async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
+        """Ask the worker, and give the slot back."""
+        request, posted = self._request, self._request.posted
+        relay = Relay(
+            job_name=request.key.job_id,
+            path=posted.path,
+            body=posted.body,
+            model=posted.name,
+            adapter=posted.adapter,
+            chars=len(posted.prompt.encode()),
+            is_streamed=posted.is_streamed,
+            passage=request,
+            limit_s=request.limit_left_s,
+            most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
+        )
+        outcome: Outcome = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
+        with lease, self.scope:
+            outcome = await worker.perform(relay, self.answer)
+        if self.scope.cancelled_caught and request.is_interrupted:
+            return Cancelled(reason=CancelReason.LEASE_LOST)
+        return outcome
+
+    @property
+    def reading(self) -> PromptReading | None:
+        """What the engine has read, as far as it has told."""
+        generation = self.answer.generation
+        if generation.usage is None:
+            return None
+        usage, asked_at = generation.usage, generation.started_at
+        first_at = generation.first_token_at
+        return PromptReading(
+            # Without a first token of its own nobody knows how long the reading took.
+            fresh_tokens=usage.prompt_tokens - usage.cached_tokens if first_at is not None else 0,
+            seconds=max(0.0, first_at - asked_at) if first_at is not None else 0.0,
+            context_tokens=usage.prompt_tokens + usage.completion_tokens,
+            answer_tokens=usage.completion_tokens,
+        )
+
+    # Ending
+
+    def end(self, outcome: Outcome) -> None:
+        """Keep what the attempt has brought."""
+        self._outcome = outcome
+        self._seconds = time.monotonic() - self._began_at
+        self._request.on_slots_s += self._seconds
+
+    def complete(self) -> End:
+        """Take a complete answer."""
+        self._finish(None)
+        event = events.TurnCompleted(key=self.key, seconds=self._seconds, reading=self.reading)
+        return End(event=event, records=self._used(stands=True))
+
+    def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:  # noqa: ARG002 - its caller is not told
+        """Wait for another slot."""
+        self._request.note_ready()
+        self._request.changed.notify()
+        return End(event=events.TurnInterrupted(key=self.key, trial=trial), records=self._used(stands=False))
+
+    def fail(self, reason: FailureReason, detail: str) -> End:
+        """End with a failure."""
+        self._finish(RelayFailure(reason=reason, detail=detail, after_s=AGAIN_S if reason in AGAIN else None))
+        return End(event=events.TurnFailed(key=self.key, reason=reason), records=self._used(stands=False))
+
+    def cut_off(self) -> End:
+        """End, since nobody waits for it any more."""
+        self._finish(RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone, or waits no longer"))
+        return End(event=events.TurnCutOff(key=self.key), records=self._used(stands=False))
+
+    def _used(self, *, stands: bool) -> list[Record]:
+        posted = self._request.posted
+        whose = UsageKey(
+            day=datetime.now(UTC).date().isoformat(),
+            key_name=posted.owner or "",
+            job_id="",
+            agent=AGENT,
+            model=posted.model,
+        )
+        return [RequestUsed(used=used_by(whose, self.answer, self._seconds, stands=stands))]
+
+    def _finish(self, failure: RelayFailure | None) -> None:
+        if not self._request.is_over:
+            self._request.finish(failure)
+        self._on_end(self._request, self)

@@ -1,0 +1,232 @@
+"""All requests at the door that have not ended: a ``Work`` of which nothing is stored."""
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+from service.conversations.charges import Charges
+from service.conversations.job import Agent, JobId, TurnKey
+from service.errors import QueueFull, ShuttingDown
+from service.scheduling.core import events
+from service.scheduling.core.blame.blame import Blame
+from service.scheduling.core.means import Mean
+from service.scheduling.core.queue.affinity import CacheLocation
+from service.scheduling.counts import RunCounters
+from service.scheduling.relayed.programs import Programs
+from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
+from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
+from service.store.records import Record
+from workers.outcome import FailureReason
+from workers.supervised import SupervisedWorker
+
+MOST_AFTER_S: Final = 60
+ID_BYTES: Final = 8
+NO_RECORDS: Final[Sequence[Record]] = ()
+logger = logging.getLogger(__name__)
+
+
+class RelayedRequests:
+    """Written by the scheduler, in whose task all of it runs; ``post`` hands events to the core.
+
+    At most ``most_waiting`` requests wait at once.
+    """
+
+    def __init__(
+        self, blame: Blame, counters: RunCounters, post: Callable[[events.Event], None], most_waiting: int
+    ) -> None:
+        self._blame = blame
+        self._counters = counters
+        self._post = post
+        self._most_waiting = most_waiting
+        self._requests: dict[JobId, RelayedRequest] = {}
+        self._on_slots: dict[TurnKey, RelayAttempt] = {}
+        self._programs = Programs()
+        self._seconds = Mean()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<RelayedRequests waiting={self.waiting} on_slots={len(self._on_slots)}>"
+
+    def __contains__(self, job_id: object) -> bool:
+        """Tell whether a job of the core's is a request of a client."""
+        return job_id in self._requests
+
+    def __len__(self) -> int:
+        """Count those that have not ended."""
+        return len(self._requests)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a slot."""
+        return len(self._requests) - len(self._on_slots)
+
+    def waiting_of(self, owner: str) -> int:
+        """Return how many of one key wait for a slot."""
+        return sum(request.is_waiting for request in self._requests.values() if request.posted.owner == owner)
+
+    # Clients
+
+    def submit(self, posted: PostedRequest, slots: int) -> RelayedRequest:
+        """Take a request; what becomes of it shows in what is returned. ``slots`` are those of its model.
+
+        Raises:
+            QueueFull: too many wait.
+            ShuttingDown: no more are taken.
+        """
+        if self._is_closed:
+            raise ShuttingDown("the service is stopping and takes no new requests")
+        if self.waiting >= self._most_waiting:
+            raise QueueFull(self.waiting, self._after_s(slots))
+        request = RelayedRequest(JobId(f"request-{secrets.token_hex(ID_BYTES)}"), posted)
+        self._requests[request.key.job_id] = request
+        place = self._programs.find(posted.marks)
+        cached = {} if place is None else {request.key: place}
+        self._post(events.JobAdmitted(job=posted.job(request.key.job_id), cached=cached))
+        return request
+
+    def withdraw(self, request: RelayedRequest, failure: RelayFailure | None = None) -> None:
+        """End a request that nobody waits for any more, or for which time is up; its slot is free at once."""
+        if not request.is_over:
+            request.finish(failure or RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone"))
+        if request.key.job_id in self._requests:
+            self._post(events.JobCancelled(job_id=request.key.job_id))
+
+    def close(self) -> None:
+        """Take no more, and end those that wait: another start of the service knows nothing of them."""
+        self._is_closed = True
+        for request in [each for each in self._requests.values() if each.is_waiting]:
+            detail = "the service is stopping"
+            self.withdraw(request, RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
+
+    def _after_s(self, slots: int) -> int:
+        """Return when there should be room: what waits, at the pace so far."""
+        return max(1, min(MOST_AFTER_S, math.ceil(self._seconds.value * self.waiting / max(1, slots))))
+
+    # Work
+
+    @property
+    def any_on_slot(self) -> bool:
+        """Whether a slot is taken."""
+        return bool(self._on_slots)
+
+    def on_slots(self) -> list[RelayAttempt]:
+        """Return the requests that are on slots now."""
+        return list(self._on_slots.values())
+
+    def name_of(self, job_id: JobId) -> str:
+        """Return what the request is called where turns are shown."""
+        return self._requests[job_id].posted.path
+
+    def owner_of(self, job_id: JobId) -> str | None:
+        """Return the name of the key that the request came with."""
+        return self._requests[job_id].posted.owner
+
+    def agent_of(self, key: TurnKey) -> Agent:
+        """Return the agent that stands for a client."""
+        return self._requests[key.job_id].agent
+
+    def place_of(self, key: TurnKey) -> int:  # noqa: ARG002 - it has no others beside it
+        """Return the agent's place."""
+        return 0
+
+    def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:  # noqa: ARG002
+        """Note that a request waits for a slot."""
+        self._requests[key.job_id].note_ready()
+        return NO_RECORDS
+
+    def begin(
+        self,
+        key: TurnKey,
+        worker: SupervisedWorker,
+        now: datetime,  # noqa: ARG002
+    ) -> tuple[RelayAttempt, Sequence[Record]]:
+        """Begin an attempt on a worker."""
+        request = self._requests[key.job_id]
+        attempt = RelayAttempt(request, worker.spec.id, self._take_end)
+        self._on_slots[key] = attempt
+        request.note_start(worker.spec.id, attempt.scope)
+        return attempt, NO_RECORDS
+
+    def cut_off(self, key: TurnKey) -> None:
+        """End the attempt of a request, unless it has ended at the same moment."""
+        if key in self._on_slots:
+            self._on_slots[key].scope.cancel()
+
+    def interrupt_all(self) -> None:
+        """End every attempt; the request runs again, unless its client has a part of its answer."""
+        for key, attempt in self._on_slots.items():
+            self._requests[key.job_id].is_interrupted = True
+            attempt.scope.cancel()
+
+    def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
+        """Fail a request that waits for what cannot come."""
+        self._blame.forget([key])
+        failure = RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail, after_s=AGAIN_S)
+        self._requests[key.job_id].finish(failure)
+        return NO_RECORDS
+
+    def note_off_slot(self, key: TurnKey) -> None:
+        """Note that a request is on no slot any more."""
+        self._on_slots.pop(key, None)
+
+    def clear_charges(self, keys: Iterable[TurnKey]) -> None:
+        """Note that another turn explains what these were suspected of."""
+        for key in keys:
+            if key.job_id in self._requests:
+                self._requests[key.job_id].charges = Charges()
+
+    def move(self, action: events.Move, now: datetime) -> Iterable[Record]:  # noqa: ARG002
+        """Take the end of a request, or that only another node could go on with it."""
+        match action:
+            case events.ConversationEnded():
+                self._blame.forget(action.unspoken)
+            case events.ConversationReleased():
+                request = self._requests[action.job_id]
+                detail = f"no worker of {request.posted.model} here will be ready; another node has one"
+                request.finish(RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail, after_s=AGAIN_S))
+                self._blame.forget([request.key])
+            case events.JobEnded():
+                self._end(self._requests.pop(action.job_id))
+                self._blame.forget_job(action.job_id)
+            case events.ConversationStarted():
+                pass
+        return NO_RECORDS
+
+    def clear(self) -> None:
+        """End all: this node was taken for dead, and begins anew."""
+        for request in self._requests.values():
+            if not request.is_over:
+                detail = "this node was taken for dead, and has begun anew"
+                request.finish(RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
+        self._requests.clear()
+
+    def _take_end(self, request: RelayedRequest, attempt: RelayAttempt) -> None:
+        """Learn from the end of a request on a slot."""
+        reading = attempt.reading
+        if request.failure is not None or reading is None:
+            return
+        self._seconds.add(request.on_slots_s)
+        marks = request.posted.marks
+        known = self._programs.find(marks)
+        if known is not None and attempt.answer.usage is not None:
+            self._counters.reusable_tokens += known.tokens
+            self._counters.reused_tokens += min(known.tokens, attempt.answer.usage.cached_tokens)
+        if marks:
+            self._programs.note(marks[0], CacheLocation(worker=attempt.worker, tokens=reading.context_tokens))
+
+    def _end(self, request: RelayedRequest) -> None:
+        """Log what became of a request that is over."""
+        if not request.is_over:
+            request.finish(RelayFailure(reason=FailureReason.CANCELLED, detail="it was cancelled"))
+        failure = request.failure
+        logger.debug(
+            "%s of %s: %s, %d attempts, waited %.3f s",
+            request.key.job_id,
+            request.posted.path,
+            failure.reason if failure is not None else "completed",
+            request.attempts,
+            request.waited_s,
+        )

@@ -1,0 +1,119 @@
+"""What the turns of the core are to those who run them: the turns of jobs, or requests at the door.
+
+The core knows keys, agents and models alone. A key is taken to the ``Work`` that its job is of, and while it is on a
+slot it is an ``OnSlot``, whichever of the two it is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from service.conversations.charges import Charges
+from service.conversations.job import Agent, JobId, TurnKey
+from service.scheduling.core import events
+from service.scheduling.core.blame.blame import Finding, Trial
+from service.store.records import Record
+from workers.outcome import FailureReason, Outcome
+from workers.requests.answer import Answer
+from workers.requests.slots import Lease
+from workers.supervised import SupervisedWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """What follows from the end of one attempt."""
+
+    event: events.TurnEvent
+    records: Sequence[Record] = ()
+    findings: Sequence[Finding] = ()
+
+
+class OnSlot(Protocol):
+    """One turn on a slot: its attempt that runs, and what it is charged with."""
+
+    charges: Charges
+
+    @property
+    def key(self) -> TurnKey:
+        """Which turn it is."""
+
+    @property
+    def worker(self) -> str:
+        """Whose slot it is."""
+
+    @property
+    def answer(self) -> Answer:
+        """What its attempt has brought so far."""
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether another attempt could still give its caller the same."""
+
+    async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
+        """Ask the worker, and give the slot back; an end of any kind is a value."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Keep what the attempt has brought."""
+
+    def complete(self) -> End:
+        """Take a complete answer."""
+
+    def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:
+        """Wait for another slot, here or in the next life of the service."""
+
+    def fail(self, reason: FailureReason, detail: str) -> End:
+        """End with a failure."""
+
+    def cut_off(self) -> End:
+        """End, since its conversation has."""
+
+
+class Work(Protocol):
+    """Owner of the turns of some jobs; everything is called by the scheduler alone, and nothing waits."""
+
+    @property
+    def any_on_slot(self) -> bool:
+        """Whether a slot is taken."""
+
+    def on_slots(self) -> Iterable[OnSlot]:
+        """Return the turns that are on slots now."""
+
+    def name_of(self, job_id: JobId) -> str:
+        """Return the caller's name of a job that has not ended."""
+
+    def owner_of(self, job_id: JobId) -> str | None:
+        """Return the name of the key that a job which has not ended was posted with."""
+
+    def agent_of(self, key: TurnKey) -> Agent:
+        """Return the agent whose turn it is."""
+
+    def place_of(self, key: TurnKey) -> int:
+        """Return the agent's place among those of its job."""
+
+    def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:
+        """Note that a turn waits for a slot."""
+
+    def begin(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[OnSlot, Sequence[Record]]:
+        """Begin an attempt on a worker."""
+
+    def cut_off(self, key: TurnKey) -> None:
+        """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
+
+    def interrupt_all(self) -> None:
+        """End every attempt that is running; its turn runs again."""
+
+    def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
+        """Fail a turn that waits for what cannot come."""
+
+    def note_off_slot(self, key: TurnKey) -> None:
+        """Note that a turn is on no slot any more."""
+
+    def clear_charges(self, keys: Iterable[TurnKey]) -> None:
+        """Note that another turn explains what these were suspected of."""
+
+    def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
+        """Note how far a conversation or a job has come; return the records of it, made as they are asked for."""
+
+    def clear(self) -> None:
+        """Forget everything; nothing is on a slot."""

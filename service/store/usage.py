@@ -1,0 +1,85 @@
+"""What turns and requests have used, summed by day, key, job, agent and model.
+
+Rows are added in the transaction of the fact that an attempt has ended: so each is counted once, and never without its
+fact. They outlive their jobs.
+
+Source: specification, "Usage".
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from operator import attrgetter
+from typing import Final
+
+from service.store.databases.database import Connection
+from service.store.records import UsageCounts, UsageKey, Used
+
+
+class UsageBy(StrEnum):
+    """What a report may tell apart."""
+
+    KEY = "key"
+    JOB = "job"
+    AGENT = "agent"
+    MODEL = "model"
+    DAY = "day"
+
+
+COLUMNS: Final = {UsageBy.KEY: "key_name", UsageBy.JOB: "job_id"}
+_PLACES: Final = tuple(field.name for field in fields(UsageKey))
+_COUNTS: Final = tuple(field.name for field in fields(UsageCounts))
+_place, _numbers = attrgetter(*_PLACES), attrgetter(*_COUNTS)
+_ADD: Final = (
+    f"INSERT INTO usage ({', '.join((*_PLACES, *_COUNTS))})"  # noqa: S608 - names of our own
+    f" VALUES ({', '.join('?' * len((*_PLACES, *_COUNTS)))}) ON CONFLICT ({', '.join(_PLACES)}) DO UPDATE SET "
+    + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in _COUNTS)
+)
+
+
+def add(connection: Connection, used: Iterable[Used]) -> None:
+    """Add to what was used; in one order, so that nodes that add to the same rows do not wait in a circle."""
+    sums: dict[tuple[str, ...], list[float]] = {}
+    for key, counts in used:
+        row = sums.setdefault(_place(key), [0] * len(_COUNTS))
+        for place, count in enumerate(_numbers(counts)):
+            row[place] += count
+    if sums:
+        connection.execute_many(_ADD, [(*place, *row) for place, row in sorted(sums.items())])
+
+
+def report(
+    by: Sequence[UsageBy], since: str | None, until: str | None, owner: str | None, limit: int
+) -> Callable[[Connection], list[tuple[dict[UsageBy, str], UsageCounts]]]:
+    """Sum what was used from day ``since`` to day ``until``, both included; at most ``limit`` rows, in their order.
+
+    With ``owner`` only what was used with the key of that name.
+    """
+    columns = [COLUMNS.get(each, each.value) for each in by]
+    bounds = {"day >= ?": since, "day <= ?": until, "key_name = ?": owner}
+    given = {text: value for text, value in bounds.items() if value is not None}
+    where = f" WHERE {' AND '.join(given)}" if given else ""
+    order = f" GROUP BY {', '.join(columns)} ORDER BY {', '.join(columns)}" if columns else ""
+    sums = ", ".join((*columns, *(f"sum({name})" for name in _COUNTS)))
+
+    def query(connection: Connection) -> list[tuple[dict[UsageBy, str], UsageCounts]]:
+        sql = f"SELECT {sums} FROM usage{where}{order} LIMIT ?"  # noqa: S608 - names of our own
+        rows = connection.execute(sql, (*given.values(), limit)).fetchall()
+        return [(dict(zip(by, row, strict=False)), _counts(row[len(by) :])) for row in rows]
+
+    return query
+
+
+def _counts(row: Sequence[float | None]) -> UsageCounts:
+    *counts, slot_s = (count or 0 for count in row)  # PostgreSQL's sums of integers are decimals, and of nothing NULL
+    return UsageCounts(**dict(zip(_COUNTS, map(int, counts), strict=False)), slot_s=float(slot_s))
+
+
+def has_older(connection: Connection, day: str) -> bool:
+    """Whether anything was used before a day."""
+    return connection.execute("SELECT 1 FROM usage WHERE day < ? LIMIT 1", (day,)).fetchone() is not None
+
+
+def release(connection: Connection, day: str) -> None:
+    """Forget what was used before a day."""
+    connection.execute("DELETE FROM usage WHERE day < ?", (day,))

@@ -1,0 +1,261 @@
+"""Named keys: who each is, what it may do, and what of others' jobs it learns."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+import yaml
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from service.api.app import build_app
+from service.api.door.access import ROUTES
+from service.config.load import build_config
+from service.config.workers import worker_specs
+from service.node.node import open_node
+from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import wait_for
+
+SCOPES: Mapping[str, list[str]] = {
+    "alice": ["read", "submit"],
+    "bob": ["read", "submit"],
+    "viewer": ["read"],
+    "poster": ["submit"],
+    "root": ["admin"],
+}
+BOUNDS: Mapping[str, dict[str, object]] = {
+    "slow": {"scopes": ["read", "submit"], "requests_per_s": 0.1},
+    "bounded": {"scopes": ["read", "submit"], "queued": 5},
+    "heavy": {"share": 3},
+    "light": {"share": 1},
+}
+
+
+def as_(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer secret-of-{name}"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("keys")
+    hashed = [{"name": "bob", "sha256": hashlib.sha256(b"secret-of-bob").hexdigest(), "scopes": SCOPES["bob"]}]
+    (folder / "keys.yaml").write_text(yaml.safe_dump(hashed))
+    (folder / "keys.yaml").chmod(0o600)
+    keys: list[dict[str, object]] = [
+        {"name": name, "key": f"secret-of-{name}", "scopes": SCOPES[name]} for name in SCOPES if name != "bob"
+    ]
+    keys += [{"name": name, "key": f"secret-of-{name}", **bounds} for name, bounds in BOUNDS.items()]
+    server = {"keys": keys, "keys_file": "keys.yaml", "api_keys": ["secret-of-all"]}
+    models = {
+        "m": scripted_model(free_ports(1)),
+        "held": scripted_model(free_ports(1), slots=1, hold=r"(?:/[\w.-]+)+/go"),
+    }
+    with serving(folder, free_ports(1), models, server) as running:
+        yield running
+
+
+def test_every_key_is_known_and_no_other(service: Service) -> None:
+    """Those of the configuration, of the file of hashes, and ``api_keys``; none of them is ever logged."""
+    for name in (*SCOPES, "all"):
+        assert httpx.get(f"{service.url}/readyz", headers=as_(name)).status_code == 200, name
+    for headers in ({}, as_("nobody"), {"Authorization": "Basic secret-of-alice"}, {"Authorization": "Bearer"}):
+        answer = httpx.get(f"{service.url}/readyz", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (401, "not_authorised")
+    assert "secret-of" not in service.log()
+
+
+def test_each_route_is_for_the_scope_of_the_table(service: Service) -> None:
+    """A key without the scope gets 403 with its name, before anything is looked at."""
+    for (method, path), access in ROUTES.items():
+        for name, scopes in SCOPES.items():
+            if access.scope is None or access.scope in scopes or "admin" in scopes:
+                continue
+            url = service.url + path.replace("{model:path}", "m").replace("{round_number}", "0")
+            answer = httpx.request(method, url, headers=as_(name))
+            told = answer.json().get("error") or answer.json()  # OpenAI's form, or a problem
+            assert answer.status_code == 403, (method, path, name)
+            assert told.get("code") == "scope_missing" or told["type"] == "permission_error"
+            assert f"scope {access.scope}" in (told.get("detail") or told["message"])
+    assert service.http.get("/v1/workers", headers=as_("viewer")).status_code == 200
+    assert service.http.post("/v1/workers/m-0/resume", headers=as_("root")).status_code == 202
+
+
+async def test_no_route_is_missing_from_the_table(tmp_path: Path) -> None:
+    """Every route of the app has its row, and passes the check that reads it; no row is of a route that is gone."""
+    document = {"store": {"url": "memory"}, "models": {"m": {"engine": "attached", "url": "http://127.0.0.1:9"}}}
+    config = build_config(document, {}, "test", {})
+    async with open_node(config, worker_specs(config, tmp_path, tmp_path), tmp_path) as node:
+        app = build_app(node, config, [tmp_path], {})
+        found: set[tuple[str, str]] = set()
+        for route in iter_route_contexts(app.routes):
+            assert isinstance(route.original_route, APIRoute), f"{route.path}: nothing stands before it"
+            assert route.path is not None
+            found |= {(method, route.path) for method in route.methods or ()}
+        await node.shut_down(0, anyio.Event())
+    assert found == set(ROUTES)
+
+
+def post(
+    service: Service, who: str, prompt: str = "Go.", *, key: str | None = None, model: str = "m", **fields: object
+) -> httpx.Response:
+    document = {"agents": [{"id": "a", "model": model}], "conversations": [{"id": "c", "prompt": prompt}], **fields}
+    headers = as_(who) if key is None else {**as_(who), "Idempotency-Key": key}
+    return service.http.post("/v1/jobs", json=document, headers=headers)
+
+
+OF_A_JOB = [path for (method, path) in ROUTES if method == "GET" and "{job_id}" in path]
+
+
+def test_a_job_is_there_for_its_key_and_for_admin_alone(service: Service) -> None:
+    """To others it is not there: neither read, listed, followed, cancelled nor deleted."""
+    posted = post(service, "alice", name="secret plan").json()
+    assert posted["key"] == "alice"
+    service.wait_ended(posted["id"])
+    for path in OF_A_JOB:
+        url = path.format(job_id=posted["id"], conversation_id="c", agent="a", round_number=0)
+        for name, status in (("alice", 200), ("root", 200), ("all", 200), ("bob", 404), ("viewer", 404)):
+            answer = service.http.get(url, headers=as_(name))
+            assert answer.status_code == status, (path, name)
+            if status == 404:
+                assert answer.json()["code"] == "job_not_found"
+    for method, path in (("POST", f"/v1/jobs/{posted['id']}/cancel"), ("DELETE", f"/v1/jobs/{posted['id']}")):
+        assert service.http.request(method, path, headers=as_("bob")).status_code == 404
+    for name, is_listed in (("alice", True), ("root", True), ("bob", False), ("viewer", False)):
+        listed = service.http.get("/v1/jobs", headers=as_(name)).json()["jobs"]
+        assert (posted["id"] in [job["id"] for job in listed]) is is_listed
+    assert service.http.delete(f"/v1/jobs/{posted['id']}", headers=as_("alice")).status_code == 204
+
+
+def test_idempotency_keys_are_a_keys_own(service: Service) -> None:
+    """The same word of two callers means two jobs, and tells neither of the other."""
+    first, second = (post(service, name, key="once") for name in ("alice", "bob"))
+    assert (first.status_code, second.status_code) == (202, 202)
+    again = post(service, "alice", key="once")
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    other = post(service, "alice", key="once", name="other")
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
+    assert "'once'" in other.json()["detail"]
+
+
+def test_a_key_gives_no_higher_priority_than_it_may(service: Service) -> None:
+    """0 by default; ``api_keys`` are not bounded."""
+    refused = post(service, "alice", priority=1)
+    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "priority")
+    for name, priority in (("alice", 0), ("alice", -3), ("all", 7)):
+        assert post(service, name, priority=priority).status_code == 202
+
+
+def test_no_name_of_anothers_job_is_told(service: Service, tmp_path: Path) -> None:
+    """Snapshots count everybody's turns, and name those of one's own; who has admin sees all."""
+    jobs = [post(service, "alice", f"{tmp_path}/go", model="held", name="secret plan").json()["id"] for _ in range(2)]
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "one runs")
+    for name, is_named in (("alice", True), ("root", True), ("bob", False), ("viewer", False)):
+        status = service.http.get("/v1/status", headers=as_(name)).json()
+        assert status["pools"]["ready"] == 1
+        assert [head["job"] for head in status["heads"]["ready"]] == (jobs[1:] if is_named else [])
+        assert ("secret plan" in json.dumps(status)) is is_named
+        for path in ("/v1/workers", "/v1/workers/held-0"):
+            workers = service.http.get(path, headers=as_(name)).text
+            assert ("secret plan" in workers) is (name == "root")
+        assert "secret plan" not in service.http.get("/metrics", headers=as_(name)).text
+    (tmp_path / "go").touch()
+    for job in jobs:
+        assert service.wait_ended(job)["state"] == "completed"
+
+
+def test_a_key_submits_no_more_often_than_it_may(service: Service) -> None:
+    """One at least may come at once; looking is not counted, nor is what another key does."""
+    assert post(service, "slow").status_code == 202
+    refused = post(service, "slow")
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
+    assert 1 <= int(refused.headers["Retry-After"]) <= 10
+    assert service.http.get("/v1/jobs", headers=as_("slow")).status_code == 200
+    assert post(service, "alice").status_code == 202
+
+
+def test_no_more_of_a_key_waits_than_may(service: Service, tmp_path: Path) -> None:
+    """Turns that have ended or are on slots are not counted; what can never be accepted is a fault of the job."""
+    go = f"{tmp_path}/go"
+
+    def conversations(count: int) -> list[dict[str, str]]:
+        return [{"prompt": go} for _ in range(count)]
+
+    too_large = post(service, "bounded", model="held", conversations=conversations(6))
+    assert (too_large.status_code, too_large.json()["errors"][0]["path"]) == (422, "conversations")
+    first = post(service, "bounded", model="held", conversations=conversations(4)).json()["id"]
+    wait_for(lambda: service.get(f"/v1/jobs/{first}")["progress"]["turns"]["in_flight"] == 1, "one runs")
+    second = post(service, "bounded", model="held", conversations=conversations(2)).json()["id"]  # three wait, and two
+    refused = post(service, "bounded", model="held")
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_much_queued")
+    assert refused.headers["Retry-After"] == "5"
+    assert post(service, "alice").status_code == 202
+    line = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "x"}]}
+    batch = service.http.post(
+        "/v1/jobs",
+        content=b"\n".join([json.dumps(line).encode()] * 3),
+        headers={**as_("bounded"), "Content-Type": "application/x-ndjson"},
+    )
+    assert [json.loads(line)["code"] for line in batch.text.splitlines()] == ["too_much_queued"] * 3
+    (tmp_path / "go").touch()
+    for job in (first, second):
+        service.wait_ended(job)
+    assert post(service, "bounded", conversations=conversations(5)).status_code == 202
+
+
+def read_usage(service: Service, name: str, **query: str) -> list[dict[str, object]]:
+    answer = service.http.get("/v1/usage", params=query, headers=as_(name))
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["usage"])
+
+
+def test_what_each_key_has_used_is_told(service: Service) -> None:
+    """By job, also when that is gone; an answer that is not valid is wasted, and what is another's is not told."""
+    validation = {"pattern": "never this", "retries": 1, "constrain": "off"}
+    agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "validation": validation}]
+    mine = post(service, "alice", agents=agents).json()["id"]
+    others = post(service, "bob").json()["id"]
+    for job in (mine, others):
+        service.wait_ended(job)
+    service.http.delete(f"/v1/jobs/{mine}", headers=as_("alice")).raise_for_status()
+    rows = {row["agent"]: row for row in read_usage(service, "alice", by="agent,job,model") if row["job"] == mine}
+    a, b = rows["a"], rows["b"]
+    assert (a["model"], a["turns"], a["attempts"], a["wasted_tokens"]) == ("m", 1, 1, 0)
+    assert (a["prompt_tokens"], a["answer_tokens"]) == (7, 3)  # as the scripted engine tells
+    assert (b["turns"], b["attempts"], b["prompt_tokens"], b["answer_tokens"]) == (0, 2, 0, 0)
+    assert b["wasted_tokens"] == 2 * (7 + 3)
+    assert float(str(b["slot_s"])) > 0
+    today = datetime.now(UTC).date().isoformat()
+    keys = {row["key"] for row in read_usage(service, "root", by="key,day", since=today)}
+    assert {"alice", "bob"} <= keys
+    assert {row["key"] for row in read_usage(service, "alice", by="key")} == {"alice"}
+    assert others not in {row["job"] for row in read_usage(service, "alice", by="job")}
+    assert [row.keys() & {"key", "job"} for row in read_usage(service, "root", by="")] == [set()]
+    assert read_usage(service, "root", until="2020-01-01") == []
+    cut = service.http.get("/v1/usage?by=job&limit=1", headers=as_("root")).json()
+    assert (len(cut["usage"]), cut["is_cut"]) == (1, True)
+    for query in ("by=key,key", "by=color", "since=yesterday", "limit=0"):
+        assert service.http.get(f"/v1/usage?{query}", headers=as_("root")).status_code == 400, query
+
+
+def test_keys_that_wait_are_served_by_their_shares(service: Service, tmp_path: Path) -> None:
+    """Whoever came first, and however much of it waits."""
+    go = f"{tmp_path}/go"
+    first = post(service, "heavy", go, model="held").json()["id"]
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "the slot is taken")
+    talks = [{"prompt": "Go."} for _ in range(12)]
+    light, heavy = (post(service, who, model="held", conversations=talks).json()["id"] for who in ("light", "heavy"))
+    (tmp_path / "go").touch()
+    for job in (first, light, heavy):
+        service.wait_ended(job)
+    starts = sorted(
+        (talk["turns"][0]["started_at"], job)
+        for job in (light, heavy)
+        for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]
+    )
+    served = Counter(job for _, job in starts[:12])
+    assert 8 <= served[heavy] <= 10

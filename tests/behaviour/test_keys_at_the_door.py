@@ -1,0 +1,133 @@
+"""Keys at the front door: who may ask what there, by whichever header, and what it is counted for."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import wait_for
+
+KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "viewer", "root")}
+SAID = [{"role": "user", "content": "Go."}]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    """Return a service with one slot, whose engine holds prompts that name a file until it is there."""
+    folder = tmp_path_factory.mktemp("keys")
+    keys = [
+        {"name": "alice", "key": KEYS["alice"]},
+        {"name": "bob", "key": KEYS["bob"], "max_priority": 5, "queued": 1},
+        {"name": "viewer", "key": KEYS["viewer"], "scopes": ["read"]},
+        {"name": "root", "key": KEYS["root"], "scopes": ["admin"]},
+    ]
+    models = {"m": scripted_model(free_ports(1), slots=1, hold="file=([^ ]+) ")}
+    with serving(folder, free_ports(1), models, {"keys": keys}, ready=False) as running:
+        headers = {"Authorization": f"Bearer {KEYS['root']}"}
+        wait_for(lambda: httpx.get(f"{running.url}/readyz", headers=headers).is_success, "the engine is ready")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def clients(service: Service) -> Iterator[dict[str, openai.OpenAI]]:
+    """Return OpenAI's client of each key; what they hold open ends with them."""
+    with ExitStack() as opened:
+        yield {
+            name: opened.enter_context(openai.OpenAI(base_url=f"{service.url}/v1", api_key=key, max_retries=0))
+            for name, key in KEYS.items()
+        }
+
+
+def look(service: Service, path: str, name: str = "root") -> dict[str, object]:
+    document: dict[str, object] = httpx.get(
+        f"{service.url}{path}", headers={"Authorization": f"Bearer {KEYS[name]}"}
+    ).json()
+    return document
+
+
+def test_stock_clients_bring_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:
+    """OpenAI's as a bearer, Anthropic's in a header of its own; a wrong one is told in the form of each."""
+    assert clients["alice"].chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
+    with (
+        anthropic.Anthropic(base_url=service.url, api_key="none-of-ours", max_retries=0) as ours,
+        pytest.raises(anthropic.AuthenticationError, match="Authorization"),
+    ):
+        ours.messages.create(model="m", max_tokens=3, messages=[{"role": "user", "content": "Go."}])
+    with pytest.raises(openai.AuthenticationError, match="Authorization"):
+        clients["alice"].with_options(api_key="none-of-ours").models.list()
+    answer = httpx.post(
+        f"{service.url}/v1/chat/completions",
+        headers={"x-api-key": KEYS["alice"]},
+        json={"model": "m", "messages": SAID},
+    )
+    assert answer.status_code == 200
+
+
+def test_a_key_that_reads_asks_nothing(clients: dict[str, openai.OpenAI]) -> None:
+    """It sees what there is to be asked."""
+    client = clients["viewer"]
+    assert [model.id for model in client.models.list().data] == ["m"]
+    with pytest.raises(openai.PermissionDeniedError, match="scope submit"):
+        client.chat.completions.create(model="m", messages=SAID)  # type: ignore[arg-type]
+
+
+def test_priority_is_bounded_by_the_key(clients: dict[str, openai.OpenAI]) -> None:
+    """What is above is refused, and not cut down in silence."""
+    for name, most in (("alice", 0), ("bob", 5)):
+        chat = clients[name].chat.completions
+        headers = {"X-Roundhouse-Priority": str(most)}
+        assert chat.create(model="m", messages=SAID, extra_headers=headers).choices  # type: ignore[arg-type]
+        headers = {"X-Roundhouse-Priority": str(most + 1)}
+        with pytest.raises(openai.BadRequestError, match=f"max_priority, {most}"):
+            chat.create(model="m", messages=SAID, extra_headers=headers)  # type: ignore[arg-type]
+
+
+def test_so_many_of_a_key_wait_and_no_more(service: Service, clients: dict[str, openai.OpenAI], tmp_path: Path) -> None:
+    """Its requests count with its turns; the keys of others do not."""
+    held = [{"role": "user", "content": f"file={tmp_path}/go "}]
+
+    def ask(name: str) -> object:
+        return clients[name].chat.completions.create(model="m", messages=held)  # type: ignore[arg-type]
+
+    def pools() -> object:
+        found = look(service, "/v1/status")["pools"]
+        assert isinstance(found, dict)
+        return found["in_flight"], found["ready"]
+
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(ask, "alice")]
+        wait_for(lambda: pools() == (1, 0), "alice has the slot")
+        asked.append(threads.submit(ask, "bob"))
+        wait_for(lambda: pools() == (1, 1), "bob waits")
+        with pytest.raises(openai.RateLimitError, match="queued") as refused:
+            ask("bob")
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        asked.append(threads.submit(ask, "alice"))
+        wait_for(lambda: pools() == (1, 2), "alice may wait as well")
+        (tmp_path / "go").touch()
+        assert all(one.result(timeout=20) for one in asked)
+
+
+def test_requests_are_counted_for_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:
+    """Without a job; a key sees its own."""
+    before = used(service, "alice")
+    assert clients["alice"].chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
+    wait_for(lambda: used(service, "alice")["turns"] == before["turns"] + 1, "it is counted")
+    now = used(service, "alice")
+    assert now["answer_tokens"] == before["answer_tokens"] + 3
+    assert (now["job"], now["agent"]) == (None, "request")
+
+
+def used(service: Service, name: str) -> dict[str, Any]:
+    rows = look(service, "/v1/usage?by=key,job,agent", name)["usage"]
+    assert isinstance(rows, list)
+    found: list[dict[str, Any]] = [row for row in rows if row["key"] == name]
+    assert len(rows) == len(found), "of no other key"
+    return found[0] if found else {"turns": 0, "answer_tokens": 0}

@@ -1,0 +1,228 @@
+"""OpenAI's surface and Anthropic's, by their own clients on a real engine (specification, "Front door")."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import httpx2
+import openai
+import pytest
+
+from tests.engines.adapters import write_gguf_adapter
+from tests.harness.service import Document, Service, serving
+
+KEY = "sesame"
+HI: Any = {"role": "user", "content": "Hello there."}
+
+
+@pytest.fixture(scope="module")
+def service(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, free_ports: Callable[[int], int]
+) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("relay")
+    write_gguf_adapter(folder / "poet.gguf", 1)
+    model: Document = {
+        "engine": "embedded",
+        "model": str(tiny_model),
+        "slots": 2,
+        "context": 1024,
+        "args": {"threads": 1},
+    }
+    model["env"] = {"LLAMA_API_KEY": KEY}  # so that the engine can be asked directly as well
+    models = {
+        "tiny": {**model, "port": free_ports(1), "adapters": {"poet": "poet.gguf"}},
+        "embedder": {**model, "port": free_ports(1), "args": {"embeddings": True, "pooling": "mean"}},
+    }
+    with serving(folder, free_ports(1), models) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with (
+        httpx2.Client(trust_env=False) as http,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+def chat(service: Service, **fields: object) -> httpx.Response:
+    body = {"model": "tiny", "messages": [HI], "max_tokens": 4, "temperature": 0, **fields}
+    return service.http.post("/v1/chat/completions", json=body)
+
+
+def ask_engine(service: Service, body: dict[str, object]) -> httpx.Response:
+    url = f"http://127.0.0.1:{service.get('/v1/workers/tiny-0')['port']}/v1/chat/completions"
+    return httpx.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, trust_env=False)
+
+
+def frames(text: str) -> list[dict[str, object]]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_the_stock_client_chats(client: openai.OpenAI) -> None:
+    """Streamed or not, the answer is the same."""
+    told = client.chat.completions.create(model="tiny", messages=[HI], max_tokens=8, temperature=0)
+    assert told.usage is not None
+    assert (told.model, told.usage.completion_tokens) == ("tiny", 8)
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=[HI],
+        max_tokens=8,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    words = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert words == told.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 8
+
+
+def test_every_field_of_the_engine_comes_through(service: Service) -> None:
+    """Token ids, log probabilities, timings and progress: nothing of the engine's is lost, and nothing is added."""
+    body = {
+        "messages": [HI],
+        "model": "tiny",
+        "max_tokens": 3,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "return_tokens": True,
+        "timings_per_token": True,
+        "return_progress": True,
+        "cache_prompt": False,
+        "stream": True,
+    }
+    through = frames(service.http.post("/v1/chat/completions", json=body).text)
+    direct = frames(ask_engine(service, body).text)
+
+    assert len(through) > 3
+    assert {"prompt_progress", "timings"} <= {key for frame in through for key in frame}
+    assert [sorted(frame) for frame in through] == [sorted(frame) for frame in direct]
+    assert "logprob" in json.dumps(through)
+    assert [frame.get("choices") for frame in through] == [frame.get("choices") for frame in direct]
+
+
+def test_an_answer_tells_its_worker(service: Service) -> None:
+    """Which worker, how long it waited, and how many attempts it took."""
+    for is_streamed in (False, True):
+        headers = chat(service, stream=is_streamed).headers
+        assert headers["x-roundhouse-worker"] == "tiny-0"
+        assert headers["x-roundhouse-attempts"] == "1"
+        assert 0 <= int(headers["x-roundhouse-wait-ms"]) < 5000
+        assert headers["content-type"].startswith("text/event-stream" if is_streamed else "application/json")
+
+
+def test_the_other_surfaces_are_relayed(service: Service, client: openai.OpenAI) -> None:
+    """Completions, Responses, embeddings, and what the engine alone has: /tokenize."""
+    assert client.completions.create(model="tiny", prompt="Once", max_tokens=3).choices[0].finish_reason == "length"
+    response = client.responses.create(model="tiny", input="Once", max_output_tokens=3)
+    assert response.usage is not None
+    assert response.usage.output_tokens == 3
+    events = list(client.responses.create(model="tiny", input="Once", max_output_tokens=3, stream=True))
+    assert events[-1].type == "response.completed"
+    vectors = client.embeddings.create(model="embedder", input=["one", "two"], encoding_format="float").data
+    assert [len(vector.embedding) for vector in vectors] == [64, 64]
+    tokens = service.http.post("/tokenize", json={"model": "tiny", "content": "one"}).json()["tokens"]
+    assert len(tokens) >= 3
+
+
+def test_anthropics_client_is_served(service: Service) -> None:
+    """Messages, streamed or not, and its own form of errors."""
+    with httpx2.Client(trust_env=False) as http:
+        client = anthropic.Anthropic(base_url=service.url, api_key="none", http_client=http, max_retries=0)
+        message = client.messages.create(model="tiny", max_tokens=4, messages=[HI])
+        assert (message.usage.output_tokens, message.stop_reason) == (4, "max_tokens")
+        with client.messages.stream(model="tiny", max_tokens=4, messages=[HI]) as stream:
+            assert stream.get_final_message().stop_reason == "max_tokens"
+        with pytest.raises(anthropic.NotFoundError) as refused:
+            client.messages.create(model="nobody", max_tokens=4, messages=[HI])
+    assert refused.value.body == {
+        "type": "error",
+        "error": {"type": "not_found_error", "message": "nobody is not a model; those that are: embedder, tiny, poet"},
+    }
+
+
+def test_adapters_are_models(client: openai.OpenAI, service: Service) -> None:
+    """An adapter is named as a model, listed as one, and answers with that name."""
+    listed = {model.id: model for model in client.models.list().data}
+    assert set(listed) == {"tiny", "embedder", "poet"}
+    assert client.models.retrieve("poet").model_extra == {"root": "tiny"}
+    texts = {}
+    for name in ("tiny", "poet"):
+        for is_streamed in (False, True):
+            answer = chat(service, model=name, stream=is_streamed, max_tokens=12, ignore_eos=True)
+            assert f'"model":"{name}"' in answer.text, answer.text
+        texts[name] = chat(service, model=name, max_tokens=12, ignore_eos=True).json()["choices"][0]["message"]
+    assert texts["tiny"] != texts["poet"]
+
+
+def test_several_parts_and_pictures_reach_the_engine(service: Service) -> None:
+    """Content in parts passes as it is; what the model cannot see is the engine's to say, in its own words."""
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " there."}]
+    assert chat(service, messages=[{"role": "user", "content": parts}]).status_code == 200
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
+    refused = chat(service, messages=[{"role": "user", "content": [picture]}])
+    direct = ask_engine(service, {"model": "tiny", "messages": [{"role": "user", "content": [picture]}]})
+    assert direct.status_code >= 400
+    assert (refused.status_code, refused.json()) == (direct.status_code, direct.json())
+
+
+def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:
+    """What is wrong with a request is said by its engine, and asked once."""
+    refused = chat(service, messages="no list")
+    assert refused.status_code == 400
+    assert refused.headers["x-roundhouse-attempts"] == "1"
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    long = chat(service, messages=[{"role": "user", "content": "word " * 3000}])
+    assert (long.status_code, long.json()["error"]["type"]) == (400, "exceed_context_size_error")
+    none = service.http.post("/v1/embeddings", json={"model": "tiny", "input": "x"})
+    assert (none.status_code, none.json()["error"]["code"]) == (404, "not_found")
+    assert "does not support embeddings" in none.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b'{"model": "nobody", "messages": []}', 404, "model_not_found"),
+        (b'{"messages": []}', 400, "invalid_parameter"),  # of several models
+        (b"{nonsense", 400, "body_malformed"),
+        (b"[]", 400, "body_malformed"),
+        (b'{"model": "tiny", "n": 0}', 400, "body_malformed"),
+        (b'{"model": "tiny", "stream": "yes"}', 400, "body_malformed"),
+    ],
+)
+def test_our_own_refusals_have_openais_form(service: Service, body: bytes, status: int, code: str) -> None:
+    """Stock clients know no other."""
+    answer = service.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("name", ["X-Roundhouse-Priority", "X-Roundhouse-Wait-S", "X-Roundhouse-Deadline-S"])
+def test_headers_that_say_nothing_are_refused(service: Service, name: str) -> None:
+    """Better than a request that runs otherwise than its client thinks."""
+    answer = service.http.post("/v1/chat/completions", json={"model": "tiny"}, headers={name: "soon"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
+
+
+def test_keys_are_asked_for_in_openais_form(tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]) -> None:
+    """What the gate refuses has the form of the surface as well."""
+    models = {"tiny": {"engine": "embedded", "model": str(tiny_model), "port": free_ports(1)}}
+    with serving(tmp_path, free_ports(1), models, {"api_keys": ["sesame"]}) as service:
+        bad = {"Authorization": "Bearer wrong"}
+        answer = service.http.post("/v1/chat/completions", json={}, headers=bad)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+        answer = service.http.post("/v1/messages", json={}, headers=bad)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+        assert chat(service).status_code == 200  # the only model need not be named, and here it is
+        unnamed = {"messages": [HI], "max_tokens": 1}
+        assert service.http.post("/v1/chat/completions", json=unnamed).status_code == 200

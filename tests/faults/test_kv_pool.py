@@ -1,0 +1,387 @@
+"""A KV cache that requests share, and that runs out of room: by tokens that come, prompts that are long, and errors."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.conftest import SpecFactory
+from tests.faults.test_submit import submit, working
+from tests.harness.waiting import LIMIT_S, wait_until
+from transport.dialects.llama_server import LLAMA_SERVER
+from transport.errors import EngineRejected, MalformedFrame
+from transport.events import TextDelta
+from transport.request import ChatRequest, Message, ToolCall
+from workers import EngineKind, RequestResult, RequestState, Worker, WorkerSpec, WorkerTimeouts
+from workers.health.kv_watch import KvWatch
+from workers.outcome import CancelReason, FailureReason
+from workers.policy.kv_share import GROW, LEAST
+from workers.policy.repetition import RepetitionLimits
+from workers.requests.answer import Answer
+from workers.requests.kv_pool import KvPool, most_tokens
+from workers.requests.request import RequestId
+from workers.spec import Capacity
+from workers.tools.runner import PythonTools
+
+FULL = json.dumps({"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}})
+LOOK = {"type": "function", "function": {"name": "look"}}
+CALL = {"tool_calls": [{"id": "x", "name": "look", "arguments": "{}"}]}
+
+
+@pytest.fixture
+def real_spec(tiny_model: Path, free_ports: Callable[[int], int]) -> Callable[[int, int], WorkerSpec]:
+    """Make the specification of llama.cpp with a pool: of so many tokens, and for one request."""
+
+    def make(pool: int, context: int) -> WorkerSpec:
+        return WorkerSpec(
+            engine=EngineKind.EMBEDDED,
+            model=str(tiny_model),
+            port=free_ports(1),
+            slots=4,
+            context=context,
+            capacity=Capacity.TOKENS,
+            kv_tokens=pool,
+            args={"threads": 1},
+            params={"ignore_eos": True},
+            repetition=RepetitionLimits(lines=None),
+            timeouts=WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S),
+        )
+
+    return make
+
+
+def sharing(spec: WorkerSpec, pool: int, context: int = 1000, **fields: object) -> WorkerSpec:
+    return replace(spec, capacity=Capacity.TOKENS, kv_tokens=pool, context=context, **fields)  # type: ignore[arg-type]
+
+
+def pool_of(worker: Worker) -> KvPool:
+    assert worker._pool is not None
+    return worker._pool
+
+
+def answer_of(worker: Worker, request: int) -> Answer:
+    return worker._submitted[RequestId(request)].running.answer
+
+
+def holdings(worker: Worker) -> dict[int, int]:
+    """Return what each request in flight holds, in tokens."""
+    return {running.id: running.answer.held_tokens for running in worker._in_flight}
+
+
+async def results(worker: Worker, *requests: int) -> list[RequestResult]:
+    found = [await worker.get_result(number) for number in requests]
+    return [each for each in found if isinstance(each, RequestResult)]
+
+
+def endings(found: list[RequestResult]) -> list[object]:
+    return [each.reason or each.state for each in found]
+
+
+# The real llama.cpp
+
+
+async def test_the_youngest_ends_before_the_pool_is_full_and_the_oldest_completes(
+    real_spec: Callable[[int, int], WorkerSpec],
+) -> None:
+    """Answers grow until there is no room: the engine never says so, and is never asked to end more than it has to."""
+    async with working(real_spec(1500, 1400)) as worker:
+        oldest, youngest = [await submit(worker, text, max_tokens=800) for text in ("Go.", "y" * 100)]
+        ended = endings(await results(worker, youngest, oldest))
+        assert ended == [CancelReason.CACHE_FULL, RequestState.COMPLETED]
+        assert pool_of(worker).given_way == 1
+        assert not any("Context size has been exceeded" in line.text for line in worker.log.tail(500))
+        assert pool_of(worker).used == 0
+
+
+async def test_a_prompt_is_counted_as_the_engine_counts_it_later(real_spec: Callable[[int, int], WorkerSpec]) -> None:
+    """To the token, template and tools included: nothing is sent that cannot fit."""
+    async with working(replace(real_spec(2000, 2000), tools=[LOOK])) as worker:
+        for prompt in ("x" * 600, "ä€😀" * 60, "two words " * 60):
+            request = await submit(worker, prompt, max_tokens=3)
+            answer = answer_of(worker, request)
+            (found,) = await results(worker, request)
+            assert found.state is RequestState.COMPLETED
+            assert answer.counted_tokens == found.usage.prompt_tokens
+            assert answer.told_prompt_tokens == found.usage.prompt_tokens
+
+
+async def test_a_prompt_that_is_not_counted_is_no_longer_than_is_thought(
+    real_spec: Callable[[int, int], WorkerSpec],
+) -> None:
+    """It is thought to have a token a byte, and until the engine tells it is held so."""
+    async with working(real_spec(4000, 1000)) as worker:
+        request = await submit(worker, "ä€😀", max_tokens=3)
+        answer = answer_of(worker, request)
+        (found,) = await results(worker, request)
+        assert answer.counted_tokens is None
+        assert found.usage.prompt_tokens is not None
+        assert 0 < found.usage.prompt_tokens <= answer.prompt_tokens <= 1000
+        assert answer.told_prompt_tokens == found.usage.prompt_tokens
+
+
+async def test_a_prompt_longer_than_one_may_have_is_refused_before_it_is_sent(
+    real_spec: Callable[[int, int], WorkerSpec],
+) -> None:
+    """One token less than that goes to the engine, which says the same of the rest."""
+    async with working(real_spec(1600, 800)) as worker:
+        first = await submit(worker, "x" * 300, max_tokens=1)
+        counted = answer_of(worker, first)
+        await results(worker, first)
+        assert counted.counted_tokens is not None
+        room = 800 - counted.counted_tokens
+        lengths = [await submit(worker, "x" * (300 + more), max_tokens=1) for more in (room - 1, room)]
+        found = [answer_of(worker, number) for number in lengths]
+        fits, refused = await results(worker, *lengths)
+        assert (found[0].counted_tokens, fits.state) == (799, RequestState.COMPLETED)
+        assert (refused.reason, refused.usage.prompt_tokens) == (FailureReason.CONTEXT_OVERFLOW, None)
+        assert refused.detail == "the prompt has 800 tokens, and one request may hold 800"
+        assert found[1].held_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("chat", "least"),
+    [
+        ({"content": "word " * 10}, 50),
+        ({"content": "工" * 50}, 150),
+        ({"content": "", "calls": (ToolCall(id="x", name="n" * 64, arguments="工" * 20),)}, 64 + 60),
+        ({"content": "", "tools": ({"function": {"name": "look", "description": "工" * 100}},)}, 300),
+    ],
+)
+def test_a_token_is_a_byte_at_least_wherever_it_stands(chat: dict[str, Any], least: int) -> None:
+    """In words, calls and tools; a tool described in Chinese is three times as long as its characters."""
+    tools = chat.pop("tools", ())
+    request = ChatRequest(model="m", messages=(Message(role="user", **chat),), tools=tools)
+    assert least <= most_tokens(request) <= least + 200
+
+
+def test_a_generation_that_was_not_let_in_yet_holds_nothing() -> None:
+    """What the one before it held was given up with its end; what comes of it is held as well."""
+    answer = Answer(lambda: 0.0)
+    for _ in range(2):
+        generation = answer.begin_generation(RepetitionLimits(), 0)
+        assert (answer.held_tokens, answer.told_prompt_tokens) == (0, None)
+        answer.prompt_tokens, answer.counted_tokens = 90, 80
+        generation.receive(TextDelta("a"))
+        assert (answer.held_tokens, answer.told_prompt_tokens) == (91, 80)
+
+
+# Engines that hold still
+
+
+class Held:
+    """A worker's engine whose answers wait, each for a file that its prompt names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.flags = {"hold": r"file=([^ ]+) ", "record": str(folder / "record")}
+
+    def prompt(self, name: str, size: int = 0) -> str:
+        """Return a prompt that waits for ``name``; of so many bytes at least."""
+        return f"file={self.folder / name} ".ljust(size, "x")
+
+    def release(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def sent(self) -> int:
+        """Count what the engine was sent, prompts to count included."""
+        record = self.folder / "record"
+        return len(record.read_text().splitlines()) if record.exists() else 0
+
+
+@pytest.mark.parametrize(("size", "ended"), [(100, []), (900, [3]), (1800, [3, 2])])
+async def test_a_request_whose_tools_brought_much_is_older_than_what_came_meanwhile(
+    scripted_spec: SpecFactory, tmp_path: Path, size: int, ended: list[int]
+) -> None:
+    """It holds nothing while its tools run, and takes its room back from the youngest; it goes on, and ends."""
+    held, goes_on = Held(tmp_path), anyio.Event()
+    script = [CALL, {"content": "late"}, {"content": "later"}, {"content": "Done."}]
+    (tmp_path / "script").write_text(json.dumps(script))
+    engine = scripted_spec(slots=4, script=str(tmp_path / "script"), **held.flags)
+
+    async def look() -> str:
+        await goes_on.wait()
+        return "r" * size
+
+    spec = sharing(engine, 3600, 3000, tools=[LOOK], tool_runner=PythonTools({"look": look}))
+    async with working(spec) as worker:
+        oldest = await submit(worker)
+        await wait_until(lambda: holdings(worker) == {oldest: 0}, "its tool runs")
+        younger = [await submit(worker, held.prompt(name, 200)) for name in ("second", "third")]
+        await wait_until(lambda: held.sent() == 3 and all(holdings(worker)[each] for each in younger), "both are read")
+        pool_of(worker).size = sum(holdings(worker).values()) + 1000
+        goes_on.set()
+        (first,) = await results(worker, oldest)
+        assert (first.state, first.text) == (RequestState.COMPLETED, "Done.")
+        for name in ("second", "third"):
+            held.release(name)
+        expected = [CancelReason.CACHE_FULL if each in ended else RequestState.COMPLETED for each in younger]
+        assert endings(await results(worker, *younger)) == expected
+
+
+async def test_whoever_has_no_room_is_not_sent(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """The youngest ends before its engine has read anything, so that counts for no preemption."""
+    held = Held(tmp_path)
+    spec = sharing(scripted_spec(slots=4, counts=600, props_slots=4, **held.flags), 1300)
+    async with working(spec) as worker:
+        oldest = await submit(worker, held.prompt("first", 400))
+        await wait_until(lambda: held.sent() == 2, "it was counted, and sent")
+        second = await submit(worker, held.prompt("second", 400))
+        await wait_until(lambda: held.sent() == 4, "so was the next")
+        assert holdings(worker) == {oldest: 600, second: 600}
+        assert (pool_of(worker).used, worker.kv.budget) == (1200, 1300)
+        third = await submit(worker, held.prompt("third", 400))
+        assert endings(await results(worker, third)) == [CancelReason.CACHE_FULL]
+        assert held.sent() == 5
+        assert pool_of(worker).given_way == 0
+        for name in ("first", "second"):
+            held.release(name)
+        assert endings(await results(worker, oldest, second)) == [RequestState.COMPLETED] * 2
+
+
+async def test_who_comes_without_room_waits_for_another_to_leave(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """Its turn would be back in a millisecond; it holds nothing meanwhile, and is let in at once when there is room."""
+    held = Held(tmp_path)
+    async with working(sharing(scripted_spec(slots=4, counts=600, **held.flags), 1300)) as worker:
+        requests = [await submit(worker, held.prompt(name, 400)) for name in ("first", "second")]
+        await wait_until(lambda: held.sent() == 4, "both are counted and sent")
+        late = await submit(worker, held.prompt("late", 400))
+        await wait_until(lambda: answer_of(worker, late).counted_tokens, "one more is counted")
+        assert holdings(worker)[late] == 0
+        for name in ("first", "second", "late"):
+            held.release(name)
+        assert endings(await results(worker, *requests, late)) == [RequestState.COMPLETED] * 3
+        assert held.sent() == 6
+
+
+async def test_only_prompts_of_more_bytes_than_a_slots_part_are_counted(
+    scripted_spec: SpecFactory, tmp_path: Path
+) -> None:
+    """A token is a byte at least, and no template adds more than what is allowed for it."""
+    held = Held(tmp_path)
+    async with working(sharing(scripted_spec(slots=4, counts=5, **held.flags), 4000)) as worker:
+        short = await submit(worker, held.prompt("go", 500))
+        await wait_until(lambda: held.sent() == 1, "it was sent at once")
+        at_most = holdings(worker)[short]
+        assert 500 < at_most <= 1000
+        longest = await submit(worker, held.prompt("go", 500 + 1000 - at_most))
+        await wait_until(lambda: held.sent() == 2, "so was this")
+        assert holdings(worker)[longest] == 1000
+        longer = await submit(worker, held.prompt("go", 500 + 1001 - at_most))
+        await wait_until(lambda: held.sent() == 4, "this was counted before")
+        assert holdings(worker)[longer] == 5
+        held.release("go")
+        assert endings(await results(worker, short, longest, longer)) == [RequestState.COMPLETED] * 3
+
+
+@pytest.mark.parametrize("status", [404, 500, 200])
+async def test_an_engine_that_does_not_count_is_asked_all_the_same(scripted_spec: SpecFactory, status: int) -> None:
+    """Whatever is wrong with it; what no request may have is not held either."""
+    async with working(sharing(scripted_spec(count_status=status), 2000, 1000)) as worker:
+        request = await submit(worker, "x" * 5000)
+        answer = answer_of(worker, request)
+        (found,) = await results(worker, request)
+        assert found.state is RequestState.COMPLETED
+        assert answer.counted_tokens is None
+        assert answer.prompt_tokens == 1000
+
+
+@pytest.mark.parametrize("capacity", Capacity)
+@pytest.mark.parametrize("flags", [{"reject": 500, "reject_body": FULL}, {"error_after": 2}])
+async def test_a_pool_that_is_full_is_no_requests_fault(
+    scripted_spec: SpecFactory, flags: dict[str, int | str], capacity: Capacity
+) -> None:
+    """Before the answer or within it. Where nobody looks after the room, the engine refuses."""
+    engine = scripted_spec(error_message="Context size has been exceeded.", reject_first=1, **flags)
+    spec = replace(engine, capacity=capacity, kv_tokens=8192 if capacity is Capacity.TOKENS else None)
+    async with working(spec) as worker:
+        (found,) = await results(worker, await submit(worker))
+        if capacity is Capacity.TOKENS:
+            assert (found.state, found.reason) == (RequestState.CANCELLED, CancelReason.CACHE_FULL)
+        else:
+            assert (found.state, found.reason) == (RequestState.FAILED, FailureReason.ENGINE_REJECTED)
+            assert "Context size has been exceeded." in str(found.detail)
+        has_begun = "error_after" in flags
+        assert found.text == ("word0 word1 " if has_begun else "")
+        assert worker.incarnation == 1
+        if capacity is Capacity.TOKENS:
+            assert pool_of(worker).given_way == has_begun
+
+
+async def test_another_error_is_not_taken_for_a_full_pool(scripted_spec: SpecFactory) -> None:
+    """It is refused, and the engine is looked at."""
+    async with working(sharing(scripted_spec(reject=500, reject_first=1), 2000)) as worker:
+        (found,) = await results(worker, await submit(worker))
+        assert (found.state, found.reason) == (RequestState.FAILED, FailureReason.ENGINE_REJECTED)
+
+
+# What is lent
+
+
+async def test_less_is_lent_of_a_pool_where_requests_had_to_give_way(
+    scripted_spec: SpecFactory, tmp_path: Path
+) -> None:
+    """A fifth for each look at which some had, and never more than the floor; slowly more when none has."""
+    held, told = Held(tmp_path), list[int | None]()
+    async with working(sharing(scripted_spec(slots=4, **held.flags), 1000)) as worker:
+        pool, watch = pool_of(worker), worker.kv
+        watch = KvWatch(worker.spec, worker._client, pool, lambda: True, lambda: told.append(watch.budget))
+        await watch.begin()
+        assert watch.budget == 1000
+        for lent in (800, 640, 512):
+            pool.given_way += 3
+            await watch.look()
+            assert watch.budget == lent
+        for _ in range(4):
+            await watch.look()
+        assert watch.budget == 512
+        await watch.look()
+        assert watch.budget == int(1000 * (0.512 + 5 * GROW))
+        assert told == [800, 640, 512, 562]
+        for _ in range(9):
+            pool.given_way += 1
+            await watch.look()
+        assert watch.budget == 1000 * LEAST
+        request = await submit(worker, held.prompt("go", 100))
+        await wait_until(lambda: pool.used, "it holds something")
+        await watch.look()
+        assert watch.cache == pool.cache
+        assert watch.cache is not None
+        assert (watch.cache.tokens, watch.cache.used) == (1000, holdings(worker)[request])
+        held.release("go")
+        await results(worker, request)
+        await watch.begin()
+        assert watch.budget == 1000
+
+
+async def test_a_request_that_is_ended_for_another_reason_has_not_given_way(
+    scripted_spec: SpecFactory, tmp_path: Path
+) -> None:
+    """Its caller wants it no more."""
+    held = Held(tmp_path)
+    async with working(sharing(scripted_spec(tokens=100_000, interval=0.01), 900_000, 900_000)) as worker:
+        request = await submit(worker, held.prompt("never"))
+        await wait_until(lambda: answer_of(worker, request).output_tokens, "it has begun")
+        assert await worker.cancel(request)
+        assert endings(await results(worker, request)) == [CancelReason.CONVERSATION_ENDED]
+        assert pool_of(worker).given_way == 0
+
+
+# The wire
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [({}, EngineRejected), ({"count_status": 500}, EngineRejected), ({"count_status": 200}, MalformedFrame)],
+)
+async def test_an_engine_that_does_not_count_says_how(
+    scripted_spec: SpecFactory, flags: dict[str, int], error: type[Exception]
+) -> None:
+    """As of any other question."""
+    request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
+    async with working(scripted_spec(**flags)) as worker:
+        with pytest.raises(error):
+            await worker._client.count_prompt(LLAMA_SERVER.encode(request))

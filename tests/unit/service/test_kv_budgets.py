@@ -1,0 +1,314 @@
+"""Reservations of a KV cache: their sum, what prompts share, and corrections of what turns in flight take."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.conversations.job import Agent, Job, JobId, Mode, TurnKey
+from service.scheduling.core import events
+from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed, KvUse
+from service.scheduling.core.capacity.room_keeper import GROWTH
+from service.scheduling.core.capacity.turn_needs import SHARED, TEMPLATE_TOKENS, TurnNeeds
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.queue.affinity import PromptReading
+from tests.unit.service.test_capacity import (
+    EMPTY,
+    MOST,
+    admit,
+    asks,
+    core_of,
+    done,
+    kv_need,
+    names,
+    read,
+    ready,
+    reserved,
+    room_of,
+    speaker,
+    turn,
+)
+
+PREFIXES = (None, (JobId("j"), "a0"), (JobId("j"), "a1"))
+
+
+def told(*uses: tuple[TurnKey, int, int]) -> events.KvUseTold:
+    return events.KvUseTold(uses={key: KvUse(prompt=prompt, answer=answer) for key, prompt, answer in uses})
+
+
+# The sum
+
+
+@st.composite
+def needs(draw: st.DrawFn) -> KvNeed:
+    """Return what a turn takes: nothing of it is shared without a prefix."""
+    prompt, prefix = draw(st.integers(0, 300)), draw(st.sampled_from(PREFIXES))
+    shared = 0 if prefix is None else draw(st.integers(0, prompt))
+    return KvNeed(prompt=prompt, answer=draw(st.integers(0, 300)), shared=shared, prefix=prefix)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("wv"), st.integers(0, 5), st.none() | needs()), max_size=40)
+
+
+@given(STEPS, needs(), st.integers(1, 3000))
+def test_the_sum_is_that_of_what_is_reserved(
+    steps: list[tuple[str, int, KvNeed | None]], one_more: KvNeed, budget: int
+) -> None:
+    """Counted anew after any reservations, corrections and releases; what a prefix shares is in it once."""
+    kv, kept = KvBudgets(), dict[tuple[str, TurnKey], KvNeed]()
+    kv.open("w", budget)
+
+    def total(worker: str) -> int:
+        here = [need for (at, _), need in kept.items() if at == worker]
+        shared = {each: max((n.shared for n in here if n.prefix == each), default=0) for each in PREFIXES[1:]}
+        return sum(need.tokens - need.shared for need in here) + sum(shared.values())
+
+    for worker, number, need in steps:
+        key = turn("j", number)
+        if need is None:
+            kept.pop((worker, key), None)
+            kv.release(worker, key)
+        else:
+            kept[worker, key] = need
+            kv.reserve(worker, key, need)
+        assert (kv.reserved("w"), kv.reserved("v")) == (total("w"), total("v"))
+        assert kv.need_of(worker, key) == need
+    is_alone = not any(at == "w" for at, _ in kept)
+    has_room = kv.fits("w", one_more)
+    kept["w", turn("more")] = one_more
+    assert has_room is (is_alone or total("w") <= budget)
+    for worker, key in kept:
+        kv.release(worker, key)
+    assert not kv._reserved
+
+
+def test_what_prompts_begin_with_is_held_once_on_each_worker() -> None:
+    """As much as the longest of those who share it; whoever goes leaves what the others hold."""
+    kv = KvBudgets()
+    kv.open("w", 1000)
+    long, short = (KvNeed(prompt=500, answer=10, shared=shared, prefix=PREFIXES[1]) for shared in (400, 300))
+    kv.reserve("w", turn("a"), short)
+    assert kv.reserved("w") == 510
+    kv.reserve("w", turn("b"), long)
+    assert kv.reserved("w") == 510 + 110 + 100
+    assert kv.fits("w", replace(long, answer=180))
+    assert not kv.fits("w", replace(long, answer=181))
+    assert not kv.fits("w", replace(long, prefix=PREFIXES[2]))
+    kv.reserve("v", turn("c"), long)
+    assert kv.reserved("v") == 510
+    kv.release("w", turn("b"))
+    assert kv.reserved("w") == 510
+    kv.release("w", turn("a"))
+    assert kv.reserved("w") == 0
+    assert kv.need_of("w", turn("a")) is None
+
+
+# What an engine tells of a prompt
+
+
+def test_a_prompt_that_was_counted_stands_in_the_estimates_place() -> None:
+    """In its round alone, and of its agent and conversation alone; told again, it changes with it."""
+    needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 400)
+    for key in (turn("j", 3), turn("j", 3, conversation=1)):
+        needs.learn(replace_round(key, 2), agent, EMPTY, read(900, 50))
+    before = needs.prompt_tokens(turn("j", 3), agent, EMPTY)
+    assert before == 900 + TEMPLATE_TOKENS
+    for counted in (1234, 555):
+        needs.tell(turn("j", 3), agent, EMPTY, counted)
+        assert needs.prompt_tokens(turn("j", 3), agent, EMPTY) == counted
+        assert needs.need(turn("j", 3), agent, EMPTY, MOST).prompt == counted
+    assert needs.prompt_tokens(turn("j", 4), agent, EMPTY) == before
+    assert needs.prompt_tokens(turn("j", 3, conversation=1), agent, EMPTY) == before
+    needs.start(turn("j", 3), agent, is_free=False)
+    needs.learn(turn("j", 3), agent, EMPTY, read(700, 30))
+    assert needs.prompt_tokens(turn("j", 3), agent, EMPTY) == 700 + TEMPLATE_TOKENS
+
+
+def replace_round(key: TurnKey, number: int) -> TurnKey:
+    return key._replace(round=number)
+
+
+@pytest.mark.parametrize("times", [0, 1, 5])
+def test_a_first_prompt_that_was_counted_teaches_the_others_once(times: int) -> None:
+    """Whether it is told while it is read, and how often, or with the turn's end alone."""
+    needs, agent = TurnNeeds(), speaker("a0")
+
+    def first(chars: int) -> int:
+        return needs.prompt_tokens(turn("j", conversation=9), agent, replace(EMPTY, prompt="p" * chars))
+
+    for number, (chars, tokens) in enumerate([(100, 300), (200, 400), (400, 600)]):
+        key, conversation = turn("j", conversation=number), replace(EMPTY, prompt="p" * chars)
+        for _ in range(times):
+            needs.tell(key, agent, conversation, tokens)
+        if times:
+            assert first(chars) == tokens  # before the turn has ended
+        needs.learn(key, agent, conversation, read(tokens + 10, 10))
+        needs.tell(replace_round(key, 1), agent, conversation, 5000)
+    assert needs._prompts[JobId("j"), "a0"]._count == 3
+    assert first(300) == 500
+
+
+def test_what_others_had_said_is_no_part_of_a_first_prompt_that_was_counted() -> None:
+    """Others join other conversations before anything was said."""
+    needs = TurnNeeds()
+    needs.start(turn("j"), speaker("a0"), is_free=False)
+    needs.learn(turn("j"), speaker("a0"), EMPTY, read(1000, 70))
+    late = replace(speaker("a1"), waits_for=frozenset({"a0"}))
+    needs.start(turn("j", agent="a1"), late, is_free=False)
+    needs.tell(turn("j", agent="a1"), late, EMPTY, 270)
+    assert needs.prompt_tokens(turn("j", agent="a1", conversation=1), late, EMPTY) == 200
+
+
+def test_what_was_counted_is_forgotten_with_its_conversation() -> None:
+    """And with its turn's end; what it has taught stays until its job ends."""
+    needs = TurnNeeds()
+    needs.tell(turn("j"), speaker("a0"), EMPTY, 400)
+    needs.learn(turn("j"), speaker("a0"), EMPTY, read(410, 10))
+    assert not needs._talks[JobId("j"), "c0"].told
+    needs.tell(turn("j", 1), speaker("a0"), EMPTY, 700)
+    needs.forget_conversation(JobId("j"), "c0")
+    assert not needs._talks
+    assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == 400
+    needs.forget_job(JobId("j"), ["a0"])
+    assert not any((needs._prompts, needs._answers, needs._shared))
+    assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == TEMPLATE_TOKENS
+
+
+# What prompts begin with
+
+
+def had(conversation: int, cached: int, prompt: int = 500, number: int = 0) -> tuple[TurnKey, PromptReading]:
+    """Return a turn, and what its engine read of its prompt."""
+    reading = PromptReading(fresh_tokens=prompt - cached, seconds=1.0, context_tokens=prompt + 10, answer_tokens=10)
+    return turn("j", number, conversation=conversation), reading
+
+
+def test_the_least_that_the_newest_first_prompts_found_is_shared() -> None:
+    """Of five, and never more than the prompt has; later prompts of a conversation find its own, and tell nothing."""
+    needs, agent = TurnNeeds(), speaker("a0")
+
+    def shared() -> int:
+        need = needs.need(turn("j", conversation=99), agent, EMPTY, MOST)
+        assert (need.prefix == (JobId("j"), "a0")) is bool(need.shared)
+        assert (need.prefix is None) is not bool(need.shared)
+        return need.shared
+
+    for number, cached in enumerate([260, 210, 300, 220]):
+        needs.learn(had(number, cached)[0], agent, EMPTY, had(number, cached)[1])
+        key, again = had(number, 490, number=1)
+        needs.learn(key, agent, EMPTY, again)
+        assert shared() == 0
+    for number, (cached, expected) in enumerate([(230, 210), (240, 210), (5, 5), (240, 5)], start=4):
+        needs.learn(had(number, cached)[0], agent, EMPTY, had(number, cached)[1])
+        assert shared() == expected
+    for number in range(10, 10 + SHARED):
+        needs.learn(had(number, 495)[0], agent, EMPTY, had(number, 495)[1])
+    assert shared() == 495
+    needs.tell(turn("j", conversation=99), agent, EMPTY, 480)
+    assert shared() == 480
+    other = needs.need(turn("j", agent="a1"), speaker("a1"), EMPTY, MOST)
+    assert (other.shared, other.prefix) == (0, None)
+
+
+@pytest.mark.parametrize("is_sharing", [True, False])
+def test_turns_whose_prompts_begin_alike_start_together(is_sharing: bool) -> None:
+    """Where the engine holds that once; in a pool of llama.cpp's each has its own."""
+    core = core_of(replace(ready(slots=3), shares_prefixes=is_sharing))
+    core.handle(admit(replace(asks("j", 0, conversations=12), agents=(speaker("a0", 50),))))
+    for number in range(SHARED):
+        core.handle(events.TurnCompleted(key=had(number, 400)[0], reading=had(number, 400)[1]))
+    core.handle(events.TurnCompleted(key=turn("j", conversation=5)), events.Paused())
+    for number in range(6, 8):
+        core.handle(done(turn("j", conversation=number)))
+    assert reserved(core) == 0
+    core.handle(events.Unpaused())
+    assert (len(core._in_flight._workers), reserved(core)) == ((3, 400 + 3 * 110) if is_sharing else (1, 510))
+
+
+# What turns in flight are seen to take
+
+
+def prompter(name: str, chars: int, most: int = 50) -> Job:
+    """Return a job of one turn, whose prompt should take half a token a character, and the template's."""
+    agent = Agent(id="a0", role="", model="m", system="s" * chars, params={"max_tokens": most})
+    return replace(asks(name, 0), agents=(agent,))
+
+
+def test_a_turn_that_takes_more_leaves_no_room_for_the_next() -> None:
+    """The prompt as it was counted; what it may answer stays reserved."""
+    core = core_of(ready(), jobs=[prompter("j", 400)])
+    assert reserved(core) == 264 + 50
+    assert core.handle(told((turn("j"), 700, 3))) == []
+    assert reserved(core) == 750
+    assert names(core.handle(admit(asks("next", 251)))) == []
+    assert names(core.handle(admit(asks("small", 250)))) == ["small"]
+
+
+def test_a_turn_that_takes_less_lets_the_next_start_at_once() -> None:
+    """With nothing that ends."""
+    core = core_of(ready(), jobs=[prompter("j", 1600), asks("next", 600)])
+    assert reserved(core) == 864 + 50
+    assert names(core.handle(told((turn("j"), 351, 0)))) == []
+    assert names(core.handle(told((turn("j"), 350, 0)))) == ["next"]
+    assert reserved(core) == 1000
+
+
+def test_an_answer_that_is_longer_than_was_expected_has_more_to_come() -> None:
+    """As it grows; one that is shorter than that gives nothing up before its end."""
+    core = core_of(ready(), jobs=[prompter("j", 400, most=100)])
+    for answer, expected in ((0, 100), (68, 100), (69, 101), (300, 332), (310, 342), (10, 342)):
+        core.handle(told((turn("j"), 264, answer)))
+        assert reserved(core) == 264 + expected
+        assert expected in (100, answer + GROWTH, 342)
+    core.handle(done(turn("j")))
+    assert reserved(core) == 0
+
+
+def test_a_turn_that_runs_again_reserves_what_was_counted() -> None:
+    """Its engine has told, whatever its characters say; so it does not start where it has no room again."""
+    core = core_of(ready(), jobs=[asks("old", 500), prompter("j", 400)])
+    core.handle(told((turn("j"), 600, 0)))
+    assert seated(core, events.TurnInterrupted(key=turn("j"))) == []
+    assert reserved(core) == 500
+    assert seated(core, done(turn("old"))) == ["j"]
+    assert reserved(core) == 650
+
+
+def seated(core: SchedulingCore, *happened: events.Event) -> list[str]:
+    return names(core.handle(*happened))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_is_told_of_a_turn_that_is_in_flight_no_more_changes_nothing(mode: Mode) -> None:
+    """It has ended, waits for its slot, or its job was never here."""
+    core = core_of(ready(slots=1), jobs=[asks("j", 100, rounds=2, mode=mode), asks("waits", 100)])
+    core.handle(done(turn("j"), 100, 10))
+    before, talks = reserved(core), repr(room_of(core))
+    waiting = turn("waits") if turn("j", 1) in core._in_flight else turn("j", 1)
+    told_late = told((turn("j"), 900, 9), (waiting, 900, 9), (turn("never"), 900, 9))
+    assert core.handle(told_late) == []
+    assert (reserved(core), repr(room_of(core))) == (before, talks)
+    assert waiting not in core._in_flight
+
+
+def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
+    """Its reservation stands until it tells its end."""
+    core = core_of(ready("w"), ready("v"), jobs=[asks("j", 400)])
+    core.handle(events.WorkerNotReady(worker="w"), events.WorkerNotReady(worker="v"))
+    core.handle(told((turn("j"), 500, 0)))
+    assert reserved(core, "w") + reserved(core, "v") == 500 + 400 - TEMPLATE_TOKENS
+    core.handle(ready("w"), ready("v"), done(turn("j")))
+    assert (reserved(core, "w"), reserved(core, "v")) == (0, 0)
+
+
+def test_what_is_shared_is_no_more_than_the_prompt_that_was_counted() -> None:
+    """Or the reservation would be of less than nothing."""
+    core = core_of(replace(ready(), shares_prefixes=True))
+    core._in_flight.add(turn("x"), "w", kv_need(1))
+    core.handle(admit(asks("j", 100)))
+    prefix = (JobId("j"), "a0")
+    core._in_flight.kv.reserve("w", turn("j"), KvNeed(prompt=500, answer=40, shared=450, prefix=prefix))
+    core.handle(told((turn("j"), 20, 0)))
+    assert core._in_flight.kv.need_of("w", turn("j")) == KvNeed(prompt=20, answer=40, shared=20, prefix=prefix)
+    assert reserved(core) == 61

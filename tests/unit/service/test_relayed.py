@@ -1,0 +1,155 @@
+"""What is read of a client's request, and where its program goes (specification, "Front door")."""
+
+import json
+
+import pytest
+
+from service.api.openai.envelope import CHUNK, Envelope, open_envelope
+from service.api.openai.forms import ClientError, error_of_failure
+from service.errors import BodyMalformed
+from service.scheduling.core.queue.affinity import CacheLocation
+from service.scheduling.relayed.programs import Programs
+from service.scheduling.relayed.request import RelayFailure
+from workers.outcome import FailureReason
+from workers.requests.relay import Renaming
+
+CHAT = "/v1/chat/completions"
+SAID = (("system", "S"), ("user", "Hi"), ("assistant", "A"), ("user", "M"))
+SYSTEM, HI, ANSWER, MORE = ({"role": role, "content": text} for role, text in SAID)
+
+
+class Kept:
+    """A passage that keeps a stream."""
+
+    def __init__(self) -> None:
+        self.frames = b""
+
+    def pass_frames(self, content_type: str, frames: bytes) -> None:
+        assert content_type == "text/event-stream"
+        self.frames += frames
+
+    def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
+        raise AssertionError((status, content_type, body))
+
+
+def envelope(session: str | None = None, path: str = CHAT, **body: object) -> Envelope:
+    return open_envelope(json.dumps({"model": "m", **body}).encode(), path, session)
+
+
+def found(earlier: Envelope, later: Envelope) -> bool:
+    """Whether the later request is known to extend the earlier one."""
+    programs = Programs()
+    programs.note(earlier.marks[0], CacheLocation(worker="w"))
+    return programs.find(later.marks) is not None
+
+
+def test_the_envelope_is_what_routing_needs() -> None:
+    """Whom it is for, whether it streams, and how many slots and tokens it takes."""
+    read = envelope(stream=True, n=3, max_tokens=9, max_completion_tokens=7, messages=[HI], logit_bias={"1": 2})
+    assert (read.model, read.is_streamed, read.answers, read.most_tokens) == ("m", True, 3, 7)
+    assert json.loads(read.prompt) == [HI]
+    several = envelope(path="/v1/completions", prompt=["a", "b"], n=2)
+    assert several.answers == 4
+    assert envelope(path="/v1/completions", prompt=[1, 2, 3]).answers == 1  # one prompt, as tokens
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b'{"n": "two"}', b'{"n": -1}', b'{"model": 7}'])
+def test_what_cannot_be_routed_is_refused(body: bytes) -> None:
+    """Everything else is for the engine to judge."""
+    with pytest.raises(BodyMalformed):
+        open_envelope(body, CHAT, None)
+
+
+def test_a_picture_is_not_read_as_words() -> None:
+    """Megabytes of base64 would be taken for a prompt that fits no cache."""
+    url = "data:image/png;base64," + "QUJD" * 500_000
+    parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+    assert len(envelope(messages=[{"role": "user", "content": parts}]).prompt) < 5000
+
+
+def test_a_longer_conversation_is_the_same_program() -> None:
+    """By the messages that were said before, whole; by nothing where one of them was changed."""
+    first = envelope(messages=[SYSTEM, HI])
+    assert found(first, envelope(messages=[SYSTEM, HI, ANSWER, MORE]))
+    assert found(first, first)
+    assert not found(first, envelope(messages=[SYSTEM, MORE, ANSWER, HI]))
+    assert not found(first, envelope(messages=[SYSTEM]))
+    assert not found(first, envelope(messages=[SYSTEM, HI, ANSWER], model="other"))
+    assert not found(first, envelope(messages=[SYSTEM, HI, ANSWER], tools=[{}]))
+
+
+def test_a_longer_text_is_the_same_program() -> None:
+    """Up to the last whole chunk of the earlier one."""
+    text = "".join(f"sentence {number}. " for number in range(200))
+    first = envelope(path="/v1/completions", prompt=text)
+    assert found(first, envelope(path="/v1/completions", prompt=text + " And more."))
+    assert not found(first, envelope(path="/v1/completions", prompt="X" + text))
+    assert envelope(path="/v1/completions", prompt="x" * (CHUNK // 2)).marks == ()
+
+
+def test_a_named_program_needs_nothing_in_common() -> None:
+    """The session's name first, then the key of the cache."""
+    assert found(envelope("s1", messages=[HI]), envelope("s1", messages=[MORE]))
+    assert not found(envelope("s1", messages=[HI]), envelope("s2", messages=[HI]))
+    key = {"prompt_cache_key": "s1"}
+    assert found(envelope(messages=[HI], **key), envelope(messages=[MORE], **key))
+    assert not found(envelope(messages=[HI], **key), envelope("s1", messages=[HI]))
+
+
+def test_the_longest_common_prompt_wins() -> None:
+    """Of several earlier requests, the one that has the most."""
+    programs = Programs()
+    for worker, messages in (("short", [SYSTEM, HI]), ("long", [SYSTEM, HI, ANSWER, MORE])):
+        programs.note(envelope(messages=messages).marks[0], CacheLocation(worker=worker))
+    place = programs.find(envelope(messages=[SYSTEM, HI, ANSWER, MORE, ANSWER]).marks)
+    assert place == CacheLocation(worker="long")
+
+
+def test_only_the_newest_programs_are_remembered() -> None:
+    """Memory is bounded; one that is asked for again stays."""
+    programs = Programs(most=2)
+    for mark in (b"a", b"b"):
+        programs.note(mark, CacheLocation(worker=mark.decode()))
+    assert programs.find([b"a"]) is not None
+    programs.note(b"c", CacheLocation(worker="c"))
+    assert (programs.find([b"b"]), programs.find([b"a"])) == (None, CacheLocation(worker="a"))
+
+
+@pytest.mark.parametrize("reason", sorted(set(FailureReason) | {"queue_timeout"}))
+def test_every_reason_has_its_answer(reason: str) -> None:
+    """In each surface's form, and never as a success."""
+    error = error_of_failure(RelayFailure(reason=reason, detail="d"))
+    assert 400 <= error.status < 600
+    assert error.document(CHAT) == {
+        "error": {
+            "message": f"{reason}: d",
+            "type": "invalid_request_error" if error.status < 500 else "server_error",
+            "param": None,
+            "code": reason,
+        }
+    }
+    assert error.document("/v1/messages")["type"] == "error"
+    for path in (CHAT, "/v1/responses", "/v1/messages"):
+        assert error.event(path).endswith(b"\n\n")
+
+
+def test_advice_on_asking_again_is_always_given() -> None:
+    """Stock clients ask again unless they are told not to."""
+    again = ClientError(status=503, code="c", message="m", after_s=5).response(CHAT, {})
+    never = ClientError(status=500, code="c", message="m").response(CHAT, {})
+    assert again.headers["retry-after"] == "5"
+    assert "x-should-retry" not in again.headers
+    assert never.headers["x-should-retry"] == "false"
+
+
+def test_a_models_name_is_translated_wherever_it_is_cut() -> None:
+    """Only as the value of its key, and whatever the division of the stream."""
+    frames = b'data: {"model":"base","choices":[{"text":"\\"model\\":\\"base\\""}]}\n\ndata: {"model": "base"}\n\n'
+    wanted = frames.replace(b'"model":"base"', b'"model":"poet"').replace(b'"model": "base"', b'"model": "poet"')
+    for size in (1, 5, 17, len(frames)):
+        kept = Kept()
+        renaming = Renaming(kept, "base", "poet")
+        for at in range(0, len(frames), size):
+            renaming.pass_frames("text/event-stream", frames[at : at + size])
+        renaming.flush()
+        assert kept.frames == wanted

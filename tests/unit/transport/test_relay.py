@@ -1,0 +1,194 @@
+"""Answers that are passed on as they came, and what is read of them on the way."""
+
+import asyncio
+import time
+
+import pytest
+
+from transport.dialects.relayed import decode_body, decode_frame
+from transport.errors import EngineError, EngineRejected, TruncatedStream
+from transport.events import Advance, Event, Finished, ReasoningDelta, TextDelta, Usage
+from transport.relay import READ_AT_ONCE, RelayExchange
+from workers.requests.generation import Generation
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+USAGE = b'"usage": {"prompt_tokens": 7, "completion_tokens": 40, "prompt_tokens_details": {"cached_tokens": 5}}'
+FRAMES = [
+    b'data: {"choices": [{"index": 0, "delta": {"role": "assistant"}}]}\n\n',
+    b": ping\n\n",
+    *(b'data: {"choices": [{"index": 0, "delta": {"content": "w%d "}}]}\n\n' % number for number in range(40)),
+    b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], %b}\n\n' % USAGE,
+    b"data: [DONE]\n\n",
+]
+
+
+class Passed:
+    """A passage that keeps what went through."""
+
+    def __init__(self) -> None:
+        self.frames = b""
+        self.whole: tuple[int, str, bytes] | None = None
+
+    def pass_frames(self, content_type: str, frames: bytes) -> None:
+        assert content_type == "text/event-stream"
+        self.frames += frames
+
+    def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
+        self.whole = (status, content_type, body)
+
+
+class Wire(asyncio.Transport):
+    """A connection that takes everything."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+
+def chunked(frames: list[bytes]) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames)
+
+
+def exchange() -> tuple[RelayExchange, Generation, Passed]:
+    generation, passed = Generation(time.monotonic), Passed()
+    made = RelayExchange(b"", generation, asyncio.get_running_loop().create_future(), passed)
+    made.connection_made(Wire())
+    return made, generation, passed
+
+
+@pytest.mark.parametrize("size", [1, 7, 61, 240, 10_000])
+async def test_any_division_passes_the_same_bytes(size: int) -> None:
+    """However the bytes come, all go on as they are, and the same is read of them."""
+    made, generation, passed = exchange()
+    wire = STREAM_HEAD + chunked(FRAMES) + b"0\r\n\r\n"
+    for at in range(0, len(wire), size):
+        made.data_received(wire[at : at + size])
+    assert made.finished.result() is None
+    assert passed.frames == b"".join(FRAMES)
+    assert generation.text == "".join(f"w{number} " for number in range(40))
+    assert (generation.finish_reason, generation.usage) == ("stop", Usage(7, 40, 5))
+
+
+async def test_tokens_are_known_at_once_and_read_a_few_at_a_time() -> None:
+    """The watch sees each token when it comes; its text follows within so many."""
+    made, generation, passed = exchange()
+    made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
+    for number in range(READ_AT_ONCE):
+        before = generation.last_progress_at
+        made.data_received(chunked([FRAMES[2 + number]]))
+        assert generation.last_progress_at > before
+        assert passed.frames.endswith(FRAMES[2 + number])
+    assert generation.text == ""
+    made.data_received(chunked([FRAMES[2 + READ_AT_ONCE]]))
+    assert generation.text == "".join(f"w{number} " for number in range(READ_AT_ONCE + 1))
+
+
+async def test_comments_are_no_progress() -> None:
+    """A hung engine may ping."""
+    made, generation, passed = exchange()
+    made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
+    before = generation.last_progress_at
+    made.data_received(chunked([b": ping\n\n"]))
+    assert (generation.last_progress_at, passed.frames[-8:]) == (before, b": ping\n\n")
+
+
+async def test_a_first_error_is_kept_back_and_a_later_one_passes() -> None:
+    """Of what nothing was given on of, another attempt can be made."""
+    error = b'data: {"error": {"code": 500, "message": "Compute error.", "type": "server_error"}}\n\n'
+    made, _, passed = exchange()
+    made.data_received(STREAM_HEAD + chunked([error]))
+    assert passed.frames == b""
+    with pytest.raises(EngineRejected, match="Compute error"):
+        made.finished.result()
+    made, _, passed = exchange()
+    made.data_received(STREAM_HEAD + chunked(FRAMES[:3]))
+    made.data_received(chunked([error]))
+    assert passed.frames.endswith(error)
+    assert isinstance(made.finished.exception(), EngineRejected)
+
+
+async def test_a_broken_stream_is_truncated() -> None:
+    """Unread tokens count as well: what they say has come."""
+    made, generation, _ = exchange()
+    made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
+    made.data_received(chunked(FRAMES[2:3]))
+    made.connection_lost(ConnectionResetError())
+    assert isinstance(made.finished.exception(), TruncatedStream)
+    assert generation.text == "w0 "
+
+
+@pytest.mark.parametrize(
+    ("head", "is_whole"),
+    [(b"Content-Length: 60\r\n", False), (b"Transfer-Encoding: chunked\r\n", False), (b"", True)],
+)
+async def test_half_a_body_is_no_answer(head: bytes, *, is_whole: bool) -> None:
+    """Where its length is told a broken one is known; else the end of the connection is its end."""
+    made, _, passed = exchange()
+    body = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
+    sent = chunked([body]) if b"chunked" in head else body
+    made.data_received(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + head + b"\r\n" + sent)
+    made.connection_lost(None)
+    if is_whole:
+        assert (made.finished.result(), passed.whole) == (None, (200, "application/json", body))
+    else:
+        assert isinstance(made.finished.exception(), EngineError)
+        assert passed.whole is None
+
+
+async def test_a_refusal_passes_and_fails() -> None:
+    """Its client is to read it, and it is judged."""
+    made, _, passed = exchange()
+    body = b'{"error": {"code": 400, "message": "no", "type": "invalid_request_error"}}'
+    made.data_received(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert passed.whole == (400, "application/json", body)
+    error = made.finished.exception()
+    assert isinstance(error, EngineRejected)
+    assert (error.status, error.message) == (400, "no")
+
+
+@pytest.mark.parametrize(
+    ("frame", "events"),
+    [
+        (b'{"choices": [{"index": 1, "delta": {"content": "x"}}]}', [Advance()]),
+        (b'{"choices": [{"index": 0, "text": "x"}]}', [TextDelta("x")]),
+        (b'{"choices": [{"index": 0, "delta": {"reasoning_content": "x"}}]}', [ReasoningDelta("x")]),
+        (b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}', [Advance()]),
+        (b'{"type": "response.output_text.delta", "delta": "x"}', [TextDelta("x")]),
+        (b'{"type": "response.reasoning_text.delta", "delta": "x"}', [Advance()]),
+        (b'{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}', [TextDelta("x")]),
+        (b'{"type": "ping"}', []),
+        (b'{"type": "message_stop"}', [Finished("")]),
+        (
+            b'{"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 2}}}',
+            [Usage(3, 2, 0), Finished("")],
+        ),
+        (b'{"choices": "what is this"}', [Advance()]),
+        (b"[DONE", [Advance()]),
+    ],
+)
+def test_each_surface_is_read(frame: bytes, events: list[Event]) -> None:
+    """What a frame of any surface says of the model; what cannot be read counts as progress."""
+    found: list[Event] = []
+    assert decode_frame(frame, found) is any(type(event) is Finished for event in events)
+    assert found == events
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'{"error": {"message": "broken"}}',
+        b'{"type": "error", "error": {"type": "overloaded_error", "message": "broken"}}',
+        b'{"type": "error", "message": "broken", "code": "server_error"}',
+        b'{"type": "response.failed", "response": {"error": {"code": "server_error", "message": "broken"}}}',
+    ],
+)
+def test_each_surface_tells_its_failures(frame: bytes) -> None:
+    """An error inside a 200 stream, in the four forms that it has."""
+    with pytest.raises(EngineRejected, match="broken"):
+        decode_frame(frame, [])
+
+
+def test_the_cost_of_a_whole_answer_is_read() -> None:
+    """Usage of any surface; Anthropic counts what was cached apart."""
+    messages = b'{"usage": {"input_tokens": 3, "cache_read_input_tokens": 9, "output_tokens": 2}}'
+    assert decode_body(messages) == [Usage(12, 2, 9)]
+    assert decode_body(b"no JSON") == []

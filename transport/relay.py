@@ -1,0 +1,156 @@
+"""One POST whose answer is passed on as it came, and read along the way.
+
+A stream is passed on piece by piece, within ``data_received`` as all of the token path. Pieces that can only be tokens
+are read a few at a time: what they say is wanted twice a second, and that they came is known at once. Any other answer
+is passed on when it is whole: until then it can be asked for again.
+"""
+
+import asyncio
+from typing import Final, Protocol
+
+from transport.dialects import openai
+from transport.dialects.relayed import decode_body, decode_frame
+from transport.errors import EngineProtocolError, EngineRejected, TruncatedStream
+from transport.events import Finished
+from transport.exchange import MAX_ERROR_BODY_BYTES, Exchange, Receiver
+from transport.stream import ChatStream
+
+MAX_BODY_BYTES: Final = 256 * 1024 * 1024  # embeddings of thousands of texts; what is more fits no memory of ours
+READ_AT_ONCE: Final = 16  # pieces that are passed on before they are read
+_TOKENS: Final = (b"data: {", b"event: content_block_delta\n", b"event: response.output_text.delta\n")
+_OK: Final = 200
+_LAST_OK: Final = 299
+_NOT_IMPLEMENTED: Final = 501
+
+
+class Passage(Protocol):
+    """Where an answer goes, in the event loop and without waiting."""
+
+    def pass_frames(self, content_type: str, frames: bytes) -> None:
+        """Take a piece of a stream."""
+
+    def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
+        """Take an answer that is not streamed, whatever it says."""
+
+
+class RelayReceiver(Receiver, Protocol):
+    """A receiver that can be told of a token before it is read."""
+
+    def advance(self) -> None:
+        """Bytes have come, and the model has got further; what it has said follows."""
+
+
+class RelayExchange(Exchange):
+    """The answer to one relayed request; what an engine refuses is passed on, and fails as well.
+
+    An error that the engine tells in a stream of which nothing was passed on yet is kept back: its request may be
+    asked again.
+    """
+
+    def __init__(
+        self, request: bytes, receiver: RelayReceiver, finished: "asyncio.Future[None]", passage: Passage
+    ) -> None:
+        super().__init__(request, receiver, finished, stream=ChatStream(decode=decode_frame))
+        self._relay_receiver = receiver
+        self._passage = passage
+        self._unread: list[bytes] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._content_type = ""
+        self._is_sized = False  # by a length or by chunks: then its end is told
+        self._has_passed = False
+
+    def on_headers_complete(self) -> None:
+        """Decide whether a stream follows."""
+        self._status = self._parser.get_status_code()
+        headers = self._headers
+        self._content_type = headers.get("content-type", "application/json")
+        self._is_sized = "content-length" in headers or "transfer-encoding" in headers
+        self._is_stream = self._status == _OK and self._content_type.lower().startswith("text/event-stream")
+        if self._status >= _OK:
+            self._receiver.begin()
+
+    def _deliver(self) -> None:
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        if not body or self.finished.done():
+            return
+        unread = self._unread
+        if (
+            self._has_passed
+            and len(unread) < READ_AT_ONCE
+            and body.startswith(_TOKENS)
+            and body[-2:] == b"\n\n"
+            and b'"error"' not in body
+            and not self._stream.is_over
+        ):
+            unread.append(body)
+            self._relay_receiver.advance()
+            self._passage.pass_frames(self._content_type, body)
+            return
+        self._receiver.touch()
+        if not self._is_stream:
+            self._take(body)
+            return
+        self._read(body)
+        if self._stream.failure is None or self._has_passed:
+            self._has_passed = True
+            self._passage.pass_frames(self._content_type, body)
+        if self._stream.is_over:
+            self._settle()
+
+    def _read(self, body: bytes = b"") -> None:
+        """Read what has been passed on unread, and ``body`` after it."""
+        if self._unread:
+            body = b"".join(self._unread) + body
+            self._unread.clear()
+        receive = self._receiver.receive
+        for event in self._stream.feed(body):
+            receive(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Judge what the end of the connection means for the answer."""
+        self._read()
+        if not self.finished.done() and self._status and not self._is_stream and not self._is_sized:
+            self._pass_whole()  # nothing else has told its end
+        super().connection_lost(exc)
+
+    def on_message_complete(self) -> None:
+        """Take the end of the answer, as the protocol tells it."""
+        self._deliver()
+        self._read()
+        if self.finished.done() or self._status < _OK:
+            super().on_message_complete()
+        elif not self._is_stream:
+            self._pass_whole()
+        elif self._stream.failure is None:  # of whatever kind it is: some know no last frame
+            self.finished.set_result(None)
+
+    def _take(self, body: bytes) -> None:
+        self._body.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > MAX_BODY_BYTES:
+            self._fail(EngineProtocolError(f"the answer is larger than {MAX_BODY_BYTES} bytes"))
+            self._body.clear()
+
+    def _pass_whole(self) -> None:
+        whole = b"".join(self._body)
+        self._passage.pass_whole(self._status, self._content_type, whole)
+        if self._status <= _LAST_OK:
+            for event in (*decode_body(whole), Finished("")):
+                self._receiver.receive(event)
+            self.finished.set_result(None)
+        else:
+            self._error_body += whole[:MAX_ERROR_BODY_BYTES]
+            self._reject()
+
+    def _reject(self) -> None:
+        if self._status <= _LAST_OK:
+            self._fail(TruncatedStream("the connection broke in the middle of the answer"))
+            return
+        self._fail(openai.decode_error(self._status, self._headers, bytes(self._error_body)))
+
+
+def is_about_the_request(error: EngineRejected) -> bool:
+    """Whether a refusal is of this request alone: what the engine does not do counts, beside what is wrong with it."""
+    return error.is_about_the_request or error.status == _NOT_IMPLEMENTED
