@@ -52,6 +52,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.posting
 	$(BIN)/python -m bench.loop
 	$(BIN)/python -m bench.queued
+	$(BIN)/python -m bench.prewarm
 	$(BIN)/python -m bench.relay
 	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.makespan --mixed --slots 8
