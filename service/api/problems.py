@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from service.api import schemas
-from service.api.openai.forms import error_of_service, is_relayed
+from service.api.openai.forms import ClientError, error_of_service, is_relayed
 from service.errors import AdapterInvalid, Fault, ServiceError, UpdateInvalid
 from service.formats.faults import path_of
 from transport.errors import EngineError
@@ -122,6 +122,10 @@ def install(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = _allowed(request)
+        path = request.url.path
+        if is_relayed(path):
+            told = ClientError(status=error.status_code, code=code, message=str(error.detail))
+            return told.response(path, headers)
         return _render(_fields(error.status_code, phrase, str(error.detail), code), headers)
 
     @app.exception_handler(Exception)

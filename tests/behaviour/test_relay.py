@@ -1,5 +1,6 @@
 """OpenAI's surface and Anthropic's, by their own clients on a real engine (specification, "Front door")."""
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +173,52 @@ def test_several_parts_and_pictures_reach_the_engine(service: Service) -> None:
     direct = ask_engine(service, {"model": "tiny", "messages": [{"role": "user", "content": [picture]}]})
     assert direct.status_code >= 400
     assert (refused.status_code, refused.json()) == (direct.status_code, direct.json())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": 3.0}, {"n": 1.0}, {"prompt_cache_key": 5}, {"max_completion_tokens": "?", "max_tokens": 3}],
+)
+def test_what_an_engine_takes_is_no_fault_to_us(service: Service, fields: dict[str, object]) -> None:
+    """Numbers of JSON are whole or not by their value alone, and a field that says nothing to us may to an engine."""
+    body = {"model": "tiny", "messages": [HI], "max_tokens": 4, "temperature": 0, **fields}
+    status = ask_engine(service, body).status_code
+    assert chat(service, **fields).status_code == status
+
+
+def test_tokens_are_counted(service: Service) -> None:
+    """By each surface's own path; the engine's own count of the prompt is the same."""
+    with anthropic.Anthropic(base_url=service.url, api_key="none", max_retries=0) as client:
+        counted = client.messages.count_tokens(model="tiny", messages=[HI]).input_tokens
+    assert counted == chat(service).json()["usage"]["prompt_tokens"]
+    for path in ("/v1/chat/completions/input_tokens", "/v1/responses/input_tokens"):
+        told = service.http.post(path, json={"model": "tiny", "messages": [HI], "input": [HI]})
+        assert told.json()["input_tokens"] == counted, told.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("GET", "/v1/models/nope", 404, "model_not_found"),
+        ("GET", "/v1/models/some/nope", 404, "model_not_found"),
+        ("DELETE", "/v1/models/tiny", 405, "method_not_allowed"),
+    ],
+)
+def test_clients_know_the_form_of_every_error(service: Service, method: str, path: str, status: int, code: str) -> None:
+    """Also where nothing is asked of an engine."""
+    answer = service.http.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_packed_body_is_refused_by_its_name(service: Service) -> None:
+    """In place of a fault in JSON that is none."""
+    packed = gzip.compress(json.dumps({"model": "tiny", "messages": [HI]}).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = service.http.post("/v1/chat/completions", content=packed, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "media_type_unknown")
+    assert "gzip" in answer.json()["error"]["message"]
 
 
 def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:

@@ -26,6 +26,7 @@ from service.conversations.states import ConversationState, JobState, TurnState
 from service.errors import ServiceError
 from service.node.metrics import Metrics
 from service.node.status import Head, Pools
+from service.scheduling.core.ahead.yields import ReadFor
 from service.scheduling.core.policies import POLICIES
 from service.store import operations
 from tests.documents.pages import REFERENCE, names, own_rows, rows, section
@@ -179,6 +180,7 @@ def test_every_metric_is_on_its_page() -> None:
     metrics = Metrics()
     metrics.watch(Fleet([WorkerSpec(engine=EngineKind.ATTACHED, name="m", url="http://127.0.0.1:9")], {}, None))
     metrics.observe_phase("m", UpdatePhase.PAUSE, 1.0, "ok")
+    metrics.watch_read_ahead(lambda: {("m", ReadFor.USED): 1})
     told = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.exposition().decode(), re.MULTILINE)
     there = {name: kind for name, kind in told if not name.endswith("_created")}
     page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").split("The histogram")[0]

@@ -69,6 +69,9 @@ class Gate:
         if method not in SAFE and (media or _has_body(headers)) and media not in MEDIA_TYPES:
             shown = f"Content-Type {media[:100]}" if media else "a body without a Content-Type"
             return MediaTypeUnknown(f"{shown} is not taken; send application/json")
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if method not in SAFE and coding not in {"", "identity"}:
+            return MediaTypeUnknown(f"Content-Encoding {coding[:100]} is not taken; send the body as it is")
         return None
 
     def _origin_fault(self, headers: Headers) -> str | None:

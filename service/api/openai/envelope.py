@@ -23,14 +23,17 @@ _STANDS_FOR: Final = b" " * 2048  # characters that such a piece counts as
 _NOTHING: Final = Raw(b"null")
 
 
+_Number = int | float | None  # engines take 3.0 for 3, and some of them true for 1
+
+
 class _Body(Struct, gc=False):
     model: str | None = None
     stream: bool | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    prompt_cache_key: str | None = None
+    n: _Number = None
+    max_tokens: Raw = _NOTHING
+    max_completion_tokens: Raw = _NOTHING
+    max_output_tokens: Raw = _NOTHING
+    prompt_cache_key: Raw = _NOTHING
     system: Raw = _NOTHING
     instructions: Raw = _NOTHING
     tools: Raw = _NOTHING
@@ -42,6 +45,8 @@ class _Body(Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Body).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
+_decode_number = msgspec.json.Decoder(float).decode
+_decode_text = msgspec.json.Decoder(str).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +75,30 @@ def open_envelope(body: bytes, path: str, session: str | None) -> Envelope:
         raise BodyMalformed("the body is not usable JSON: n has to be a number from 1")
     asked = next((each for each in (read.messages, read.prompt, read.input, read.content) if each != _NOTHING), None)
     texts = b"" if asked is None else bytes(asked)
-    bounds = (read.max_completion_tokens, read.max_tokens, read.max_output_tokens)
+    bounds = map(_number, (read.max_completion_tokens, read.max_tokens, read.max_output_tokens))
     return Envelope(
         model=read.model or None,
         is_streamed=bool(read.stream),
-        answers=(read.n or 1) * _prompts(read.prompt),
+        answers=int(read.n or 1) * _prompts(read.prompt),
         most_tokens=next((bound for bound in bounds if bound is not None and bound > 0), None),
         prompt=_BINARY.sub(_STANDS_FOR, texts).decode("utf-8", "replace"),
         marks=tuple(_marks(read, texts, path, session)),
     )
+
+
+def _number(told: Raw) -> int | None:
+    """Return a number that a body tells; what is none is for the engine to refuse, or to take as it likes."""
+    try:
+        return int(_decode_number(told))
+    except (msgspec.MsgspecError, OverflowError, ValueError):
+        return None
+
+
+def _text(told: Raw) -> str | None:
+    try:
+        return _decode_text(told)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _prompts(prompt: Raw) -> int:
@@ -100,7 +120,7 @@ def _marks(read: _Body, texts: bytes, path: str, session: str | None) -> Iterato
     """Yield what a program is known by, the surest first: its name, or all that was said, then ever less of it."""
     root = blake2b(digest_size=MARK_BYTES)
     root.update(repr((read.model, path if session is None else None)).encode())
-    named = session or read.prompt_cache_key
+    named = session or _text(read.prompt_cache_key)
     if named is not None:
         root.update(b"named %d " % (session is None) + named.encode("utf-8", "replace"))
         yield root.digest()

@@ -18,7 +18,9 @@ from workers.outcome import FailureReason
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
 MODELS: Final = "/v1/models"
-PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, "/tokenize")
+CHAT: Final = "/v1/chat/completions"
+COUNTS: Final = (f"{CHAT}/input_tokens", f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens")  # tokens of prompts
+PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, "/tokenize", *COUNTS)
 NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients ask three times whatever the status is above 499
 
 STATUS: Final[Mapping[str, int]] = {
@@ -64,7 +66,7 @@ class ClientError:
 
     def document(self, path: str) -> dict[str, object]:
         """Return it in the form of a surface."""
-        if path == MESSAGES:
+        if path.startswith(MESSAGES):
             fallback = "invalid_request_error" if self.is_clients else "api_error"
             kind = ANTHROPIC_TYPES.get(self.status, fallback)
             return {"type": "error", "error": {"type": kind, "message": self.message}}
@@ -106,5 +108,9 @@ def error_of_service(error: ServiceError, param: str | None = None) -> ClientErr
 
 
 def is_relayed(path: str) -> bool:
-    """Whether a path is one of these surfaces, whose clients know no other form of errors."""
-    return path in PATHS or path == MODELS
+    """Whether a path is one of these surfaces, whose clients know no other form of errors.
+
+    Those of a model's tools, adapters and weights are Roundhouse's own, and are longer.
+    """
+    above, _, name = path.rpartition("/")
+    return path in PATHS or path == MODELS or (above == MODELS and bool(name))

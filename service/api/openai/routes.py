@@ -10,7 +10,7 @@ from service.api.body import read_body
 from service.api.door.access import caller_of
 from service.api.openai.answer import RelayedAnswer
 from service.api.openai.envelope import Envelope, open_envelope
-from service.api.openai.forms import PATHS, error_of_service
+from service.api.openai.forms import MODELS, PATHS, error_of_service
 from service.api.problems import refused
 from service.api.schemas import Body
 from service.config.schema import ServerConfig
@@ -32,6 +32,9 @@ SUMMARIES: Final = {
     "/v1/responses": "Ask by OpenAI's Responses",
     "/v1/messages": "Ask by Anthropic's Messages",
     "/tokenize": "Count or list the tokens of a text",
+    "/v1/chat/completions/input_tokens": "Count the tokens of a chat",
+    "/v1/responses/input_tokens": "Count the tokens of a request of OpenAI's Responses",
+    "/v1/messages/count_tokens": "Count the tokens of a request of Anthropic's Messages",
 }
 
 
@@ -76,11 +79,16 @@ def model_router(node: Node) -> APIRouter:
     """Return the route of one model, whose path would take those below it: it comes last."""
     router, models = APIRouter(tags=["openai"]), Models(node)
 
-    @router.get("/v1/models/{model:path}", summary="Look at a model or adapter", responses=refused(401, 404))
-    async def get_model(model: str) -> ModelOut:
+    @router.get(
+        "/v1/models/{model:path}",
+        summary="Look at a model or adapter",
+        response_model=ModelOut,
+        responses=refused(401, 404),
+    )
+    async def get_model(model: str) -> ModelOut | Response:
         found = next((each for each in models.listed() if each.id == model), None)
-        if found is None:
-            raise _unknown(model, node)
+        if found is None:  # its name may hold slashes, so its path does not tell whose client asks
+            return error_of_service(_unknown(model, node), "model").response(MODELS, {})
         return found
 
     return router
