@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-system test-engines soak lint types bench clean
+.PHONY: demo test test-slow test-system test-engines soak lint types bench clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -13,10 +13,13 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system" --ignore tests/system
 
-# What takes long, over 2 s a test, because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
+# What takes long because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
 # image's steps in a plain Debian root, which needs root and one package: apt-get install mmdebstrap
-test-system: $(READY)
+test-system: $(READY) test-slow
 	$(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=0 tests/system
+
+# What else takes over 2 s a test.
+test-slow: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m system --ignore tests/system
 
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.

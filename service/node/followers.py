@@ -13,9 +13,7 @@ class JobFollowers:
 
     def __init__(self) -> None:
         self._events: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # gone with their last watcher
-        self._ends: WeakValueDictionary[JobId, anyio.Event] = (
-            WeakValueDictionary()
-        )  # of who waits for no more than that
+        self._ends: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # of who waits for the end alone
         self.is_closed = False
 
     def __repr__(self) -> str:

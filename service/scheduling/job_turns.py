@@ -27,10 +27,10 @@ class JobTurns:
     """Written by the scheduler alone; ``prompts`` are jobs that have not ended, ``ahead`` has prompts read early."""
 
     def __init__(
-        self, blame: Blame, outlet: SchedulerStore, counters: RunCounters, readings: Callable[[Prompts], Prewarmer]
+        self, blame: Blame, outlet: SchedulerStore, counters: RunCounters, prewarmer: Callable[[Prompts], Prewarmer]
     ) -> None:
         self.prompts: dict[JobId, JobPrompts] = {}
-        self.ahead = readings(self.prompts)
+        self.ahead = prewarmer(self.prompts)
         self.turns = Turns()
         self._state = JobTurnsState(jobs=self.prompts, turns=self.turns, outlet=outlet, counters=counters)
         self.endings = ConversationEndings(self.prompts, self.turns, blame)

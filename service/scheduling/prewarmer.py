@@ -77,7 +77,7 @@ class RunningPreWarm:
 
 
 class Prewarmer:
-    """Owned by the scheduler, whose task group runs each prompt; ``on_end`` takes what was read."""
+    """Owned by ``JobTurns``; the scheduler's task group runs each prompt, and ``on_end`` takes what was read."""
 
     def __init__(
         self,
@@ -115,7 +115,6 @@ class Prewarmer:
             running.end()
 
     def _begin(self, action: PreWarm) -> RunningPreWarm:
-        """Make the request of a prompt; ``run`` is to follow."""
         worker = self._fleet.get(action.worker)
         if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")

@@ -219,6 +219,20 @@ def test_a_packed_body_is_refused_by_its_name(service: Service) -> None:
     answer = service.http.post("/v1/chat/completions", content=packed, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "media_type_unknown")
     assert "gzip" in answer.json()["error"]["message"]
+    plain = {**headers, "Content-Encoding": "identity"}
+    body = json.dumps({"model": "tiny", "messages": [HI], "max_tokens": 1})
+    assert service.http.post("/v1/chat/completions", content=body, headers=plain).status_code == 200
+
+
+def test_bytes_that_are_no_text_are_no_defect(service: Service) -> None:
+    """In a field that says nothing to us; the engine has the word."""
+    body = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "prompt_cache_key": "\xff"}'
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    url = f"http://127.0.0.1:{service.get('/v1/workers/tiny-0')['port']}/v1/chat/completions"
+    told = httpx.post(url, content=body, headers=headers, trust_env=False)
+    answer = service.http.post("/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == told.status_code
+    assert answer.json()["error"]["type"] == told.json()["error"]["type"]
 
 
 def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from service.errors import BodyMalformed
+from transport.dialects.openai import UNDECODABLE
 
 MARK_BYTES: Final = 16
 CHUNK: Final = 1024  # bytes of a prompt that is one text: it is known up to the last whole chunk
@@ -23,13 +24,10 @@ _STANDS_FOR: Final = b" " * 2048  # characters that such a piece counts as
 _NOTHING: Final = Raw(b"null")
 
 
-_Number = int | float | None  # engines take 3.0 for 3, and some of them true for 1
-
-
 class _Body(Struct, gc=False):
     model: str | None = None
     stream: bool | None = None
-    n: _Number = None
+    n: int | float | None = None  # 3.0 is 3 to engines
     max_tokens: Raw = _NOTHING
     max_completion_tokens: Raw = _NOTHING
     max_output_tokens: Raw = _NOTHING
@@ -69,7 +67,7 @@ def open_envelope(body: bytes, path: str, session: str | None) -> Envelope:
     """
     try:
         read = _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
     if read.n is not None and read.n < 1:
         raise BodyMalformed("the body is not usable JSON: n has to be a number from 1")
@@ -90,14 +88,14 @@ def _number(told: Raw) -> int | None:
     """Return a number that a body tells; what is none is for the engine to refuse, or to take as it likes."""
     try:
         return int(_decode_number(told))
-    except (msgspec.MsgspecError, OverflowError, ValueError):
+    except (*UNDECODABLE, OverflowError):
         return None
 
 
 def _text(told: Raw) -> str | None:
     try:
         return _decode_text(told)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:  # what is kept raw has not been looked at: it may be no UTF-8
         return None
 
 
@@ -112,7 +110,7 @@ def _listed(text: bytes) -> list[Raw] | None:
         return None
     try:
         return _decode_list(text)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNDECODABLE:
         return None
 
 
