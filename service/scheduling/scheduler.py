@@ -81,10 +81,8 @@ class Scheduler:
         self._is_forgetting = False
         self.counters = RunCounters()
         self._blame = Blame()
-        ahead = partial(
-            Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by
-        )
-        self._job_turns = JobTurns(self._blame, outlet, self.counters, ahead)
+        read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
+        self._job_turns = JobTurns(self._blame, outlet, self.counters, read)
         self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
