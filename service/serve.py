@@ -108,7 +108,7 @@ async def serve(
             ):
                 await node.intake.claim_first()
                 tasks.start_soon(node.intake.run)
-                keeping.start_soon(Webhooks(node.store, config.webhooks).run)
+                keeping.start_soon(Webhooks(node.store, config.webhooks, node.metrics.count_delivery).run)
                 keeping.start_soon(release_always, node.store, config.store)
                 most = most_connections(len(specs), sum(spec.slots for spec in specs))
                 server = _http_server(build_app(node, config, roots, callers), most)

@@ -47,6 +47,7 @@ class Intake:
         scheduler: Scheduler,
         models: Sequence[str],
         adapters: Callable[[], Mapping[str, str]],
+        note_new: Callable[[JobId], None] = lambda _: None,
         *,
         is_shared: bool,
     ) -> None:
@@ -54,6 +55,7 @@ class Intake:
         self._scheduler = scheduler
         self._models = tuple(models)
         self._adapters = adapters
+        self._note_new = note_new
         self._is_shared = is_shared
         self._hint = Notifier()
         self._is_starting_over = False
@@ -186,6 +188,7 @@ class Intake:
         Raises:
             ServiceError: it is not known to be stored.
         """
+        self._note_new(new.job.id)
         epoch = self._epoch
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._scheduler.is_closing:  # else the next life admits it

@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
@@ -39,11 +39,15 @@ logger = logging.getLogger(__name__)
 
 
 class Webhooks:
-    """Takes messages from the store when they are due; its tasks are those of ``run``."""
+    """Takes messages from the store when they are due; its tasks are those of ``run``.
 
-    def __init__(self, store: Store, config: WebhooksConfig) -> None:
+    ``note_try`` is told how each try has ended: ``delivered``, ``waiting`` for the next one, ``given_up``.
+    """
+
+    def __init__(self, store: Store, config: WebhooksConfig, note_try: Callable[[str], None] = lambda _: None) -> None:
         self._store = store
         self._config = config
+        self._note_try = note_try
         self._sending: Counter[bytes] = Counter()  # by host and port
         # No proxy of the environment, no redirect: what was checked is where it goes.
         self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
@@ -100,6 +104,7 @@ class Webhooks:
         now = datetime.now(UTC)
         is_final |= now - delivery.created_at > timedelta(seconds=self._config.give_up_s)
         state = "delivered" if error is None else "given_up" if is_final else "waiting"
+        self._note_try(state)
         next_at = now + timedelta(seconds=pause_after(delivery.attempts))
         if error is not None:
             logger.warning(

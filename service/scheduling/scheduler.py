@@ -182,9 +182,10 @@ class Scheduler:
         """Return how far each turn of a job that is on a slot is."""
         return self._job_turns.turns.progress(job_id)
 
-    def reserved(self, worker: str) -> int:
-        """Return how many tokens of a worker's KV cache the turns on it have reserved."""
-        return self.view.reserved(worker)
+    @property
+    def oldest_ready_at(self) -> datetime | None:
+        """When the turn got ready that has waited longest, of jobs' turns that were on no slot yet."""
+        return self._job_turns.turns.oldest_ready_at
 
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
         """Return the newest loads, on lanes, of models that a job's agents have; none of a job that has ended."""
@@ -353,8 +354,8 @@ class Scheduler:
         self._tasks.start_soon(what, *args)
 
     def _worker_changed(self, worker: SupervisedWorker) -> None:
+        spec = worker.spec
         if worker.state is WorkerState.READY:
-            spec = worker.spec
             self._post(
                 events.WorkerReady(
                     worker=spec.id,
@@ -368,11 +369,10 @@ class Scheduler:
                 )
             )
         else:
-            self._post(events.WorkerNotReady(worker=worker.spec.id, returns=worker.is_coming))
-            model = worker.spec.name
-            self._note_model(model)
-            if not self._fleet.is_lost(model):
-                self._post(events.ModelRegained(model=model))
+            self._post(events.WorkerNotReady(worker=spec.id, returns=worker.is_coming))
+            self._note_model(spec.name)
+            if not self._fleet.is_lost(spec.name):
+                self._post(events.ModelRegained(model=spec.name))
 
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""

@@ -1,6 +1,7 @@
 """Makes an incident of a worker's broken incarnation: what was seen when it was found broken, and how it ended."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -50,6 +51,7 @@ class IncidentRecorder:
         self._count_pools = count_pools
         self._scene: _Scene | None = None
         self.incidents = incidents
+        self.counts: Counter[str] = Counter()  # of this run, by reason
 
     def __repr__(self) -> str:
         return f"<IncidentRecorder {self._id} {self.incidents!r}>"
@@ -58,6 +60,10 @@ class IncidentRecorder:
     def has_viewed(self) -> bool:
         """Whether the present incarnation was found broken already: the first reason stands."""
         return self._scene is not None and self._scene.incarnation == self._supervisor.now.incarnation
+
+    def reason_of(self, incarnation: int) -> str | None:
+        """Return why an incarnation is gone, if it was the last that broke."""
+        return self._scene.reason if self._scene is not None and self._scene.incarnation == incarnation else None
 
     def view(self, reason: FailureReason) -> None:
         """Take in what is there now."""
@@ -109,6 +115,7 @@ class IncidentRecorder:
             in_flight=scene.in_flight,
             pools=scene.pools,
         )
+        self.counts[scene.reason] += 1
         try:
             self.incidents.add(incident)
         except (OSError, ValueError):
