@@ -35,6 +35,7 @@ from service.node.node import Node
 from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
+from service.telemetry.logs import set_format
 from workers.engine.embedded.small_model import ensure_small_model
 from workers.errors import ModelUnavailable
 from workers.spec import WorkerSpec
@@ -48,6 +49,7 @@ def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path |
     """Run the service until it is stopped."""
     os.umask(0o077)  # what it writes holds prompts and answers
     settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
+    set_format(settings.server.log)
     settings = with_mig(settings, enable_mig=enable_mig)
     callers = _callers(settings, config.parent)
     specs = _specs(settings, config.parent, settings.server.state_dir)

@@ -75,7 +75,7 @@ class ServerConfig(StrictModel):
     origins: list[Annotated[str, AfterValidator(canonical_origin)]] = Field(default_factory=list)
     roots: list[Place] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
-    log: Literal["text", "json"] = "text"
+    log: Literal["text", "json"] = "text"  # what the service writes to its standard error
     heartbeat_s: Seconds = 15.0
     queue: int = Field(default=1024, ge=0)
     wait_s: Seconds | None = None

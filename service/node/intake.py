@@ -16,6 +16,7 @@ from typing import Final
 import anyio
 
 from service.conversations.job import Job, JobId
+from service.conversations.log_fields import of_job
 from service.errors import StoreUnavailable
 from service.node.resumed_jobs import ResumedJob, read_resumed_jobs
 from service.scheduling.admission import Piece
@@ -25,6 +26,7 @@ from service.store import queries
 from service.store.databases.database import Claim
 from service.store.records import NewJob, StoredJob
 from service.store.store import Store
+from workers.log_context import line_about
 from workers.notifier import Notifier
 
 LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
@@ -252,12 +254,14 @@ class Intake:
             self.hint(is_work=True)  # some node has to end what no node runs yet
 
     def _go_on(self, resumed: ResumedJob) -> None:
-        job = resumed.job
+        job, line = resumed.job, line_about(of_job(resumed.job.id))
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
-            logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
+            names = ", ".join(missing)
+            logger.warning("job %s waits for models that are configured no more: %s", job.id, names, extra=line)
         if resumed.ended or resumed.unfinished:
-            logger.info("job %s goes on with %d of %d turns done", job.id, len(resumed.ended), job.total_turns)
+            done, total = len(resumed.ended), job.total_turns
+            logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)
         is_cancelled = resumed.is_cancelled or job.id in self._cancelled
         self._scheduler.admit(
             Piece(

@@ -19,12 +19,14 @@ import httpx
 from anyio.abc import TaskGroup
 
 from service.config.schema import WebhooksConfig
+from service.conversations.log_fields import of_job
 from service.errors import StoreUnavailable
 from service.formats.hosts import canonical_host
 from service.formats.signatures import sign
 from service.store import deliveries
 from service.store.deliveries import Delivery
 from service.store.store import Store
+from workers.log_context import line_about
 from workers.policy.backoff import Backoff
 
 POLL_S: Final = 1.0
@@ -107,14 +109,17 @@ class Webhooks:
         self._note_try(state)
         next_at = now + timedelta(seconds=pause_after(delivery.attempts))
         if error is not None:
+            host = httpx.URL(delivery.url).host  # no more of it: paths and queries hold secrets
+            line = line_about(of_job(delivery.job_id))
             logger.warning(
-                "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, delivery.url, state, error
+                "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, host, state, error, extra=line
             )
         text = None if error is None else error.replace("\0", "")
         try:
             await self._store.write(lambda each: deliveries.settle(each, delivery.id, state, next_at, text))
         except StoreUnavailable:
-            logger.warning("webhook %s is sent again, since its end cannot be written", delivery.id)
+            line = line_about(of_job(delivery.job_id))
+            logger.warning("webhook %s is sent again, since its end cannot be written", delivery.id, extra=line)
 
     async def _post(self, delivery: Delivery) -> tuple[int, str]:
         """Return the receiver's status, and how its answer begins; the rest of it is not read."""

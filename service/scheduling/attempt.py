@@ -13,7 +13,7 @@ from service.conversations.markup import Said, read_markup
 from service.conversations.prompt_record import PromptRecord, keep_exchanges
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
-from service.scheduling.attempt_usage import Place
+from service.scheduling.attempt_usage import AttemptPlace
 from service.scheduling.core.queue.affinity import PromptReading
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer
@@ -53,9 +53,9 @@ class RunningAttempt:
         return f"<RunningAttempt {self.worker}#{self._incarnation} {self.answer!r}>"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AttemptPlace:
         """Where it runs, and since when."""
-        return Place(
+        return AttemptPlace(
             worker=self.worker, incarnation=self._incarnation, began_at=self.started_at, began_s=self._began_at
         )
 

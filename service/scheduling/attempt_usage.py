@@ -45,7 +45,7 @@ def spent_by(key: TurnKey, answer: Answer) -> TurnSpent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AttemptPlace:
     """Where an attempt ran and since when; ``began_s`` is when it had its slot, by the clock of its answer."""
 
     worker: str
@@ -54,7 +54,9 @@ class Place:
     began_s: float
 
 
-def measures_of(place: Place, answer: Answer, used: Used, outcome: TurnState, reason: str | None) -> AttemptMeasures:
+def measures_of(
+    place: AttemptPlace, answer: Answer, used: Used, outcome: TurnState, reason: str | None
+) -> AttemptMeasures:
     """Return what an attempt was like that has ended."""
     first_at, cost = answer.first_token_at, answer.cost
     whose, counts = used

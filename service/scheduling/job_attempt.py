@@ -68,6 +68,11 @@ class JobAttempt:
         return self._run.attempt.worker
 
     @property
+    def incarnation(self) -> int:
+        """The number of the engine that it was given to."""
+        return self._run.attempt.place.incarnation
+
+    @property
     def answer(self) -> Answer:
         """What its attempt has brought so far."""
         return self._run.attempt.answer

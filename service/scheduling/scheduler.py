@@ -4,7 +4,6 @@ Every event is handled at once and without waiting, so the core's state and the 
 back before anything is written, and nothing here waits for the store.
 """
 
-import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -51,7 +50,6 @@ Args = TypeVarTuple("Args")
 KV_LOOK_S: Final = 0.5  # between two looks at what turns take of KV caches
 FACTS_A_WRITE: Final = 500  # a cancel may bring a million: other commits must not wait for all of them
 GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
-logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -386,7 +384,7 @@ class Scheduler:
                 self._findings.note_answer(turn.worker)
         if self._is_forgetting:
             for turn, outcome in ended:
-                logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome)
+                self._turn_endings.refuse_late(turn, outcome)
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []

@@ -109,7 +109,7 @@ async def tracing(
         yield
         return
     try:
-        from service.telemetry.tracing.export import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
+        from service.telemetry.tracing.otlp import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
     except ImportError as error:
         raise ConfigError(f"telemetry.traces: pip install 'roundhouse[otel]' ({error})") from error
     provider = await anyio.to_thread.run_sync(exporting_provider, instance)

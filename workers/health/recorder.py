@@ -12,6 +12,7 @@ from workers.engine.supervisor import Supervisor
 from workers.health.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
 from workers.health.probes import KernelView
 from workers.health.watch import HealthWatch
+from workers.log_context import line_about, of_worker
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.process.child import EngineExit
@@ -123,7 +124,8 @@ class IncidentRecorder:
 
     def note_finding(self, incarnation: int, finding: str) -> None:
         """Add to the incident of an incarnation what was found out after it."""
-        logger.warning("worker %s: engine %d: %s", self._id, incarnation, finding)
+        line = line_about(of_worker(self._id, incarnation))
+        logger.warning("worker %s: engine %d: %s", self._id, incarnation, finding, extra=line)
         try:
             self.incidents.note_finding(incarnation, finding)
         except (OSError, ValueError):

@@ -10,7 +10,7 @@ import anyio
 from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
 from service.conversations.states import TurnState
-from service.scheduling.attempt_usage import Place, measures_of, used_by
+from service.scheduling.attempt_usage import AttemptPlace, measures_of, used_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.queue.affinity import PromptReading
@@ -51,7 +51,7 @@ class RelayAttempt:
     ) -> None:
         self._request = request
         self.worker = worker.spec.id
-        self._incarnation = worker.incarnation
+        self.incarnation = worker.incarnation
         self._on_end = on_end
         self.scope = anyio.CancelScope()
         self.answer = Answer(time.monotonic)
@@ -168,9 +168,9 @@ class RelayAttempt:
             model=posted.model,
         )
         used = used_by(whose, self.answer, self._seconds, stands=outcome is TurnState.COMPLETED)
-        place = Place(
+        place = AttemptPlace(
             worker=self.worker,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             began_at=self._started_at,
             began_s=self._began_at,
         )

@@ -7,7 +7,6 @@ span of a conversation is open meanwhile, since its turns are its children.
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -29,23 +28,26 @@ MOST_PARENTS: Final = 10_000  # jobs whose posters' spans are remembered
 Values = dict[str, AttributeValue]
 
 
-@dataclass(slots=True, kw_only=True)
 class _OpenConversation:
     """The span of a conversation, and those of its turns that later ones may have waited for, by round and agent."""
 
-    span: Span
-    context: Context
-    turns: dict[int, dict[str, SpanContext]] = field(default_factory=dict)
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.context = set_span_in_context(span, Context())
+        self._turns: dict[int, dict[str, SpanContext]] = {}
+
+    def __repr__(self) -> str:
+        return f"<_OpenConversation rounds={list(self._turns)}>"
 
     def waited_for(self, turn: Turn, others: Collection[str]) -> list[Link]:
         """Return links to the turns that one waited for: ``others`` of its round, and all of the round before."""
-        now, before = self.turns.get(turn.key.round, {}), self.turns.get(turn.key.round - 1, {})
+        now, before = self._turns.get(turn.key.round, {}), self._turns.get(turn.key.round - 1, {})
         return [Link(now[agent]) for agent in sorted(others) if agent in now] + [Link(each) for each in before.values()]
 
     def note(self, turn: Turn, context: SpanContext) -> None:
         """Keep a turn's span for those that follow in its round and the next."""
-        self.turns.setdefault(turn.key.round, {})[turn.key.agent_id] = context
-        self.turns.pop(turn.key.round - 2, None)
+        self._turns.setdefault(turn.key.round, {})[turn.key.agent_id] = context
+        self._turns.pop(turn.key.round - 2, None)
 
 
 class Spans:
@@ -103,7 +105,7 @@ class Spans:
                 name = f"{name} {job_name}"
             parent = self._remote(self._parents.get(job_id))
             span = self._tracer.start_span(name, parent, attributes=attributes, start_time=_ns(at))
-            self._open[place] = _OpenConversation(span=span, context=set_span_in_context(span, Context()))
+            self._open[place] = _OpenConversation(span)
         return self._open[place]
 
     def _end_conversation(self, fact: ConversationMoved) -> None:
