@@ -23,7 +23,7 @@ from workers.supervised import SupervisedWorker
 
 PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 WRITE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-MOST_MODELS: Final = 500  # beside those of the configuration: a shared store may bring turns of other nodes' models
+MOST_MODELS: Final = 100  # beside those of the configuration: a shared store may bring turns of other nodes' models
 ASKED: Final = "asked"  # why an engine was replaced that had not broken
 
 
