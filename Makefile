@@ -60,6 +60,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.relay
 	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.door
+	$(BIN)/python -m bench.telemetry
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path

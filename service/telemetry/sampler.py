@@ -17,8 +17,8 @@ from workers.fleet import Fleet
 from workers.health.probes import KernelView, look_at_tree
 from workers.notifier import Notifier
 
-PAUSE_S: Final = 5.0  # at least, between two looks
-SHARE: Final = 100  # a look that took long is made so many times rarer than that
+PAUSE_S: Final = 10.0  # at least, between two looks
+SHARE: Final = 300  # a look that takes long comes so much rarer: it costs at most 0.3 % of a core
 
 
 class Sampler(Collector):

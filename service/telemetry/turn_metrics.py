@@ -1,6 +1,7 @@
 """What becomes of turns, counted as it is told: a few additions a turn, and none a token."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -17,6 +18,17 @@ REQUEST: Final = "request"
 MOST_TOOLS: Final = 100  # their names are those of jobs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The series of one source and model; to look each up anew would take as long as to add to it."""
+
+    labels: tuple[str, str]
+    wait: Histogram
+    duration: Histogram
+    first_token: Histogram
+    token: Histogram
+
+
 class TurnMetrics:
     """``model_name`` and ``tool_name`` bound how many names there are; ``source`` is ``job`` or ``request``."""
 
@@ -25,6 +37,7 @@ class TurnMetrics:
     ) -> None:
         self._model_name = model_name
         self._tool_name = tool_name
+        self._places: dict[tuple[str, str], _Place] = {}
         ended, place = ("source", "model", "outcome", "reason"), ("source", "model")
 
         def seconds(
@@ -57,7 +70,7 @@ class TurnMetrics:
         for fact in facts:
             match fact:
                 case TurnMoved() if fact.waited_s is not None:
-                    self._waits.labels(JOB, self._model_name(fact.model)).observe(fact.waited_s)
+                    self._place(JOB, fact.model).wait.observe(fact.waited_s)
                 case TurnEnded():
                     self._end_turn(fact)
                 case TurnRequeued() if fact.measures is not None:
@@ -70,27 +83,27 @@ class TurnMetrics:
 
     def take_request(self, request: RequestMeasures) -> None:
         """Count what has become of a client's request."""
-        place = REQUEST, self._model_name(request.model)
-        self._turns.labels(*place, request.outcome.value, request.reason or "").inc()
-        self._waits.labels(*place).observe(request.waited_s)
+        place = self._place(REQUEST, request.model)
+        self._turns.labels(*place.labels, request.outcome.value, request.reason or "").inc()
+        place.wait.observe(request.waited_s)
         for attempt in request.attempts:
             self._count_attempt(REQUEST, attempt)
         if request.attempts:
-            self._durations.labels(*place).observe(request.seconds)
+            place.duration.observe(request.seconds)
 
     def _end_turn(self, fact: TurnEnded) -> None:
-        turn, place = fact.turn, (JOB, self._model_name(fact.model))
-        self._turns.labels(*place, turn.state.value, turn.reason or "").inc()
+        turn, place = fact.turn, self._place(JOB, fact.model)
+        self._turns.labels(*place.labels, turn.state.value, turn.reason or "").inc()
         if fact.measures is None:  # it was on no slot at its end, and its attempts were counted before
             return
         self._count_attempt(JOB, fact.measures)
         self._count_tools(turn.tool_calls)
         if turn.queued_at is not None and turn.finished_at is not None:
-            self._durations.labels(*place).observe(max(0.0, (turn.finished_at - turn.queued_at).total_seconds()))
+            place.duration.observe(max(0.0, (turn.finished_at - turn.queued_at).total_seconds()))
 
     def _count_attempt(self, source: str, attempt: AttemptMeasures) -> None:
-        place, used = (source, self._model_name(attempt.model)), attempt.used
-        self._attempts.labels(*place, attempt.outcome.value, attempt.reason or "").inc()
+        place, used = self._place(source, attempt.model), attempt.used
+        self._attempts.labels(*place.labels, attempt.outcome.value, attempt.reason or "").inc()
         tokens = {
             "prompt": used.prompt_tokens,
             "cached": used.cached_tokens,
@@ -99,11 +112,24 @@ class TurnMetrics:
         }
         for kind, count in tokens.items():
             if count:
-                self._tokens.labels(*place, kind).inc(count)
+                self._tokens.labels(*place.labels, kind).inc(count)
         if attempt.first_token_s is not None:
-            self._first_tokens.labels(*place).observe(attempt.first_token_s)
+            place.first_token.observe(attempt.first_token_s)
         if attempt.token_s is not None:
-            self._token_times.labels(*place).observe(attempt.token_s)
+            place.token.observe(attempt.token_s)
+
+    def _place(self, source: str, model: str) -> "_Place":
+        labels = (source, self._model_name(model))
+        place = self._places.get(labels)
+        if place is None:
+            place = self._places[labels] = _Place(
+                labels=labels,
+                wait=self._waits.labels(*labels),
+                duration=self._durations.labels(*labels),
+                first_token=self._first_tokens.labels(*labels),
+                token=self._token_times.labels(*labels),
+            )
+        return place
 
     def _count_tools(self, calls: Iterable[ToolRecord]) -> None:
         for call in calls:
