@@ -54,7 +54,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
     app.include_router(openai_router(node, limits, server))  # first: each route before one's own costs 20 us a request
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
-    app.include_router(workers_router(node.fleet, lambda: node.scheduler.view))
+    app.include_router(workers_router(node.fleet, node.reserved))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))

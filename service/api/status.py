@@ -41,7 +41,5 @@ def status_document(
         store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
         tool_servers=tool_servers(node.tools),
         lanes=[lane_document(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes],
-        workers=[
-            worker_document(node.scheduler.view.reserved, worker, is_named=caller.sees_all) for worker in node.fleet
-        ],
+        workers=[worker_document(node.reserved, worker, is_named=caller.sees_all) for worker in node.fleet],
     )

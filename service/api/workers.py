@@ -13,7 +13,6 @@ from service.api.problems import refused
 from service.config.tools import Equipment
 from service.conversations.transcript import rfc3339
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
-from service.scheduling.core.view import PoolsView
 from service.store.store import Store
 from workers.engine.log_ring import LogLine
 from workers.fleet import Fleet
@@ -26,11 +25,11 @@ from workers.supervised import SupervisedWorker
 STREAMS: Final[Mapping[int, Literal["roundhouse", "stdout", "stderr"]]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}
 
 
-def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
+def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
     """Return the routes of workers."""
     router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
-    shown = partial(worker_document, lambda worker: view().reserved(worker))  # another after a takeover
+    shown = partial(worker_document, reserved)
 
     def find(worker_id: str) -> SupervisedWorker:
         worker = fleet.get(worker_id)

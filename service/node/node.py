@@ -68,6 +68,10 @@ class Node:
     tools: Equipment
     catalog: ToolCatalog
 
+    def reserved(self, worker: str) -> int:
+        """Return how many tokens of a worker's KV cache the turns on it have reserved."""
+        return self.scheduler.view.reserved(worker)  # another view after a takeover
+
     async def unclaimed(self) -> dict[str, str]:
         """Return what the conversations wait for that no node runs, by the model that they need next."""
         if isinstance(self.neighbours, Alone):

@@ -19,8 +19,8 @@ KEY, WRONG_KEY = "key-that-is-right", "key-that-is-wrong"
 def service(free_ports: Callable[[int], int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One whose engine has died once of a prompt, under a turn that ran again; a client's request has run too."""
     folder, port = tmp_path_factory.mktemp("service"), free_ports(2)
-    died_once = {"die-on": "TOPIC-0", "die-once": str(folder / "died")}
-    model = scripted_model(port + 1, slots=1, **died_once)
+    flags: dict[str, Any] = {"die-on": "TOPIC-0", "die-once": str(folder / "died")}
+    model = scripted_model(port + 1, slots=1, **flags)
     server = {"api_keys": [KEY], "log": "json"}
     with serving(folder, port, {"m": model}, server) as running:
         running.job = running.post_job(debate())  # type: ignore[attr-defined]

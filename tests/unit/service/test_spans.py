@@ -91,7 +91,7 @@ def attempt(outcome: TurnState, reason: str | None) -> Attempt:
 
 def id_of(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    return int(span.context.span_id)
 
 
 def test_a_conversation_holds_its_turns_and_each_its_attempts_and_calls() -> None:
