@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +122,18 @@ def test_the_log_holds_no_key(service: Service) -> None:
     """Neither one that is right nor one that was tried."""
     assert KEY not in service.log()
     assert WRONG_KEY not in service.log()
+
+
+@pytest.mark.system
+def test_slots_that_are_wanted_are_turns_that_could_run(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """One runs and two are ready; the moderators, who wait for them, want none yet."""
+    port = free_ports(2)
+    with serving(tmp_path, port, {"m": scripted_model(port + 1, slots=1, prefill=60.0)}) as service:
+        agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "speak_after_within_round": ["a"]}]
+        job = {"rounds": 1, "agents": agents, "conversations": [{"prompt": "Go."}] * 3}
+        service.post_job(job)
+        wait_for(lambda: value(service, "turns", pool="in_flight") == 1, "a turn has its slot")
+        pools = {pool: value(service, "turns", model="m", pool=pool) for pool in ("pending", "ready", "in_flight")}
+        assert pools == {"pending": 3, "ready": 2, "in_flight": 1}
+        assert value(service, "slots_wanted", model="m") == 3
+        wait_for(lambda: (value(service, "oldest_ready_turn_seconds") or 0) > 0.1, "its wait is told")

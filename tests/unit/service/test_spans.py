@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -12,13 +13,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from service.config.schema import Config
 from service.conversations.job import JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, RequestMeasures, UsageCounts
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Attempt, Turn
+from service.errors import ConfigError
+from service.node.node import open_node
 from service.store.records import ConversationMoved, TurnEnded
 from service.telemetry.tracing import names
 from service.telemetry.tracing.spans import Spans
+from workers.spec import EngineKind, WorkerSpec
 from workers.tools.calls import ToolRecord
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -204,3 +209,20 @@ def test_off_nothing_of_it_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not re.findall(r"opentelemetry\.(?:sdk|exporter)\S*|service\.telemetry\.tracing\S*", done.stdout)
     assert "service.telemetry.telemetry" in done.stdout
+
+
+async def test_without_the_extra_traces_are_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever switches them on is told what to install, and nothing starts."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.delitem(sys.modules, "service.telemetry.tracing.otlp", raising=False)
+    attached = {"engine": "attached", "url": "http://127.0.0.1:9"}
+    config = Config.model_validate(
+        {"models": {"m": attached}, "store": {"url": "memory"}, "telemetry": {"traces": True}}
+    )
+    spec = WorkerSpec(engine=EngineKind.ATTACHED, name="m", url="http://127.0.0.1:9")
+    with pytest.raises(ExceptionGroup) as refused:
+        async with open_node(config, [spec], tmp_path):
+            raise AssertionError("it starts")
+    told = refused.value.subgroup(ConfigError)
+    assert told is not None
+    assert "pip install 'roundhouse[otel]'" in str(told.exceptions[0])
