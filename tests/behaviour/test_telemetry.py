@@ -128,7 +128,7 @@ def test_the_log_holds_no_key(service: Service) -> None:
 def test_slots_that_are_wanted_are_turns_that_could_run(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """One runs and two are ready; the moderators, who wait for them, want none yet."""
     port = free_ports(2)
-    with serving(tmp_path, port, {"m": scripted_model(port + 1, slots=1, prefill=60.0)}) as service:
+    with serving(tmp_path, port, {"m": scripted_model(port + 1, slots=1, tokens=10_000, interval=0.1)}) as service:
         agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "speak_after_within_round": ["a"]}]
         job = {"rounds": 1, "agents": agents, "conversations": [{"prompt": "Go."}] * 3}
         service.post_job(job)

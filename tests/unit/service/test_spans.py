@@ -223,6 +223,4 @@ async def test_without_the_extra_traces_are_refused_in_words(monkeypatch: pytest
     with pytest.raises(ExceptionGroup) as refused:
         async with open_node(config, [spec], tmp_path):
             raise AssertionError("it starts")
-    told = refused.value.subgroup(ConfigError)
-    assert told is not None
-    assert "pip install 'roundhouse[otel]'" in str(told.exceptions[0])
+    assert "pip install 'roundhouse[otel]'" in repr(refused.value.subgroup(ConfigError))
