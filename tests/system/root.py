@@ -18,6 +18,7 @@ from tests.system.host import apt_options, debian_archive
 
 SUITE = "trixie"
 PACKAGES = ("ca-certificates", "netbase", "tzdata", "python3", "python3-venv")  # what python:slim has, as Debian has it
+BARE = ("ca-certificates", "netbase", "tzdata")  # what images without a Python have
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALL = "apt-get update && apt-get install --yes --no-install-recommends mmdebstrap"
 PROGRAMS = ("apt-get", "mmdebstrap", "unshare", "nsenter", "setpriv", "chroot", "mount", "tar")
@@ -39,10 +40,10 @@ def check_machine() -> None:
         pytest.skip("this machine allows no namespaces")
 
 
-def base_root() -> Path:
-    """Return a tar of the smallest root of the suite with a Python: out of the user's cache, or made."""
+def base_root(packages: tuple[str, ...] = PACKAGES) -> Path:
+    """Return a tar of the smallest root of the suite, by default with a Python: out of the user's cache, or made."""
     address = debian_archive()
-    what = json.dumps([SUITE, PACKAGES, address, time.strftime("%Y-%m")])
+    what = json.dumps([SUITE, packages, address, time.strftime("%Y-%m")])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roundhouse" / "roots"
     tar = cache / f"{SUITE}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.tar"
     if tar.exists():
@@ -52,7 +53,7 @@ def base_root() -> Path:
     gone = " ".join(f'"$1/{name}"' for name in ("etc/apt/auth.conf.d", "etc/resolv.conf", "etc/hostname"))
     command = [
         *OURS_TO_THE_END, *SPACES, "--mount-proc",
-        "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", f"--include={','.join(PACKAGES)}",
+        "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", f"--include={','.join(packages)}",
         *(f"--aptopt={line}" for line in apt_options()),
         '--setup-hook=mkdir -p "$1/etc/apt/auth.conf.d"; cp -a /etc/apt/auth.conf.d "$1/etc/apt/" || true',
         f'--customize-hook=rm -rf {gone} "$1/etc/apt/apt.conf.d/99mmdebstrap"',
