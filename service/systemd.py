@@ -1,8 +1,8 @@
 """Tells the service manager how the service does: ready, reloading, stopping, and that its event loop turns.
 
-The protocol is systemd's sd_notify: datagrams of ``NAME=VALUE`` lines to the socket in ``NOTIFY_SOCKET``. Who started the
-process without one is told nothing. The variables stay in the environment, since a program that takes this process over
-by ``execve`` needs them; the unit's ``NotifyAccess=main`` keeps engines from speaking for the service.
+The protocol is systemd's sd_notify: datagrams of ``NAME=VALUE`` lines to the socket in ``NOTIFY_SOCKET``. Who started
+the process without one is told nothing. The variables stay in the environment, since a program that takes this process
+over by ``execve`` needs them; the unit's ``NotifyAccess=main`` keeps engines from speaking for the service.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
@@ -55,7 +55,7 @@ class ServiceManager:
 
     @contextlib.contextmanager
     def reloading(self, status: str) -> Iterator[None]:
-        """Say for a block that the configuration is read anew, and after it, however it ends, that the service serves."""
+        """Say for a block that the configuration is read anew; however it ends, that the service serves again."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", "STATUS=reloading")
         try:
             yield

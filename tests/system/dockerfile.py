@@ -133,7 +133,8 @@ class Image:
 
 def _copy_tree(source: Path, target: Path) -> None:
     """Copy a folder as it is, owners and modes too."""
-    subprocess.run(["cp", "-a", "--reflink=auto", str(source), str(target)], check=True, timeout=COPY_LIMIT_S)
+    command = ["cp", "-a", "--reflink=auto", str(source), str(target)]  # of coreutils
+    subprocess.run(command, check=True, timeout=COPY_LIMIT_S)
 
 
 def _instructions(text: str) -> list[tuple[str, str]]:
