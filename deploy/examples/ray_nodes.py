@@ -4,7 +4,7 @@
 
 Ray places the nodes and gives each its GPUs (CUDA_VISIBLE_DEVICES). PostgreSQL, which the configuration names, gives
 them one queue. Ctrl-C or SIGTERM drains all nodes. A node that dies is started again by its actor; its jobs go on
-meanwhile on the others. Where an actor is killed, its node gets SIGTERM from the kernel, and drains.
+meanwhile on the others. Where an actor is killed, its node gets SIGTERM from the kernel, and ends its engines.
 """
 
 import argparse
@@ -27,7 +27,7 @@ STOP_S = 120.0  # more than drain_s and stop_grace_s together
 
 
 def node_command(program: str, config: str, host: str, port: int, state_dir: str) -> list[str]:
-    """Return what runs one node, so that it is told to drain when the process that started it is killed."""
+    """Return what runs one node, so that it is told to stop when the process that started it is killed."""
     serve = [program, "serve", "--config", config, "--host", host, "--port", str(port), "--state-dir", state_dir]
     return ["setpriv", "--pdeathsig", "TERM", *serve]
 
