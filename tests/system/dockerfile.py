@@ -118,8 +118,8 @@ class Image:
         if options:
             (option,) = options
             stage = self._stages[option.removeprefix("--from=")]
-            (source,) = sources
-            _copy_tree(stage.root / source.lstrip("/"), target)
+            (built,) = sources
+            _copy_tree(stage.root / built.lstrip("/"), target)
             return
         for source in (self._source / each for each in sources):
             if source.is_dir():

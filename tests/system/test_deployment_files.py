@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from service.config.load import load_config
-from service.config.schema import Config, ModelConfig
+from service.config.schema import Config
 from tests.system import deploy_tools
 
 ROOT = Path(__file__).parents[2]
@@ -96,8 +96,7 @@ def test_what_compose_starts_can_be_started(file: Path, monkeypatch: pytest.Monk
 
 def longest_stop_s(config: Config) -> float:
     """Return how long a stop may take."""
-    models = [model for model in config.models.values() if isinstance(model, ModelConfig)]
-    return config.server.drain_s + max(model.timeouts.stop_grace_s for model in models)
+    return config.server.drain_s + max(model.timeouts.stop_grace_s for model in config.models.values())
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.name)

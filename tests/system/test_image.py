@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import wait_for
 from tests.system.dockerfile import Image
 from tests.system.root import BARE, PACKAGES, base_root, check_machine
@@ -56,6 +57,13 @@ def built(**arguments: str) -> Iterator[Image]:
         yield made
 
 
+KILL_ENGINE = """
+import json, os, signal, urllib.request
+(worker,) = json.load(urllib.request.urlopen("http://127.0.0.1:8080/v1/workers"))["workers"]
+os.kill(worker["pid"], signal.SIGKILL)
+"""
+
+
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
     with built() as made:
@@ -65,11 +73,11 @@ def image() -> Iterator[Image]:
 class Container:
     """The image's entrypoint as the first process of its namespaces; its log is a file."""
 
-    def __init__(self, image: Image, folder: Path) -> None:
+    def __init__(self, image: Image, folder: Path, *within: str) -> None:
         self._image = image
         self._log = folder / "log"
         volumes = [(_volume(image, place, folder), place) for place in image.volumes]
-        argv = [*image.entrypoint, *image.command]
+        argv = [*within, *image.entrypoint, *image.command]
         with self._log.open("wb") as log:
             command = image.place.command(argv, volumes=volumes, is_alone=True)
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -100,8 +108,9 @@ def _volume(image: Image, place: str, folder: Path) -> Path:
 
 
 @contextmanager
-def running(image: Image, folder: Path) -> Iterator[Container]:
-    container = Container(image, folder)
+def running(image: Image, folder: Path, *within: str) -> Iterator[Container]:
+    """Run the image for a block, by the command ``within`` where there is one."""
+    container = Container(image, folder, *within)
     try:
         yield container
     finally:
@@ -158,6 +167,22 @@ def test_the_unit_is_one(image: Image) -> None:
         image.place.run(["systemd-analyze", "security", "--offline=true", "--threshold=20", "roundhouse.service"])
     finally:
         image.place.user = user
+
+
+def test_the_units_filter_leaves_what_is_needed(image: Image, tmp_path: Path) -> None:
+    """Under the system calls that the unit allows, the service serves a job, builds a killed engine anew, and ends."""
+    shutil.copyfile(PROGRAMS / "confined.py", image.place.root / "usr/local/lib/confined.py")
+    unit = "/etc/systemd/system/roundhouse.service"  # of the test before
+    with running(image, tmp_path, "python3", "/usr/local/lib/confined.py", unit) as container:
+        wait_for(lambda: container.health().returncode == 0, "it is healthy", START_S)
+        done = container.inside("python", "-c", ASK, json.dumps(JOB))
+        assert '"state": "completed"' in done.stdout, container.log()
+        killed = container.inside("python", "-c", KILL_ENGINE)
+        assert killed.returncode == 0, killed.stderr
+        wait_for(lambda: "backoff -> starting" in container.log(), "its engine is started again", START_S)
+        wait_for(lambda: container.health().returncode == 0, "it is healthy again", START_S)
+        os.kill(container.init, signal.SIGTERM)
+        assert container.process.wait(60) == 0, container.log()
 
 
 def test_without_what_its_engine_needs_it_is_unhealthy(image: Image, tmp_path: Path) -> None:
