@@ -1,5 +1,6 @@
 """What the service tells systemd: that it serves, that it stops, and that its event loop turns."""
 
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,8 +9,8 @@ import anyio
 import pytest
 
 from service.systemd import ServiceManager
-from tests.harness.service import scripted_model, serving
-from tests.harness.waiting import wait_for, wait_until
+from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 
 PERIOD_S = 0.3
 
@@ -62,6 +63,26 @@ def test_a_service_says_when_it_serves_and_stops_and_feeds_its_watchdog(
         assert manager.says("STOPPING=1") == 1
     assert f"STATUS=serving at {service.url}" in manager.heard
     assert manager.heard.index("READY=1") < manager.heard.index("STOPPING=1")
+
+
+def test_what_the_watchdog_ends_says_where_it_was_and_leaves_nothing(
+    tmp_path: Path, free_ports: Callable[[int], int], manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGABRT, as systemd sends it: the stacks stand in the log, and the guardians end the engines."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    service = Service(tmp_path / "s", free_ports(1), {"m": scripted_model(free_ports(1))})
+    service.start()
+    tree = service.tree()
+    assert len(tree) == 2
+    assert service.process is not None
+    assert manager.says("WATCHDOG=1")
+    service.process.send_signal(signal.SIGABRT)
+    assert service.process.wait(LIMIT_S) == -signal.SIGABRT
+    wait_for(lambda: not any(map(is_alive, tree)), "its guardian and its engine have ended")
+    assert "Fatal Python error: Aborted" in service.log()
+    assert 'File "' in service.log()
+    service.http.close()
 
 
 async def test_a_loop_that_hangs_feeds_no_watchdog(tmp_path: Path, manager: Manager) -> None:

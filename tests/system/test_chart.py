@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tests.system.test_deployment_files import check, longest_stop_s
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "roundhouse"
+PAGE = ROOT / "docs" / "how-to" / "kubernetes.md"
 SIDECAR = ROOT / "deploy" / "examples" / "kubernetes-sidecar.yaml"
 OTHERS = frozenset({"ScaledObject", "ServiceMonitor"})  # of KEDA and of the Prometheus operator
 DATABASE = {"postgresql": {"existingSecret": "database"}}
@@ -243,3 +245,17 @@ def test_a_node_of_the_chart_answers_its_probes(tmp_path: Path, free_ports: Call
         finally:
             process.terminate()
             assert process.wait(60) == 0, (tmp_path / "log").read_text()
+
+
+def test_the_values_of_the_page_are_taken(tmp_path: Path) -> None:
+    """What docs/how-to/kubernetes.md shows is what the chart knows, each block alone with those before it."""
+    values: dict[str, Any] = {}
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        values |= yaml.safe_load(block)
+        objects = rendered(values, tmp_path)
+    assert one(objects, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 8
+    container = pod_of(objects)["containers"][0]
+    assert container["image"] == "registry.example/roundhouse:0.1.0"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
