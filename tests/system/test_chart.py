@@ -151,7 +151,7 @@ def test_what_a_node_reads_is_a_configuration(
     assert effective.server.api_keys
     assert effective.store.url.startswith("postgresql:" if "postgresql" in values else "sqlite")
     pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod["terminationGracePeriodSeconds"] >= pre_stop + longest_stop_s(effective) + 10
+    assert pod["terminationGracePeriodSeconds"] >= pre_stop + longest_stop_s(effective) + 15
     given = values.get("config", {}).get("models", {"tiny": {}})
     assert set(effective.models) == set(given), "a model of one's own stands alone"
 
