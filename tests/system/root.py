@@ -97,7 +97,7 @@ class Place:
 
         ``binds`` are seen, ``volumes`` can be written; ``is_alone`` has no network but a loopback of its own.
         """
-        lines = ["set -e", *self._mounts(), *(line for bind in binds for line in self._bind(bind, "ro"))]
+        lines = ["set -e", *self.mounts(), *(line for bind in binds for line in self._bind(bind, "ro"))]
         lines += [line for bind in volumes for line in self._bind(bind, "rw")]
         if is_alone:
             lines.append(shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("loopback.py"))]))
@@ -107,6 +107,19 @@ class Place:
         lines.append("exec " + shlex.join(["chroot", str(self.root), *become, *self._with_settings(argv, more)]))
         network = ["--net"] if is_alone else []
         return [*OURS_TO_THE_END, *SPACES, "--ipc", "--uts", *network, "--", "sh", "-c", "\n".join(lines)]
+
+    def mounts(self) -> list[str]:
+        """Return the lines of a shell that mount what any program expects in a root."""
+        root = shlex.quote(str(self.root))
+        links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+        return [
+            f"mount -t proc -o nosuid,nodev,noexec proc {root}/proc",
+            f"mount -t tmpfs -o nosuid,mode=755,size=1m dev {root}/dev",
+            *(f": > {root}/dev/{name}; mount --bind /dev/{name} {root}/dev/{name}" for name in DEVICES),
+            *(f"ln -s {target} {root}/dev/{name}" for name, target in links.items()),
+            f"mkdir -m 1777 {root}/dev/shm; mount -t tmpfs -o mode=1777,size=64m shm {root}/dev/shm",
+            f"mount -t tmpfs -o nosuid,nodev,mode=755 run {root}/run",
+        ]
 
     def inside(self, init: int, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a program beside one that runs, as ``docker exec`` does; ``init`` is its first process."""
@@ -134,18 +147,6 @@ class Place:
         settings = {**self.environment, **(more or {}), "HOME": self.identity()[2]}
         pairs = [f"{name}={value}" for name, value in settings.items()]
         return ["env", "-i", f"--chdir={self.directory}", *pairs, *argv]
-
-    def _mounts(self) -> list[str]:
-        root = shlex.quote(str(self.root))
-        links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-        return [
-            f"mount -t proc -o nosuid,nodev,noexec proc {root}/proc",
-            f"mount -t tmpfs -o nosuid,mode=755,size=1m dev {root}/dev",
-            *(f": > {root}/dev/{name}; mount --bind /dev/{name} {root}/dev/{name}" for name in DEVICES),
-            *(f"ln -s {target} {root}/dev/{name}" for name, target in links.items()),
-            f"mkdir -m 1777 {root}/dev/shm; mount -t tmpfs -o mode=1777,size=64m shm {root}/dev/shm",
-            f"mount -t tmpfs -o nosuid,nodev,mode=755 run {root}/run",
-        ]
 
     def _bind(self, bind: Bind, mode: str) -> list[str]:
         path, place = bind

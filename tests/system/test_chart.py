@@ -254,7 +254,8 @@ def test_the_values_of_the_page_are_taken(tmp_path: Path) -> None:
     assert len(blocks) == 2
     for block in blocks:
         values |= yaml.safe_load(block)
-        objects = rendered(values, tmp_path)
+        rendered(values, tmp_path)
+    objects = rendered(values, tmp_path)
     assert one(objects, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 8
     container = pod_of(objects)["containers"][0]
     assert container["image"] == "registry.example/roundhouse:0.1.0"

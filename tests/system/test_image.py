@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import wait_for
 from tests.system.dockerfile import Image
-from tests.system.root import BARE, PACKAGES, base_root, check_machine
+from tests.system.machine import booted
+from tests.system.root import BARE, PACKAGES, Place, base_root, check_machine
 
 SOURCE = Path(__file__).parents[2]
 START_S = 120.0
+UNIT = "etc/systemd/system/roundhouse.service"
 JOB = {
     "agents": [{"id": "a", "model": "tiny", "params": {"max_tokens": 24}}],
     "conversations": [{"id": "q1", "prompt": "Hello?"}],
@@ -57,13 +58,6 @@ def built(**arguments: str) -> Iterator[Image]:
         yield made
 
 
-KILL_ENGINE = """
-import json, os, signal, urllib.request
-(worker,) = json.load(urllib.request.urlopen("http://127.0.0.1:8080/v1/workers"))["workers"]
-os.kill(worker["pid"], signal.SIGKILL)
-"""
-
-
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
     with built() as made:
@@ -73,11 +67,11 @@ def image() -> Iterator[Image]:
 class Container:
     """The image's entrypoint as the first process of its namespaces; its log is a file."""
 
-    def __init__(self, image: Image, folder: Path, *within: str) -> None:
+    def __init__(self, image: Image, folder: Path) -> None:
         self._image = image
         self._log = folder / "log"
         volumes = [(_volume(image, place, folder), place) for place in image.volumes]
-        argv = [*within, *image.entrypoint, *image.command]
+        argv = [*image.entrypoint, *image.command]
         with self._log.open("wb") as log:
             command = image.place.command(argv, volumes=volumes, is_alone=True)
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -108,9 +102,8 @@ def _volume(image: Image, place: str, folder: Path) -> Path:
 
 
 @contextmanager
-def running(image: Image, folder: Path, *within: str) -> Iterator[Container]:
-    """Run the image for a block, by the command ``within`` where there is one."""
-    container = Container(image, folder, *within)
+def running(image: Image, folder: Path) -> Iterator[Container]:
+    container = Container(image, folder)
     try:
         yield container
     finally:
@@ -149,40 +142,54 @@ def test_a_base_without_a_python_gets_one() -> None:
         made.place.run(["python", "-c", missing])
 
 
-def test_the_unit_is_one(image: Image) -> None:
-    """Systemd reads it without a word, and calls it hardened: an exposure of 2.0 of 10 at most."""
+@pytest.fixture(scope="module")
+def installed(image: Image) -> Place:
+    """The image's root as a machine that Roundhouse was installed on as docs/how-to/systemd.md says."""
     image.place.user, user = "0", image.place.user
-    try:
-        image.install("systemd", "procps")  # which any machine has that runs units
-        unit = image.place.root / "etc/systemd/system/roundhouse.service"
-        shutil.copyfile(SOURCE / "deploy" / "roundhouse.service", unit)
-        program = image.place.root / "opt/roundhouse/.venv/bin/roundhouse"
-        program.parent.mkdir(parents=True)
-        program.symlink_to("/opt/roundhouse/bin/roundhouse")
-        page = image.place.root / "opt/roundhouse/docs/how-to/systemd.md"
-        page.parent.mkdir(parents=True)
-        page.touch()
-        told = image.place.run(["sh", "-c", "systemd-analyze verify --man=no roundhouse.service 2>&1"])
-        assert told == ""
-        image.place.run(["systemd-analyze", "security", "--offline=true", "--threshold=20", "roundhouse.service"])
-    finally:
-        image.place.user = user
+    image.install("systemd", "procps", "dbus")
+    image.place.user = user
+    root = image.place.root
+    shutil.copyfile(SOURCE / "deploy" / "roundhouse.service", root / UNIT)
+    (root / "opt/roundhouse/.venv/bin").mkdir(parents=True)
+    (root / "opt/roundhouse/.venv/bin/roundhouse").symlink_to("/opt/roundhouse/bin/roundhouse")
+    (root / "opt/roundhouse/docs/how-to").mkdir(parents=True)
+    shutil.copyfile(SOURCE / "docs/how-to/systemd.md", root / "opt/roundhouse/docs/how-to/systemd.md")
+    (root / "etc/roundhouse.yaml").write_text("models: {tiny: {engine: embedded}}\n")
+    return Place(root=root)
 
 
-def test_the_units_filter_leaves_what_is_needed(image: Image, tmp_path: Path) -> None:
-    """Under the system calls that the unit allows, the service serves a job, builds a killed engine anew, and ends."""
-    shutil.copyfile(PROGRAMS / "confined.py", image.place.root / "usr/local/lib/confined.py")
-    unit = "/etc/systemd/system/roundhouse.service"  # of the test before
-    with running(image, tmp_path, "python3", "/usr/local/lib/confined.py", unit) as container:
-        wait_for(lambda: container.health().returncode == 0, "it is healthy", START_S)
-        done = container.inside("python", "-c", ASK, json.dumps(JOB))
-        assert '"state": "completed"' in done.stdout, container.log()
-        killed = container.inside("python", "-c", KILL_ENGINE)
-        assert killed.returncode == 0, killed.stderr
-        wait_for(lambda: "backoff -> starting" in container.log(), "its engine is started again", START_S)
-        wait_for(lambda: container.health().returncode == 0, "it is healthy again", START_S)
-        os.kill(container.init, signal.SIGTERM)
-        assert container.process.wait(60) == 0, container.log()
+def test_the_unit_is_one(installed: Place) -> None:
+    """Systemd reads it without a word, and calls it hardened: an exposure of 2.0 of 10 at most."""
+    run = installed.run
+    assert run(["sh", "-c", "systemd-analyze verify --man=no roundhouse.service 2>&1"]) == ""
+    run(["systemd-analyze", "security", "--offline=true", "--threshold=20", "roundhouse.service"])
+
+
+def test_systemd_keeps_the_service(installed: Place) -> None:
+    """A machine boots; the service serves a job within its walls, is ended when it hangs, and comes back.
+
+    Its end is calm, and nothing of it is left.
+    """
+    more = (installed.root / UNIT).with_suffix(".service.d")
+    more.mkdir()
+    (more / "soon.conf").write_text("[Service]\nWatchdogSec=6\n")
+    with booted(installed.root) as machine:
+        machine.run("systemctl", "start", "roundhouse")
+        assert machine.unit("roundhouse", "StatusText") == "serving at http://127.0.0.1:8080"
+        assert '"state": "completed"' in machine.run("/opt/roundhouse/bin/python", "-c", ASK, json.dumps(JOB))
+        first = machine.unit("roundhouse", "MainPID")
+        told = machine.run("cat", f"/proc/{first}/status").replace("\t", " ")
+        for line in ("NoNewPrivs: 1", "Seccomp: 2", "CapBnd: 0000000000000000"):
+            assert line in told
+        machine.run("kill", "-STOP", first)
+        wait_for(lambda: machine.unit("roundhouse", "NRestarts") == "1", "the watchdog has bitten", START_S)
+        wait_for(lambda: machine.unit("roundhouse", "ActiveState") == "active", "it serves again", START_S)
+        assert "Fatal Python error: Aborted" in machine.run("journalctl", "--unit=roundhouse", "--output=cat")
+        assert '"state": "completed"' in machine.run("/opt/roundhouse/bin/python", "-c", ASK, json.dumps(JOB))
+        machine.run("systemctl", "stop", "roundhouse")
+        ended = (machine.unit("roundhouse", "Result"), machine.unit("roundhouse", "ExecMainStatus"))
+        assert ended == ("success", "0")
+        machine.run("pgrep", "--uid", "roundhouse", status=1)
 
 
 def test_without_what_its_engine_needs_it_is_unhealthy(image: Image, tmp_path: Path) -> None:
