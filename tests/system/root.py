@@ -95,12 +95,16 @@ class Place:
     ) -> list[str]:
         """Return the command that runs ``argv`` as the first process of its namespaces.
 
-        ``binds`` are seen, ``volumes`` can be written; ``is_alone`` has no network but a loopback of its own.
+        ``binds`` are seen, ``volumes`` can be written; ``is_alone`` has no network but a loopback of its own, and
+        nothing else to write to but ``/tmp``.
         """
-        lines = ["set -e", *self.mounts(), *(line for bind in binds for line in self._bind(bind, "ro"))]
+        root = shlex.quote(str(self.root))
+        lines = ["set -e", f"mount --bind {root} {root}"]
+        lines += [*self.mounts(), *(line for bind in binds for line in self._bind(bind, "ro"))]
         lines += [line for bind in volumes for line in self._bind(bind, "rw")]
         if is_alone:
             lines.append(shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("loopback.py"))]))
+            lines += [f"mount -t tmpfs -o mode=1777 tmp {root}/tmp", f"mount -o remount,bind,ro {root}"]
         uid, gid, _ = self.identity()
         # The kernel forgets who is to die with whom when a process changes its user.
         become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", "--pdeathsig=keep"]

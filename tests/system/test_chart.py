@@ -59,6 +59,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "scaling without a database": ({"autoscaling": {"enabled": True}}, "postgresql.existingSecret"),
     "a wrong range": ({**DATABASE, "autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas"),
     "a misspelt value": ({"replica": 2}, "replica"),
+    "no configuration": ({"config": None}, "config"),
     "a host of one's own": ({"config": {"server": {"host": "127.0.0.1"}}}, "host"),
     "a password in the values": ({"config": {"store": {"url": "postgresql://u:p@h/d"}}}, "url"),
 }

@@ -112,12 +112,13 @@ def running(image: Image, folder: Path) -> Iterator[Container]:
 
 
 def test_it_serves_says_so_and_ends_when_it_is_told(image: Image, tmp_path: Path) -> None:
-    """As uid 10001 and below an init that reaps, with the tiny model that it makes itself."""
+    """As uid 10001, on a root that is read-only, below an init that reaps; with the tiny model that it makes itself."""
     with running(image, tmp_path) as container:
         assert container.health().returncode == 1, "it is not ready at once"
         wait_for(lambda: container.health().returncode == 0, "it is healthy", START_S)
         assert container.inside("id", "-u").stdout == "10001\n"
         assert container.inside("cat", "/proc/1/comm").stdout == "tini\n"
+        assert "Read-only file system" in container.inside("touch", "/var/tmp/x").stderr
         done = container.inside("python", "-c", ASK, json.dumps(JOB))
         (talk,) = json.loads(done.stdout)["conversations"]
         assert (talk["state"], talk["turns"][0]["state"]) == ("completed", "completed"), container.log()
