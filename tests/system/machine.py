@@ -62,6 +62,7 @@ def _command(place: Place) -> list[str]:
     at = shlex.quote(str(place.root))
     lines = [
         "set -e",
+        f"mount --bind {at} {at}",  # systemd wants its root to be a mount
         *place.mounts(),
         f"mount -t sysfs -o ro sysfs {at}/sys",
         f"mount -t cgroup2 cgroup2 {at}/sys/fs/cgroup",
