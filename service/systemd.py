@@ -2,7 +2,7 @@
 
 The protocol is systemd's sd_notify: datagrams of ``NAME=VALUE`` lines to the socket in ``NOTIFY_SOCKET``. Who started
 the process without one is told nothing. The variables stay in the environment, since a program that takes this process
-over by ``execve`` needs them; the unit's ``NotifyAccess=main`` keeps engines from speaking for the service.
+over by ``execve`` needs them; engines are started without.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
