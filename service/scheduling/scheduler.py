@@ -1,7 +1,6 @@
 """Acts out what the scheduling core decides: takes slots, runs turns, and tells the store what became of them.
 
-Every event is handled at once and without waiting, so the core's state and the slots change together. Slots are given
-back before anything is written, and nothing here waits for the store.
+Every event is handled at once, without waiting: core and slots change together. Nothing here waits for the store.
 """
 
 import logging
@@ -84,6 +83,7 @@ class Scheduler:
         read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
         self._job_turns = JobTurns(self._blame, outlet, self.counters, read)
         self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
+        self.turns_so_far = self._job_turns.turns.of_job  # reads only
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
         self._kv_uses = KvUses(fleet, self._works)
