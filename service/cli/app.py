@@ -14,6 +14,7 @@ from service.cli.gpus import gpus
 from service.cli.new_key import key
 from service.cli.plain import plain
 from service.cli.remote import ServiceAway
+from service.cli.timeline_file import timeline
 from service.cli.tool_listing import tools
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
@@ -31,6 +32,7 @@ app = typer.Typer(
 local.add_commands(app)
 remote.add_commands(app)
 app.command()(tools)
+app.command()(timeline)
 app.command()(gpus)
 app.command()(key)
 

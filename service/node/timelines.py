@@ -46,7 +46,7 @@ class Timelines:
         job = await self._store.read(queries.job(job_id))
         async with self._room:
             # Before the store: a turn that ends in between is then there twice, and the stored one stands.
-            running = self._scheduler.turns_so_far(job_id)
+            running = self._scheduler.turns.of_job(job_id)
             now = datetime.now(UTC)
             ended = await self._read(ended_turns, job_id)
             waiting = await self._read(unfinished_turns_of_job, job_id)

@@ -83,7 +83,7 @@ class Scheduler:
         read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
         self._job_turns = JobTurns(self._blame, outlet, self.counters, read)
         self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
-        self.turns_so_far = self._job_turns.turns.of_job  # reads only
+        self.turns = self._job_turns.turns  # others only look
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
         self._kv_uses = KvUses(fleet, self._works)

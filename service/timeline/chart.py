@@ -65,13 +65,14 @@ def chart(timeline: Timeline, width: int) -> list[str]:
 
 def length(seconds: float) -> str:
     """Return a length of time for people: ``0.35 s``, ``12.3 s``, ``4m05s``, ``2h07m``."""
-    if seconds < 1:
+    whole = round(seconds)
+    if whole < 1:
         return f"{seconds:.2f} s"
-    if seconds < MINUTE:
+    if whole < MINUTE:
         return f"{seconds:.1f} s"
-    if seconds < HOUR:
-        return f"{seconds // MINUTE:.0f}m{seconds % MINUTE:02.0f}s"
-    return f"{seconds // HOUR:.0f}h{seconds % HOUR // MINUTE:02.0f}m"
+    if whole < HOUR:
+        return f"{whole // MINUTE}m{whole % MINUTE:02d}s"
+    return f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m"
 
 
 def _line(spans: Sequence[Span], begin: float, each: float, columns: int, until_s: float) -> str:

@@ -12,7 +12,10 @@ START: Final = """
 const data = JSON.parse(document.getElementById("data").textContent);
 drawTimeline(document.getElementById("timeline"), data);
 """
-PAGE_STYLE: Final = "body{margin:0;padding:1rem}h1{font:600 1.1rem system-ui,sans-serif;margin:0 0 .5rem}"
+PAGE_STYLE: Final = (
+    ":root{color-scheme:light dark}body{margin:0;padding:1rem;background:light-dark(#fff,#12171e)}"
+    "h1{font:600 1.1rem system-ui,sans-serif;margin:0 0 .5rem}"
+)
 
 
 def page_pieces(timeline: Timeline, script: str, style: str) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ many turns wait for a slot a counter (``C``); names and orders come as metadata 
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ def trace_pieces(timeline: Timeline) -> Iterator[bytes]:
     yield msgspec.json.encode({"displayTimeUnit": "ms", "otherData": about})[:-1] + b',"traceEvents":['
     events = trace_events(timeline)
     is_first = True
-    while piece := [event for event, _ in zip(events, range(EVENTS_A_PIECE), strict=False)]:
+    while piece := list(islice(events, EVENTS_A_PIECE)):
         yield (b"" if is_first else b",\n") + msgspec.json.encode(piece)[1:-1]
         is_first = False
     yield b"]}\n"
