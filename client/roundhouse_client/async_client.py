@@ -168,6 +168,7 @@ class AsyncClient:
     get_incidents = _Asks(worker_calls.get_incidents)
 
     get_status = _Asks(node_calls.get_status)
+    get_speaking = _Asks(node_calls.get_speaking)
     list_lanes = _Asks(node_calls.list_lanes)
     get_usage = _Asks(node_calls.get_usage)
     get_health = _Asks(node_calls.get_health)

@@ -25,6 +25,7 @@ from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.openai.routes import model_router, openai_router
 from service.api.schemas import BatchLine
+from service.api.speaking_route import speaking_router
 from service.api.status import status_router
 from service.api.timeline_route import timeline_router
 from service.api.usage import usage_router
@@ -62,6 +63,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
     app.include_router(tools_router(node.catalog))
     app.include_router(model_router(node))
     app.include_router(status_router(node))
+    app.include_router(speaking_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(usage_router(node.store))
     app.include_router(health_router(node.fleet, node.store, node.tools))

@@ -51,7 +51,7 @@ class TimelineAttempt(Body):
     finished_s: float | None = None
     reason: str | None = None
     detail: str | None = None
-    tools: list[str] = []
+    tools: list[str] | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

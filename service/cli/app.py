@@ -16,6 +16,7 @@ from service.cli.plain import plain
 from service.cli.remote import ServiceAway
 from service.cli.timeline_file import timeline
 from service.cli.tool_listing import tools
+from service.cli.top import top
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
@@ -33,6 +34,7 @@ local.add_commands(app)
 remote.add_commands(app)
 app.command()(tools)
 app.command()(timeline)
+app.command()(top)
 app.command()(gpus)
 app.command()(key)
 

@@ -68,7 +68,7 @@ class Timelines:
     def _timeline(self, job: StoredJob, spans: Sequence[Span], rows: dict[str, int], until: datetime) -> Timeline:
         origin = job.created_at
         workers = [worker for worker in self._fleet if worker.spec.id in rows]
-        known = {worker.spec.id: worker for worker in workers}
+        known: dict[str, SupervisedWorker] = {worker.spec.id: worker for worker in workers}
         changes = [change for worker in workers for change in _changes(worker, origin, until)]
         incidents = [incident for worker in workers for incident in _incidents(worker, origin, until)]
         return Timeline(

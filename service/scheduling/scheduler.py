@@ -262,7 +262,7 @@ class Scheduler:
         ended_conversations = sum(
             isinstance(fact, records.ConversationMoved) and fact.state in ENDED_CONVERSATIONS for fact in facts
         )
-        self.counters.finished += ended_conversations
+        self.counters.note_ended(len(ended), ended_conversations)
         self._outlet.append_nowait(facts, partial(self._forget_stored, ended, ended_conversations))
 
     def _act(self, action: events.Action) -> list[Record]:

@@ -3,6 +3,7 @@
 
 const AXIS = 22, QUEUE = 34, HEAD = 20, ROW = 18, GAP = 8; // heights, in CSS pixels
 const LEAST_S = 1e-4; // the smallest visible range
+const NARROW = 4; // pixels below which an attempt is drawn together with its neighbours
 const NEAR = 6; // pixels within which the pointer is on a mark
 const LISTED = 50; // incidents in the list, the last
 const BAD = new Set(["failed"]);
@@ -157,7 +158,7 @@ class Chart {
     make(
       "p", "tl-sum", this.root,
       `${model.attempts.length} attempts on ${data.workers.length} workers in ${lengthOf(model.seconds)}, ` +
-        `${model.failed} failed; ${broken ? `${broken} times an engine broke` : "no engine broke"}; ` +
+        `${model.failed} failed; ${broken || "no"} engine${broken === 1 ? "" : "s"} broke; ` +
         `at most ${model.waiting.most} turns waited at a time`,
     );
     this.scroll = make("div", "tl-scroll", this.root);
@@ -263,7 +264,7 @@ class Chart {
     seconds = Math.min(whole, Math.max(LEAST_S, seconds));
     from = Math.min(model.to - seconds, Math.max(model.from, from));
     this.view = { from, to: from + seconds };
-    this.redraw();
+    this.hover(null); // what it told of is elsewhere now
   }
 
   fit() { this.show(this.model.from, Infinity); }
@@ -422,7 +423,8 @@ class Chart {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = undefined;
       drawChart(this);
-      this.range.textContent = `${lengthOf(Math.max(0, this.view.from))} to ${lengthOf(this.view.to)}`;
+      const isAll = this.seconds >= this.model.to - this.model.from;
+      this.range.textContent = `${isAll ? "all" : `${lengthOf(this.seconds)} of`} ${lengthOf(this.model.seconds)}`;
     });
   }
 }
@@ -553,8 +555,8 @@ function drawState(chart, lane, state) {
   }
 }
 
-// The attempts of a row. What is narrower than a pixel is drawn together with its neighbours, in the colour of the
-// worst of them, and runs of the same colour as one rectangle.
+// The attempts of a row. What is narrow is drawn together with its neighbours: of those that begin on one pixel the
+// worst gives the colour, and a run of the same colour is one rectangle.
 function drawRow(chart, row) {
   const { attempts } = chart.model;
   let run = null;
@@ -567,7 +569,7 @@ function drawRow(chart, row) {
   let at = Math.max(0, above(row.starts, chart.view.from) - 1);
   while (at < row.spans.length && row.starts[at] < chart.view.to) {
     const from = Math.max(chart.label, chart.x(row.starts[at])), to = Math.min(chart.width, chart.x(row.ends[at]));
-    if (to - from >= 2) {
+    if (to - from >= NARROW) {
       flush();
       drawSpan(chart, row, attempts[row.spans[at]], from, to);
       at++;
@@ -576,10 +578,11 @@ function drawRow(chart, row) {
     const pixel = Math.floor(from), next = Math.max(at + 1, above(row.starts, chart.time(pixel + 1), at));
     if (row.ends[at] >= chart.view.from) {
       const isBad = row.bad[next] > row.bad[at], name = isBad ? "failed" : attempts[row.spans[at]].outcome;
-      if (run && run.name === name && run.to >= pixel) run.to = pixel + 1;
+      const end = Math.max(pixel + 1, Math.round(to));
+      if (run && run.name === name && run.to >= pixel) run.to = Math.max(run.to, end);
       else {
         flush();
-        run = { name, from: pixel, to: pixel + 1 };
+        run = { name, from: pixel, to: end };
       }
     }
     at = next;
@@ -601,7 +604,7 @@ function drawSpan(chart, row, span, from, to) {
     }
   }
   if (span.number > 1 && wide > 5) {
-    paint.fillStyle = colour.over;
+    paint.fillStyle = colour.queue;
     paint.fillRect(from, y, 3, tall); // it was tried before
   }
   const begin = Math.max(from, read), room = from + wide - begin; // behind what was read, where the words are seen
