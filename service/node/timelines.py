@@ -87,7 +87,7 @@ class Timelines:
 def _worker(name: str, rows: int, worker: SupervisedWorker | None) -> WorkerRows:
     if worker is None:  # of another node, or of an earlier configuration
         return WorkerRows(id=name, rows=rows)
-    return WorkerRows(id=name, rows=rows, model=worker.spec.name, slots=worker.slots)
+    return WorkerRows(id=name, rows=rows, model=worker.spec.name, slots=worker.spec.slots)
 
 
 def _changes(worker: SupervisedWorker, origin: datetime, until: datetime) -> list[StateChange]:

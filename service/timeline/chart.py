@@ -1,5 +1,6 @@
 """A timeline as lines of text: a line a row, a column a share of the time."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -21,6 +22,7 @@ STRENGTH: Final = IDLE + BUSY + RUNNING + CANCELLED + FAILED  # what is told of 
 LEGEND: Final = f"{BUSY} completed  {RUNNING} running  {FAILED} failed  {CANCELLED} cancelled  {BROKE} engine broke"
 LEAST: Final = 20  # columns
 INCIDENTS: Final = 20  # that are listed, the last
+ROUNDING: Final = 1e-6  # of a column, which no attempt that ends with it enters
 MINUTE: Final = 60
 HOUR: Final = 3600
 
@@ -80,8 +82,8 @@ def _line(spans: Sequence[Span], begin: float, each: float, columns: int, until_
     for span in spans:
         mark = MARKS.get(span.outcome, BUSY)
         first = _column(span.started_s, begin, each, columns)
-        last = _column(end_of(span, until_s), begin, each, columns)
-        for column in range(first, max(first + 1, last)):
+        last = math.ceil((end_of(span, until_s) - begin) / each - ROUNDING)
+        for column in range(first, min(columns, max(first + 1, last))):
             cells[column] = max(cells[column], mark, key=STRENGTH.index)
     return "".join(cells)
 

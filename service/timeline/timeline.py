@@ -12,7 +12,8 @@ SPANS_A_PIECE: Final = 500
 
 
 class WorkerRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker, and on how many rows its attempts lie; ``model`` and ``slots`` are known of this node's."""
+    """A worker, and on how many rows its attempts lie; ``model`` and ``slots``, as configured, are known of this
+    node's."""
 
     id: str
     rows: int
