@@ -69,7 +69,7 @@ def timeline(
         raise ServiceAway(f"{url}: its timeline cannot be read: {error}") from error
     if output is not None:
         replace_file(output, b"".join(_pieces(shown, chosen)))
-        typer.echo(f"{output}: {len(shown.attempts)} attempts on {len(shown.workers)} workers")
+        typer.echo(f"{output}: {len(shown.attempts)} attempts")
     elif chosen is TimelineFormat.TEXT:
         _print(shown)
     else:

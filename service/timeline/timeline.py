@@ -12,8 +12,7 @@ SPANS_A_PIECE: Final = 500
 
 
 class WorkerRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker, and on how many rows its attempts lie; ``model`` and ``slots``, as configured, are known of this
-    node's."""
+    """A worker, and on how many rows its attempts lie; of this node's, its model and its slots as configured."""
 
     id: str
     rows: int

@@ -128,7 +128,7 @@ def test_the_command_writes_a_trace_and_a_page(service: Service, broken: Timelin
     trace, page = tmp_path / "job.json", tmp_path / "job.html"
     for file in (trace, page):
         done = run_command("timeline", broken.id, "--url", service.url, "-o", str(file))
-        assert done.stdout == f"{file}: {len(broken.attempts)} attempts on 1 workers\n", done.stderr
+        assert done.stdout == f"{file}: {len(broken.attempts)} attempts\n", done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == len(broken.attempts)
     assert "drawTimeline" in page.read_text()

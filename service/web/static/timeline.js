@@ -119,6 +119,10 @@ export function factsOf(model, span) {
   return facts;
 }
 
+function many(count, noun) {
+  return `${count || "no"} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 function make(kind, name, parent, text = "") {
   const made = document.createElement(kind);
   if (name) made.className = name;
@@ -157,9 +161,8 @@ class Chart {
     const broken = data.incidents.length;
     make(
       "p", "tl-sum", this.root,
-      `${model.attempts.length} attempts on ${data.workers.length} workers in ${lengthOf(model.seconds)}, ` +
-        `${model.failed} failed; ${broken || "no"} engine${broken === 1 ? "" : "s"} broke; ` +
-        `at most ${model.waiting.most} turns waited at a time`,
+      `${many(model.attempts.length, "attempt")} on ${many(data.workers.length, "worker")} in ${lengthOf(model.seconds)}, ` +
+        `${model.failed} failed; ${many(broken, "engine")} broke; at most ${many(model.waiting.most, "turn")} waited`,
     );
     this.scroll = make("div", "tl-scroll", this.root);
     this.space = make("div", "tl-space", this.scroll);
