@@ -14,7 +14,7 @@ from service.cli.gpus import gpus
 from service.cli.new_key import key
 from service.cli.plain import plain
 from service.cli.remote import ServiceAway
-from service.cli.timeline_file import timeline
+from service.cli.timeline_command import timeline
 from service.cli.tool_listing import tools
 from service.cli.top import top
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
