@@ -12,7 +12,6 @@ from service.api.problems import refused
 from service.api.timeline_schemas import TimelineOut
 from service.conversations.job import JobId
 from service.node.node import Node
-from service.timeline.timeline import Timeline, pieces
 
 JSON: Final = "application/json"
 
@@ -38,8 +37,8 @@ def timeline_router(node: Node) -> APIRouter:
     return router
 
 
-async def _sent(timeline: Timeline) -> AsyncIterator[bytes]:
-    """Send the pieces as they are made, and let everybody else have a turn between them."""
-    for piece in pieces(timeline):
+async def _sent(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    """Send piece by piece, and let everybody else have a turn between them."""
+    for piece in pieces:
         yield piece
         await anyio.lowlevel.checkpoint()

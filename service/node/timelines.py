@@ -1,6 +1,6 @@
 """Puts a job's timeline together: what is stored of its turns, what runs, and what befell the workers meanwhile."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,16 +11,18 @@ from service.conversations.job import JobId
 from service.conversations.transcript import rfc3339
 from service.scheduling.scheduler import Scheduler
 from service.store import queries
+from service.store.databases.database import Connection
 from service.store.queries import Query
 from service.store.records import StoredJob
 from service.store.store import Store
 from service.store.turn_times import After, ended_turns, unfinished_turns_of_job
 from service.timeline.rows import lay_rows
-from service.timeline.spans import Span, TurnTimes, seconds, spans_of_all, times_of
-from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows
+from service.timeline.spans import GatheredSpans, Span, TurnTimes, seconds, times_of
+from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, with_attempts
 from workers.fleet import Fleet
 from workers.supervised import SupervisedWorker
 
+RELEASED_AT_ONCE: Final = 4096
 AT_ONCE: Final = 2  # timelines that are put together at a time: one of 100,000 attempts takes some 100 MB
 Page = Callable[[JobId, After], Query[tuple[list[TurnTimes], After | None]]]
 
@@ -37,8 +39,8 @@ class Timelines:
     def __repr__(self) -> str:
         return f"<Timelines room={self._room.value}>"
 
-    async def of_job(self, job_id: JobId) -> Timeline:
-        """Return a job's timeline as it is so far.
+    async def of_job(self, job_id: JobId) -> list[bytes]:
+        """Return the JSON of a job's timeline as it is so far, in pieces.
 
         Raises:
             JobNotFound: there is no such job.
@@ -48,27 +50,28 @@ class Timelines:
             # Before the store: a turn that ends in between is then there twice, and the stored one stands.
             running = self._scheduler.turns.of_job(job_id)
             now = datetime.now(UTC)
-            ended = await self._read(ended_turns, job_id)
-            waiting = await self._read(unfinished_turns_of_job, job_id)
+            gathered = GatheredSpans(job.created_at, map(times_of, running))
+            await self._read(unfinished_turns_of_job, job_id, gathered.add_unfinished)
+            await self._read(ended_turns, job_id, gathered.add_ended)
+            timeline = self._without_attempts(job, job.finished_at or now)
+            return await anyio.to_thread.run_sync(_written, timeline, gathered)
 
-            def lay() -> tuple[list[Span], dict[str, int]]:
-                return lay_rows(spans_of_all([*ended, *map(times_of, running), *waiting], job.created_at))
-
-            spans, rows = await anyio.to_thread.run_sync(lay)
-        return self._timeline(job, spans, rows, job.finished_at or now)
-
-    async def _read(self, page: Page, job_id: JobId) -> list[TurnTimes]:
-        turns: list[TurnTimes] = []
+    async def _read(self, page: Page, job_id: JobId, add: Callable[[list[TurnTimes]], None]) -> None:
+        """Add what is stored, page by page, in the threads that read."""
         after: After | None = After()
         while after is not None:
-            some, after = await self._store.read(page(job_id, after))
-            turns += some
-        return turns
+            read = page(job_id, after)
 
-    def _timeline(self, job: StoredJob, spans: Sequence[Span], rows: dict[str, int], until: datetime) -> Timeline:
-        origin = job.created_at
-        workers = [worker for worker in self._fleet if worker.spec.id in rows]
-        known: dict[str, SupervisedWorker] = {worker.spec.id: worker for worker in workers}
+            def take(connection: Connection, read: Query[tuple[list[TurnTimes], After | None]] = read) -> After | None:
+                turns, following = read(connection)
+                add(turns)
+                return following
+
+            after = await self._store.read(take)
+
+    def _without_attempts(self, job: StoredJob, until: datetime) -> Timeline:
+        """Return what befell the workers of this node meanwhile."""
+        origin, workers = job.created_at, list(self._fleet)
         changes = [change for worker in workers for change in _changes(worker, origin, until)]
         incidents = [incident for worker in workers for incident in _incidents(worker, origin, until)]
         return Timeline(
@@ -77,17 +80,29 @@ class Timelines:
             state=job.state,
             origin=rfc3339(origin) or "",
             until_s=seconds(until, origin),
-            workers=[_worker(name, count, known.get(name)) for name, count in rows.items()],
+            workers=[
+                WorkerRows(id=each.spec.id, rows=0, model=each.spec.name, slots=each.spec.slots) for each in workers
+            ],
             states=sorted(changes, key=lambda change: change.at_s),
             incidents=sorted(incidents, key=lambda incident: incident.at_s),
-            attempts=spans,
+            attempts=(),
         )
 
 
-def _worker(name: str, rows: int, worker: SupervisedWorker | None) -> WorkerRows:
-    if worker is None:  # of another node, or of an earlier configuration
-        return WorkerRows(id=name, rows=rows)
-    return WorkerRows(id=name, rows=rows, model=worker.spec.name, slots=worker.spec.slots)
+def _written(timeline: Timeline, gathered: GatheredSpans) -> list[bytes]:
+    """Return the JSON of a timeline with these attempts, and let go of them."""
+    spans = gathered.take()
+    laid, rows = lay_rows(spans)
+    _release(spans)
+    made = list(pieces(with_attempts(timeline, laid, rows)))
+    _release(laid)
+    return made
+
+
+def _release(spans: list[Span]) -> None:
+    """Let go of spans some at a time: all at once would hold up every other thread."""
+    while spans:
+        del spans[-RELEASED_AT_ONCE:]
 
 
 def _changes(worker: SupervisedWorker, origin: datetime, until: datetime) -> list[StateChange]:

@@ -1,6 +1,10 @@
-"""The attempts of a job's turns as spans of time on their workers (specification, "Timeline")."""
+"""The attempts of a job's turns as spans of time on their workers (specification, "Timeline").
 
-from collections.abc import Iterable, Sequence
+Of a large job there are a hundred thousand, so none of them is the garbage collector's concern (``gc=False``): it would
+hold up the whole process to look at them, and would find no cycle.
+"""
+
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
@@ -13,13 +17,13 @@ from service.conversations.transcript import Turn
 DETAIL_CHARS: Final = 200  # of why an attempt failed: the transcript has all of it
 
 
-class ToolName(msgspec.Struct, frozen=True):
+class ToolName(msgspec.Struct, frozen=True, gc=False):
     """A call of a tool, of which its name is shown."""
 
     name: str
 
 
-class AttemptTimes(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is read of a stored attempt."""
 
     outcome: TurnState
@@ -29,10 +33,10 @@ class AttemptTimes(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     started_at: datetime
     finished_at: datetime
-    tool_calls: Sequence[ToolName] = ()
+    tool_calls: tuple[ToolName, ...] = ()
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is read of a stored turn's use of tokens."""
 
     prompt_tokens: int | None = None
@@ -40,19 +44,19 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
 
 
-class TurnTimes(msgspec.Struct, frozen=True, kw_only=True):
+class TurnTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is read of a stored turn: all but its words, which may be megabytes."""
 
     key: TurnKey
-    attempts: Sequence[AttemptTimes]
+    attempts: tuple[AttemptTimes, ...]
     queued_at: datetime | None
     state: TurnState = TurnState.READY  # of one that has not ended, none is stored
-    tool_calls: Sequence[ToolName] = ()
+    tool_calls: tuple[ToolName, ...] = ()
     usage: Tokens = Tokens()
     first_token_at: datetime | None = None
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt; times are in seconds after the timeline's origin, and what is not known is left out.
 
     ``number`` counts the attempts of the turn from 1, ``row`` the places of its worker from 0. It waited for its slot
@@ -125,12 +129,37 @@ def spans_of(turn: TurnTimes, origin: datetime) -> list[Span]:
     return spans
 
 
-def spans_of_all(turns: Iterable[TurnTimes], origin: datetime) -> list[Span]:
-    """Return the attempts of turns, each turn once: of one that is told twice what is told first."""
-    by_key: dict[TurnKey, TurnTimes] = {}
-    for turn in turns:
-        by_key.setdefault(turn.key, turn)
-    return [span for turn in by_key.values() for span in spans_of(turn, origin)]
+class GatheredSpans:
+    """The attempts of a job's turns, each turn once, though one may end while it is read, and is then told twice.
+
+    ``running`` are those on slots, taken before anything was read; then come those that are unfinished, then the ended.
+    """
+
+    def __init__(self, origin: datetime, running: Iterable[TurnTimes]) -> None:
+        self._origin = origin
+        self._open = {turn.key: turn for turn in running}
+        self._spans: list[Span] = []
+
+    def __repr__(self) -> str:
+        return f"<GatheredSpans {len(self._spans)} of ended turns, {len(self._open)} turns have not ended>"
+
+    def add_unfinished(self, turns: Iterable[TurnTimes]) -> None:
+        """Add turns that were on a slot and have not ended; what runs knows more of itself."""
+        for turn in turns:
+            self._open.setdefault(turn.key, turn)
+
+    def add_ended(self, turns: Iterable[TurnTimes]) -> None:
+        """Add turns that have ended, which stands."""
+        for turn in turns:
+            self._open.pop(turn.key, None)
+            self._spans += spans_of(turn, self._origin)
+
+    def take(self) -> list[Span]:
+        """Return all attempts, in no order."""
+        spans, self._spans = self._spans, []
+        for turn in self._open.values():
+            spans += spans_of(turn, self._origin)
+        return spans
 
 
 def seconds(at: datetime, origin: datetime) -> float:

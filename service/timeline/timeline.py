@@ -1,6 +1,6 @@
 """A job's timeline as it is sent and read: workers with their rows, what befell them, and the attempts on them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -56,6 +56,24 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     states: Sequence[StateChange]
     incidents: Sequence[Breakdown]
     attempts: Sequence[Span]
+
+
+def with_attempts(timeline: Timeline, spans: Sequence[Span], rows: Mapping[str, int]) -> Timeline:
+    """Return a timeline with attempts that lie on so many rows of each worker, and of the workers those that had any.
+
+    A worker that it does not know is another node's, or one of an earlier configuration.
+    """
+    known = {worker.id: worker for worker in timeline.workers}
+    return msgspec.structs.replace(
+        timeline,
+        workers=[
+            msgspec.structs.replace(known[name], rows=count) if name in known else WorkerRows(id=name, rows=count)
+            for name, count in rows.items()
+        ],
+        states=[change for change in timeline.states if change.worker in rows],
+        incidents=[incident for incident in timeline.incidents if incident.worker in rows],
+        attempts=spans,
+    )
 
 
 def pieces(timeline: Timeline) -> Iterator[bytes]:

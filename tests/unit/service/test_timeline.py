@@ -17,7 +17,7 @@ from service.store.turn_codec import encode_turn
 from service.timeline.chart import LEGEND, chart, length
 from service.timeline.page import page_pieces
 from service.timeline.rows import lay_rows
-from service.timeline.spans import Span, TurnTimes, spans_of, spans_of_all, times_of
+from service.timeline.spans import GatheredSpans, Span, TurnTimes, spans_of, times_of
 from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, read_timeline
 from service.timeline.trace_file import trace_events, trace_pieces, waiting
 from workers.tools.calls import ToolRecord
@@ -92,9 +92,15 @@ def test_an_attempt_that_runs_has_no_end_and_no_first_token_of_the_one_before() 
 
 
 def test_a_turn_that_is_told_twice_counts_once() -> None:
-    """One that ends while the store is read: what is told first stands."""
-    other = replace(TURN, attempts=TURN.attempts[:1])
-    assert spans_of_all([times_of(TURN), times_of(other)], ORIGIN) == [FAILED, ANSWERED]
+    """An end stands, and what runs knows more than what was stored of it before."""
+    running = replace(TURN, attempts=(*TURN.attempts[:1], attempt(6, 6.5, TurnState.IN_FLIGHT)))
+    stored = times_of(replace(TURN, attempts=TURN.attempts[:1]))
+    other = msgspec.structs.replace(stored, key=TurnKey(JobId("j"), "q", "b", 1))
+    gathered = GatheredSpans(ORIGIN, [times_of(running)])
+    gathered.add_unfinished([stored, other])
+    assert gathered.take() == [*spans_of(times_of(running), ORIGIN), *spans_of(other, ORIGIN)]
+    gathered.add_ended([times_of(TURN)])
+    assert gathered.take() == [FAILED, ANSWERED, *spans_of(other, ORIGIN)]
 
 
 def test_an_attempt_takes_the_lowest_free_row_of_its_worker() -> None:
