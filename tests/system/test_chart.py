@@ -1,7 +1,6 @@
 """The Helm chart: rendered for the last five versions of Kubernetes, and what it renders is served."""
 
 import base64
-import json
 import re
 import subprocess
 import tomllib
@@ -211,9 +210,9 @@ def test_the_chart_is_of_the_same_version() -> None:
 
 
 def test_a_node_of_the_chart_answers_its_probes(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """With keys, by the pod's address and without a key, as the kubelet asks; all else needs the key.
+    """The kubelet asks by the pod's address and without a key; the program within has one; all else needs it.
 
-    Readiness follows the engine; the other probes do not wait for it.
+    Readiness follows the engine, and the other probes do not wait for it.
     """
     port = free_ports(1)
     models = {"tiny": {"engine": "embedded", "port": free_ports(1), "slots": 2}}
@@ -225,24 +224,36 @@ def test_a_node_of_the_chart_answers_its_probes(tmp_path: Path, free_ports: Call
     environment = {each["name"]: each.get("value", key) for each in container["env"]}
     environment |= {"ROUNDHOUSE_CONFIG": str(config), "ROUNDHOUSE_STATE_DIR": str(tmp_path / "state")}
     environment |= {"ROUNDHOUSE_PORT": str(port), "PATH": "/usr/bin:/bin"}  # the chart's own is taken on this machine
+    program, script = container["readinessProbe"]["exec"]["command"]
+    assert f"COPY deploy/healthcheck.py {script}\n" in (ROOT / "Dockerfile").read_text()
+    probe = [str(Path(ROUNDHOUSE).with_name(program)), str(ROOT / "deploy" / "healthcheck.py")]
+
+    def readiness() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(probe, env=environment, capture_output=True, text=True, timeout=30, check=False)
+
+    assert readiness().returncode == 1
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([ROUNDHOUSE, "serve"], env=environment, stdout=log, stderr=log)
     headers = {"Host": "10.1.2.3:8080"}
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False) as kubelet:
 
-        def answers(probe: str) -> int:
+        def answers(name: str) -> bool:
             try:
-                return kubelet.get(container[probe]["httpGet"]["path"]).status_code
+                return kubelet.get(container[name]["httpGet"]["path"]).status_code == 200
             except httpx.TransportError:
-                return 0
+                return False
 
         try:
-            wait_for(lambda: answers("startupProbe") == 200, "it has started")
-            assert answers("livenessProbe") == 200
-            wait_for(lambda: answers("readinessProbe") == 200, "it is ready", 60)
+            wait_for(lambda: answers("startupProbe"), "it has started", 60)
+            assert answers("livenessProbe")
+            wait_for(lambda: readiness().returncode == 0, "it is ready", 60)
             assert kubelet.get("/v1/workers").status_code == 401
             named = {"Host": "rh-roundhouse.llm.svc:8080", "Authorization": f"Bearer {key}"}
-            assert json.loads(kubelet.get("/v1/workers", headers=named).text)["workers"][0]["state"] == "ready"
+            (worker,) = kubelet.get("/v1/workers", headers=named).json()["workers"]
+            assert worker["state"] == "ready"
+            kubelet.post(f"/v1/workers/{worker['id']}/drain", headers=named)
+            wait_for(lambda: "no ready worker for: tiny" in readiness().stderr, "unready, it says what is missing", 60)
+            assert answers("livenessProbe"), "and nothing restarts it for that"
         finally:
             process.terminate()
             assert process.wait(60) == 0, (tmp_path / "log").read_text()
