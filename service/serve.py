@@ -114,6 +114,7 @@ async def serve(
                 server = _http_server(build_app(node, config, roots, callers), most)
                 tasks.start_soon(_run_http, server, listener)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
+                logger.info("the dashboard is at %s", page_address(listener))
                 await stop.wait()
                 logger.info("draining for up to %g s", config.server.drain_s)
                 await node.shut_down(config.server.drain_s, hurry)
@@ -121,6 +122,13 @@ async def serve(
                 keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
     logger.info("stopped")
+
+
+def page_address(listener: socket.socket) -> str:
+    """Return what a browser of this machine is given to open the dashboard."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is listened on is no address to ask
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 async def _watch_signals(signals: AsyncIterator[signal.Signals], stop: anyio.Event, hurry: anyio.Event) -> None:
