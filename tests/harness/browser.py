@@ -74,7 +74,7 @@ class Page:
 
     def wait_text(self, text: str) -> None:
         """Wait until the page shows a text."""
-        self.wait(f"document.body.innerText.includes({json.dumps(text)})", f"the page shows {text!r}")
+        self.wait(f"document.body?.innerText.includes({json.dumps(text)})", f"the page shows {text!r}")
 
     @property
     def text(self) -> str:

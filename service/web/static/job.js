@@ -62,7 +62,7 @@ function headOf(id) {
         ["Id", id], ["Key", job.key], ["Posted", clock(job.created_at)],
         ["Took", between(job.started_at, job.finished_at)], ["Ended", clock(job.finished_at)],
         ["In flight", whole(flying)], ["Ready", whole(ready)], ["Pending", whole(pending)],
-        ["Failed", failed && whole(failed)], ["Cancelled", cancelled && whole(cancelled)],
+        ["Failed", failed ? whole(failed) : null], ["Cancelled", cancelled ? whole(cancelled) : null],
       ]);
       more.node.hidden = Object.keys(job.metadata).length === 0;
       setText(metadata, pretty(job.metadata));

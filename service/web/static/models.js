@@ -3,6 +3,7 @@
 import { ask, poll, Problem } from "./api.js";
 import { badge, facts, h, keyed, setBadge, setText } from "./dom.js";
 import { bytes, clock, seconds } from "./format.js";
+import { subscribe } from "./live.js";
 import { problemNode } from "./problem.js";
 import { table } from "./table.js";
 
@@ -14,15 +15,23 @@ export function open(root) {
   const list = h("div", { class: "models" });
   const faults = h("div");
   root.append(h("h1", {}, "Models"), faults, list);
-  return poll(async () => {
+  let updatable = new Set(); // models whose weights may change: those of vLLM
+  const leave = subscribe(({ status: { workers } }) => {
+    updatable = new Set(workers.filter((worker) => worker.engine === "vllm").map((worker) => worker.model));
+  });
+  const close = poll(async () => {
     const { data } = await ask("/v1/models");
     const names = [...new Set(data.map((entry) => entry.root))];
     const models = [];
-    for (const name of names) models.push({ name, weights: await partOf(name, "weights"), adapters: await partOf(name, "adapters") });
+    for (const name of names) models.push({ name, weights: updatable.has(name) ? await partOf(name, "weights") : null, adapters: await partOf(name, "adapters") });
     faults.replaceChildren();
     keyed(list, models, (model) => model.name, modelNode);
     return LOOK_MS;
   }, (problem) => faults.replaceChildren(problemNode(problem)));
+  return () => {
+    leave();
+    close();
+  };
 }
 
 /** Return what a model has of a kind, null where its engine knows no such thing. */

@@ -8,7 +8,7 @@ import { subscribe } from "./live.js";
 export function open(root) {
   const pending = pool("Pending", "wait for other turns");
   const ready = pool("Ready", "wait for a slot");
-  const flying = pool("In flight", "are on a slot");
+  const flying = pool("In flight", "on one");
   root.append(h("h1", {}, "Pools"), h("div", { class: "pools" }, pending.node, ready.node, flying.node));
   return subscribe(({ status: { pools, heads, workers } }) => {
     pending.update(pools.pending, "", heads.pending, headOf, keyOfHead);

@@ -20,9 +20,12 @@ export function turnNode(first, hue, path) {
   const attempts = listOf(attemptNode);
   const times = facts();
   const node = h("li", { class: "turn", "data-hue": hue },
-    h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, round ${first.round}`)),
-    h("p", { class: "line" }, state, told), failure, words.node,
-    thoughts.node, calls.node, signals.node, attempts.node, folded("Times and tokens", times.node).node, promptNode(first, path),
+    h("div", { class: "line" },
+      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, round ${first.round}`)),
+      state, told),
+    failure, words.node,
+    h("div", { class: "folds" }, thoughts.node, calls.node, signals.node, attempts.node,
+      folded("Times and tokens", times.node).node, promptNode(first, path)),
   );
   let seen = "";
   return {
