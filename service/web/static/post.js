@@ -45,7 +45,7 @@ export function open(root) {
   const before = text.value;
   ask("/v1/models").then(({ data }) => {
     model = data[0]?.id ?? model;
-    if (text.value === before) write(debate);
+    if (text.value === before && document.activeElement !== text) write(debate); // whoever writes is not disturbed
   }, () => {}); // the post itself says what is wrong
 
   async function submit(event) {

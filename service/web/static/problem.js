@@ -6,8 +6,9 @@ import { h } from "./dom.js";
 /** Return what was refused and why, each fault by its path. */
 export function problemNode(error) {
   const faults = error instanceof Problem ? error.errors : [];
+  const told = faults.length ? "" : ` ${error.message}`; // which would tell all of them once more
   return h("div", { class: "problem", role: "alert" },
-    h("p", {}, h("strong", {}, error.title || "That did not work"), ` ${error.message}`),
+    h("p", {}, h("strong", {}, error.title || "That did not work"), told),
     faults.length ? h("ul", {}, ...faults.map((fault) => h("li", {}, h("code", {}, fault.path || "(all)"), ` ${fault.message}`))) : null,
   );
 }
