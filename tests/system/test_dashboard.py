@@ -62,10 +62,9 @@ def shown(service: Service, page: Page) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def debate(service: Service) -> str:
     """Return a job that has ended, of two conversations."""
-    job = {"name": "debate", "rounds": 2, "agents": AGENTS, "conversations": [{"id": "cars"}, {"id": "bikes"}]}
-    for conversation in job["conversations"]:
-        conversation["prompt"] = "Go."
-    job_id = service.post_job({**job, "metadata": {"study": "A"}})
+    both = [{"id": name, "prompt": "Go."} for name in ("cars", "bikes")]
+    job = {"name": "debate", "rounds": 2, "agents": AGENTS, "conversations": both, "metadata": {"study": "A"}}
+    job_id = service.post_job(job)
     service.wait_ended(job_id)
     return job_id
 
