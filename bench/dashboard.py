@@ -66,7 +66,9 @@ async def _measure(service: psutil.Process, seconds: float, rounds: int) -> None
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", timeout=120, trust_env=False) as http:
         await _until_ready(http)
         job = {"rounds": 20, "agents": [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]}
-        (await http.post("/v1/jobs", json={**job, "conversations": [{"prompt": "Go."}] * CONVERSATIONS})).raise_for_status()
+        (
+            await http.post("/v1/jobs", json={**job, "conversations": [{"prompt": "Go."}] * CONVERSATIONS})
+        ).raise_for_status()
         await asyncio.sleep(SETTLE_S)  # until it is admitted, and its turns come steadily
         bare: list[tuple[float, float]] = []
         watched: dict[int, list[tuple[float, float]]] = {count: [] for count in VIEWERS}
@@ -82,7 +84,9 @@ async def _measure(service: psutil.Process, seconds: float, rounds: int) -> None
         costs = [(cpu - turns * a_turn) / seconds for cpu, turns in watched[count]]
         turns_s = sum(turns for _, turns in watched[count]) / (seconds * rounds)
         told = f"{median(costs):.1%} of a core more ({', '.join(f'{cost:.1%}' for cost in costs)})"
-        print(f"viewers: {count}: {told}, bound {bound:.0%}; {turns_s:.0f} turns/s, {turns_s / rate:.2f} of those without")
+        print(
+            f"viewers: {count}: {told}, bound {bound:.0%}; {turns_s:.0f} turns/s, {turns_s / rate:.2f} of those without"
+        )
 
 
 async def _phase(service: psutil.Process, http: httpx.AsyncClient, seconds: float, viewers: int) -> tuple[float, float]:
@@ -101,22 +105,24 @@ async def _phase(service: psutil.Process, http: httpx.AsyncClient, seconds: floa
 
 @contextlib.asynccontextmanager
 async def _looking(viewers: int) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(_look()) for _ in range(viewers)]
+    frames = [0] * viewers
+    tasks = [asyncio.create_task(_look(frames, place)) for place in range(viewers)]
     try:
         yield
+        assert all(frames), "a viewer was shown nothing"
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _look() -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+async def _look(frames: list[int], place: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", PORT, limit=1 << 20)
     try:
         writer.write(HEAD % PORT)
-        while await reader.read(1 << 16):
-            pass
-        raise ConnectionError("a viewer was left alone")
+        while line := await reader.readline():
+            frames[place] += line.startswith(b"event: frame")
+        frames[place] = 0  # it was left alone
     finally:
         writer.close()
 

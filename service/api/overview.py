@@ -90,12 +90,16 @@ def _encoded(status: schemas.StatusOut, **others: object) -> bytes:
     return head[:-1] + b',"status":' + status.model_dump_json().encode() + b"}"
 
 
-async def _job(
-    glances: Glances, job_id: JobId, state: ConversationState | None, after: int
-) -> tuple[bytes, bool]:
+async def _job(glances: Glances, job_id: JobId, state: ConversationState | None, after: int) -> tuple[bytes, bool]:
     view, listed = await glances.into(job_id, state, after, CONVERSATIONS + 1)
     shown = [
-        {"id": each.id, "position": each.position, "state": each.state, "reason": each.reason, "turns": each.ended_turns}
+        {
+            "id": each.id,
+            "position": each.position,
+            "state": each.state,
+            "reason": each.reason,
+            "turns": each.ended_turns,
+        }
         for each in listed[:CONVERSATIONS]
     ]
     more = listed[CONVERSATIONS - 1].position if len(listed) > CONVERSATIONS else None

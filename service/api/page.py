@@ -7,17 +7,9 @@ from fastapi import APIRouter, Request, Response
 from service.errors import PathNotFound
 from service.web.page_files import PREFIX, page_files
 
-POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src 'self' data:",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "form-action 'self'",
-    )
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
+    " base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
 )
 HEADERS: Final = {
     "Content-Security-Policy": POLICY,

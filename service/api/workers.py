@@ -103,7 +103,7 @@ def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:
         missing = fleet.models_without_ready_worker()
         if is_unknown(request):  # names are for who has a key
             if missing or store.trouble is not None:
-                raise NotReady()
+                raise NotReady
             return schemas.ReadyOut(status="ready", without=[])
         if missing:
             raise NotReady(missing)

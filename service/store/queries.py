@@ -148,8 +148,7 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[S
         if row is None:
             raise ConversationNotFound(job_id, conversation_id)
         turns_of = connection.execute(
-            "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number"
-            " LIMIT ? OFFSET ?",
+            "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?",
             (job_id, conversation_id, LAST_NUMBER, after),
         )
         return StoredConversation(

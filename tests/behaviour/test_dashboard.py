@@ -69,7 +69,9 @@ def test_the_page_asks_nobody_else_and_writes_no_markup() -> None:
     for path, file in page_files().items():
         text = file.content.decode()
         assert not set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}, path
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
+            path
+        )
         assert not re.search(r"\sstyle=|<style|\son\w+=", text), path
         names = re.findall(r'from "\./([\w.]+)"', text) + re.findall(r'(?:href|src)="/web/([\w.]+)"', text)
         assert {f"/web/{name}" for name in names} <= set(page_files()), path

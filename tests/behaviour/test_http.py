@@ -394,7 +394,14 @@ def test_keys_are_asked_for_on_every_path_but_those_without_words(
         assert service.http.get("/healthz").status_code == 200
         assert service.http.get("/readyz").json() == {"status": "ready", "without": []}
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic one"}):
-            for path in ("/v1/jobs", "/v1/overview/events", "/openapi.json", "/nowhere", "/web/nowhere", "/web/../v1/jobs"):
+            for path in (
+                "/v1/jobs",
+                "/v1/overview/events",
+                "/openapi.json",
+                "/nowhere",
+                "/web/nowhere",
+                "/web/../v1/jobs",
+            ):
                 problem(httpx.get(service.url + path, headers=headers), 401, "not_authorised")
         for key in ("one", "two"):
             headers = {"Authorization": f"Bearer {key}"}

@@ -24,7 +24,7 @@ FIRST_PAINT_MS, LONGEST_TASK_MS = 1000, 50
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    """Return a service with a model that answers, one that is slow, and one that says hostile words with a tool call."""
+    """Return a service with a model that answers, one that is slow, and one with hostile words and a tool call."""
     folder = tmp_path_factory.mktemp("dashboard")
     calls = [{"id": name, "name": name, "arguments": json.dumps({"at": HOSTILE})} for name in ("look", "done")]
     says = {"content": f"<thinking>{HOSTILE}</thinking>{HOSTILE}", "tool_calls": calls[1:]}
@@ -80,12 +80,12 @@ def picture(page: Page, name: str) -> None:
     print(f"picture: {PICTURES / name}.png")
 
 
-def test_every_view_fits_every_width_and_is_accessible(
-    service: Service, page: Page, debate: str
-) -> None:
+def test_every_view_fits_every_width_and_is_accessible(service: Service, page: Page, debate: str) -> None:
     """At 360, 768 and 1280 pixels, light and dark: nothing sticks out, axe-core finds nothing, a picture is kept."""
     script = axe_script()
-    slow = service.post_job({"name": "slow", "agents": [{"id": "a", "model": "slow"}], "conversations": [{"prompt": "Go."}] * 3})
+    slow = service.post_job(
+        {"name": "slow", "agents": [{"id": "a", "model": "slow"}], "conversations": [{"prompt": "Go."}] * 3}
+    )
     views = {
         "overview": ("#/", "Newest jobs"),
         "jobs": ("#/jobs", "debate"),
@@ -119,7 +119,7 @@ def test_every_view_fits_every_width_and_is_accessible(
     assert page.complaints == []
 
 
-def test_a_job_is_posted_and_grows(service: Service, shown: Page) -> None:
+def test_a_job_is_posted_and_grows(shown: Page) -> None:
     """From the form to the last word, without a reload; the number of what is on the page stays small."""
     shown.click('a[href="#/post"]')
     shown.wait('document.querySelector("#job").value.includes(\'"m"\')', "the example names a model of this service")
@@ -221,8 +221,8 @@ def test_the_keyboard_reaches_everything(shown: Page) -> None:
     assert shown.run("document.activeElement.id") == "main"
 
 
-def test_the_page_is_quick(service: Service, shown: Page, debate: str) -> None:
-    """The first paint comes within a second; what comes later holds up nothing, though all of it changes each second."""
+def test_the_page_is_quick(service: Service, shown: Page) -> None:
+    """The first paint comes within a second; nothing holds the page up later, though all of it changes each second."""
     shown.open("about:blank")
     shown.open(f"{service.url}/#/")
     paint = "performance.getEntriesByType('paint')"
