@@ -46,7 +46,6 @@ async function answerTo(path, { method = "GET", body, headers = {}, signal } = {
   try {
     answer = await fetch(path, { method, body, headers: sent, signal, cache: "no-store", credentials: "omit" });
   } catch (error) {
-    if (error.name === "AbortError" && signal?.reason === "closed") throw error;
     throw new Unreachable("Roundhouse cannot be reached", { cause: error });
   }
   if (answer.ok) return answer;

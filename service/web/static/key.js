@@ -9,8 +9,9 @@ let dialog = null;
 export function askForKey(isWrong, onKey) {
   keys.forget();
   if (!dialog) dialog = dialogFor(onKey);
-  setText(dialog.fault, isWrong ? "Roundhouse does not know this key." : "");
-  if (!dialog.node.open) dialog.node.showModal();
+  if (isWrong || !dialog.node.open) setText(dialog.fault, isWrong ? "Roundhouse does not know this key." : "");
+  if (dialog.node.open) return; // several requests were refused alike: whoever types already is not disturbed
+  dialog.node.showModal();
   dialog.input.setAttribute("aria-invalid", isWrong ? "true" : "false");
   dialog.input.value = "";
   dialog.input.focus();

@@ -56,7 +56,7 @@ function modelNode({ name }) {
       told.update(weights ? [
         ["Version", String(weights.version)], ["Checkpoint", weights.checkpoint], ["On workers", workers.join(", ")],
         ["Trainer's group", weights.group && `${weights.group.number}, ${weights.group.state}${weights.group.error ? `: ${weights.group.error}` : ""}`],
-      ] : [["Weights", "fixed: engines of this kind take no updates"]]);
+      ] : [["Weights", "fixed"]]);
       updates.node.hidden = !weights;
       if (weights) updates.update(weights.updates.slice(-UPDATES).reverse());
       adapters.node.hidden = !loaded;

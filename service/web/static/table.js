@@ -13,14 +13,15 @@ export function table({ caption, columns, keyOf, empty }) {
   const body = h("tbody");
   const heads = columns.map((column) => h("th", { scope: "col", class: column.kind }, column.title));
   const none = h("p", { class: "empty" }, empty);
-  const inner = h("table", {}, h("caption", { id }, caption), h("thead", {}, h("tr", {}, ...heads)), body);
-  const frame = h("div", { class: "scroll", role: "region", "aria-labelledby": id, tabindex: "0" }, inner);
-  const node = h("div", { class: "table" }, frame, none);
+  const head = h("thead", {}, h("tr", {}, ...heads));
+  const inner = h("table", {}, h("caption", { id }, caption), head, body);
+  const node = h("div", { class: "scroll", role: "region", "aria-labelledby": id, tabindex: "0" }, inner, none);
   return {
     node,
     update(rows) {
       keyed(body, rows, keyOf, (row) => rowOf(columns, row));
       none.hidden = rows.length > 0;
+      head.hidden = rows.length === 0;
     },
   };
 }
