@@ -34,7 +34,7 @@ class Glances:
     def __init__(self, store: Store, jobs: Jobs) -> None:
         self._store = store
         self._jobs = jobs
-        self._tallies = _Tallies(store)
+        self._tallies = Tallies(store)
 
     def __repr__(self) -> str:
         return f"<Glances {self._tallies!r}>"
@@ -62,7 +62,7 @@ class Glances:
         return view, await self._store.read(queries.conversation_rows(job_id, state, after, limit))
 
 
-class _Tallies:
+class Tallies:
     """The counts of the jobs that were looked at last."""
 
     def __init__(self, store: Store) -> None:
@@ -70,7 +70,7 @@ class _Tallies:
         self._counted: OrderedDict[JobId, _Counted] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<_Tallies of {len(self._counted)} jobs>"
+        return f"<Tallies of {len(self._counted)} jobs>"
 
     async def of(self, stored: StoredJob) -> Tally:
         """Return a job's count, which is older the longer a count takes; of a job that has ended it is exact.
