@@ -179,6 +179,7 @@ def test_an_engine_that_is_killed_is_seen(service: Service, shown: Page) -> None
     wait_for(lambda: service.get("/v1/workers/m-1")["state"] == "ready", "the next engine is ready")
     shown.wait("document.querySelector('.head .state').dataset.state === 'ready'", "the page shows it")
     shown.wait("document.querySelectorAll('.incidents li').length === 1", "the incident is there")
+    shown.wait("document.querySelector('.log').innerText.includes('#2 scripted engine')", "the log has followed")
     shown.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     shown.wait_text("Process")
     assert service.get("/v1/workers/m-1")["pid"] != before["pid"]
