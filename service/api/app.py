@@ -25,8 +25,12 @@ from service.api.models.adapters import ADAPTER_BODIES, adapters_router
 from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.openai.routes import model_router, openai_router
+from service.api.overview import overview_router
+from service.api.page import page_router
 from service.api.schemas import BatchLine
+from service.api.speaking_route import speaking_router
 from service.api.status import status_router
+from service.api.timeline_route import timeline_router
 from service.api.usage import usage_router
 from service.api.workers import health_router, workers_router
 from service.config.schema import Config
@@ -54,6 +58,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
     app.include_router(openai_router(node, limits, server))  # first: each route before one's own costs 20 us a request
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
+    app.include_router(timeline_router(node))
     app.include_router(workers_router(node.fleet, node.reserved))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
@@ -61,9 +66,12 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
     app.include_router(tools_router(node.catalog))
     app.include_router(model_router(node))
     app.include_router(status_router(node))
+    app.include_router(overview_router(node))
+    app.include_router(speaking_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(usage_router(node.store))
     app.include_router(health_router(node.fleet, node.store, node.tools))
+    app.include_router(page_router())
     app.add_middleware(Gate, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
     if server.origins:  # around the gate: a browser asks first, and has no key then
         app.add_middleware(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from service.conversations.measures import UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
+from service.node import glances
 from service.node.retention import release
 from service.store import queries, usage
 from service.store.databases.database import Claim, Connection, Database
@@ -28,6 +30,7 @@ from service.store.records import (
     Record,
     StoredJob,
     StoredToolCall,
+    Tally,
     ToolCallEnded,
     ToolCallStarted,
     TurnEnded,
@@ -37,7 +40,9 @@ from service.store.records import (
     Used,
 )
 from service.store.store import Store, open_store
+from service.store.turn_times import TURNS_A_PAGE, After, ended_turns, unfinished_turns_of_job
 from service.store.usage import UsageBy
+from service.timeline.spans import TurnTimes, times_of
 from tests.harness.jobs import DEBATE, job, key
 from tests.harness.waiting import LIMIT_S
 
@@ -129,6 +134,17 @@ def moved(state: ConversationState, conversation: str = "c0", name: str = "j") -
     return ConversationMoved(job_id=JobId(name), conversation_id=conversation, state=state, reason=None, at=NOW)
 
 
+def requeued(name: str, number: int) -> TurnRequeued:
+    attempt = Attempt(
+        outcome=TurnState.FAILED, reason="engine_died", detail=None, text="half", worker="w", incarnation=1,
+        started_at=NOW, finished_at=NOW,
+    )  # fmt: skip
+    so_far = UnfinishedTurn(
+        key=key(name, 0, number), attempts=(attempt,), rejected=(), charges=Charges(), queued_at=NOW, started_at=NOW
+    )
+    return TurnRequeued(key=so_far.key, so_far=so_far, worker="w", reason="engine_died", detail="", at=NOW)
+
+
 async def append(store: Store, *records: Record) -> None:
     done = anyio.Event()
     store.append_nowait(records, done.set)
@@ -150,6 +166,58 @@ async def test_what_is_posted_is_read(store: Store, committed: list[frozenset[Jo
     events, is_over = await store.read(queries.events(J, 0, 9))
     assert ([(event.number, event.kind) for event in events], is_over) == ([(1, "job")], False)
     assert committed == [frozenset({J})]
+
+
+async def test_conversations_are_listed_in_pages(store: Store) -> None:
+    """In the order of their job, from a place on, all or those in one state, with how many of their turns ended."""
+    await post(store, job(*DEBATE, rounds=2, conversations=5))
+    await append(store, ended("a"), ended("b"), moved(ConversationState.RUNNING), moved(ConversationState.FAILED, "c3"))
+    rows = await store.read(queries.conversation_rows(J, None, -1, 3))
+    assert [(row.id, row.position, row.state, row.ended_turns) for row in rows] == [
+        ("c0", 0, ConversationState.RUNNING, 2),
+        ("c1", 1, ConversationState.QUEUED, 0),
+        ("c2", 2, ConversationState.QUEUED, 0),
+    ]
+    rows = await store.read(queries.conversation_rows(J, None, rows[-1].position, 3))
+    assert [row.id for row in rows] == ["c3", "c4"]
+    rows = await store.read(queries.conversation_rows(J, ConversationState.FAILED, -1, 3))
+    assert [(row.id, row.position) for row in rows] == [("c3", 3)]
+
+
+async def test_a_conversation_is_read_from_a_turn_on(store: Store) -> None:
+    """Ended turns keep their places, so who has read some asks for the rest."""
+    await post(store, job(*DEBATE))
+    await append(store, ended("a"), ended("b"))
+    for after, names in ((0, ["a", "b"]), (1, ["b"]), (2, []), (9, [])):
+        conversation = await store.read(queries.conversation(J, "c0", after))
+        assert [turn.key.agent_id for turn in conversation.turns] == names
+
+
+async def test_a_job_is_counted_no_more_often_than_that_is_worth(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has ended is counted once; what goes on after fifty times what a count took, and at its end at once."""
+    counted: list[JobId] = []
+    count = queries.tally
+
+    def counting(job_id: JobId) -> queries.Query[Tally]:
+        counted.append(job_id)
+        return count(job_id)
+
+    monkeypatch.setattr(queries, "tally", counting)
+    monkeypatch.setattr(glances, "REST", 1e6)
+    stored, tallies = await post(store, job(*DEBATE)), glances.Tallies(store)
+    for _ in range(3):
+        assert (await tallies.of(stored)).turns == {}
+    assert len(counted) == 1
+    await append(store, ended("a"))
+    over = replace(stored, state=JobState.COMPLETED)
+    for _ in range(3):
+        assert (await tallies.of(over)).turns == {TurnState.COMPLETED: 1}
+    assert len(counted) == 2
+    monkeypatch.setattr(glances, "REST", 0.0)
+    fresh = glances.Tallies(store)
+    for _ in range(3):
+        await fresh.of(stored)
+    assert len(counted) == 5
 
 
 async def test_a_key_is_one_job(store: Store) -> None:
@@ -331,6 +399,28 @@ async def test_what_a_turn_has_behind_it_outlives_us(store: Store) -> None:
     assert await store.read(queries.unfinished_turns(J, ["c0"])) == [second.so_far]
     await append(store, ended("a", TurnState.FAILED))
     assert await store.read(queries.unfinished_turns(J, ["c0"])) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, TURNS_A_PAGE, TURNS_A_PAGE + 1])
+async def test_the_times_of_turns_are_read_page_by_page(store: Store, count: int) -> None:
+    """Each turn of the job once, without its words; those of other jobs are not among them."""
+    await store.post(new(job(*DEBATE, conversations=count + 1)), claims=True)
+    await store.post(new(job(*DEBATE, name="other", conversations=1)), claims=True)
+    turns = [turn("a", number=number) for number in range(count)]
+    other = replace(turn("a"), key=key("a", name="other"))
+    await append(store, *(TurnEnded(turn=each, at=NOW) for each in (*turns, other)))
+    await append(store, requeued("m", count))
+    read: list[TurnTimes] = []
+    after: After | None = After()
+    while after is not None:
+        page, after = await store.read(ended_turns(J, after))
+        assert len(page) <= TURNS_A_PAGE
+        read += page
+    assert sorted(read, key=lambda each: each.key) == sorted(map(times_of, turns), key=lambda each: each.key)
+    ((unfinished,), none) = await store.read(unfinished_turns_of_job(J, After()))
+    assert (unfinished.key, [each.reason for each in unfinished.attempts], none) == (
+        key("m", 0, count), ["engine_died"], None,
+    )  # fmt: skip
 
 
 async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None:
