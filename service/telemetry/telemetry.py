@@ -26,7 +26,7 @@ from workers.tools.mcp import McpState
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-    from service.telemetry.tracing.spans import Spans
+    from service.telemetry.tracing.span_maker import Spans
 
 LAST_SPANS_S: Final = 5.0  # for what is left to be sent when the service stops
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def spans_of(provider: "TracerProvider", fleet: Fleet, scheduler: Scheduler) -> 
     """Return what makes spans of a node."""
     from service.telemetry.tracing import names  # noqa: PLC0415 - as above
     from service.telemetry.tracing.engines import attributes_by_worker  # noqa: PLC0415
-    from service.telemetry.tracing.spans import Spans  # noqa: PLC0415
+    from service.telemetry.tracing.span_maker import Spans  # noqa: PLC0415
 
     tracer = provider.get_tracer(names.SCOPE, schema_url=names.SCHEMA_URL)
     return Spans(tracer, attributes_by_worker(fleet), scheduler.job_name)

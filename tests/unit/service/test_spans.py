@@ -22,7 +22,7 @@ from service.errors import ConfigError
 from service.node.node import open_node
 from service.store.records import ConversationMoved, TurnEnded
 from service.telemetry.tracing import names
-from service.telemetry.tracing.spans import Spans
+from service.telemetry.tracing.span_maker import Spans
 from workers.spec import EngineKind, WorkerSpec
 from workers.tools.calls import ToolRecord
 
