@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from service.errors import ConfigError
 from service.node.node import open_node
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
+from service.systemd import ServiceManager
 from workers.spec import WorkerSpec
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
@@ -97,10 +99,12 @@ async def serve(
     """
     spare_the_collector()
     stop, hurry = anyio.Event(), anyio.Event()
+    manager = ServiceManager.of(os.environ)
     # Signals are ours from before the first engine to after the last.
     with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry)
+            watching.start_soon(manager.feed)
             async with (
                 open_node(config, specs, state_dir, shares_of(callers.values())) as node,
                 anyio.create_task_group() as keeping,
@@ -113,10 +117,14 @@ async def serve(
                 most = most_connections(len(specs), sum(spec.slots for spec in specs))
                 server = _http_server(build_app(node, config, roots, callers), most)
                 tasks.start_soon(_run_http, server, listener)
-                logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
+                serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
+                logger.info(serving)
+                manager.tell_ready(serving)
                 logger.info("the dashboard is at %s", page_address(listener))
                 await stop.wait()
-                logger.info("draining for up to %g s", config.server.drain_s)
+                draining = f"draining for up to {config.server.drain_s:g} s"
+                logger.info(draining)
+                manager.tell_stopping(draining)
                 await node.shut_down(config.server.drain_s, hurry)
                 server.should_exit = True
                 keeping.cancel_scope.cancel()
