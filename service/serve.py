@@ -120,6 +120,7 @@ async def serve(
                 serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
                 logger.info(serving)
                 manager.tell_ready(serving)
+                logger.info("the dashboard is at %s", page_address(listener))
                 await stop.wait()
                 draining = f"draining for up to {config.server.drain_s:g} s"
                 logger.info(draining)
@@ -129,6 +130,13 @@ async def serve(
                 keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
     logger.info("stopped")
+
+
+def page_address(listener: socket.socket) -> str:
+    """Return what a browser of this machine is given to open the dashboard."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is listened on is no address to ask
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 async def _watch_signals(signals: AsyncIterator[signal.Signals], stop: anyio.Event, hurry: anyio.Event) -> None:
