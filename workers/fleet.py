@@ -102,6 +102,10 @@ class Fleet:
         """
         self._roster.want([spec for spec in specs if spec.lane is None])
 
+    async def wait_gone(self, model: str) -> None:
+        """Return when no worker of a fixed model is left that was to leave."""
+        await self._roster.wait_gone(model)
+
     @property
     def under_way(self) -> list[str]:
         """What is yet to be done until the workers are those that are wanted, in words."""

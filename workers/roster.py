@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -25,17 +25,20 @@ STUCK_S: Final = 10.0  # between two tries to end processes that do not die
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
 class _Member:
     """One worker; ``spec`` is what was asked for, before devices were chosen."""
 
-    worker: SupervisedWorker
-    spec: WorkerSpec
-    number: int
-    upkeep: ModelUpkeep
-    leaves: str | None = None  # why, in words
-    is_there: anyio.Event = field(default_factory=anyio.Event)  # its tasks run
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    def __init__(self, worker: SupervisedWorker, spec: WorkerSpec, number: int, upkeep: ModelUpkeep) -> None:
+        self.worker = worker
+        self.spec = spec
+        self.number = number
+        self.upkeep = upkeep
+        self.leaves: LeaveReason | None = None
+        self.is_there = anyio.Event()  # its tasks run
+        self.scope = anyio.CancelScope()
+
+    def __repr__(self) -> str:
+        return f"<_Member {self.worker!r} leaves={self.leaves}>"
 
 
 class Roster:
@@ -59,7 +62,7 @@ class Roster:
             workers = [make(spec) for spec in replicas]
             upkeep = self.upkeep[model] = look_after(workers)
             for number, (spec, worker) in enumerate(zip(replicas, workers, strict=True)):
-                self._members[spec.id] = _Member(worker=worker, spec=spec, number=number, upkeep=upkeep)
+                self._members[spec.id] = _Member(worker, spec, number, upkeep)
         self._last_engine: dict[WorkerId, int] = {}  # numbers of engines of workers that have left
         self._drained: dict[WorkerId, str] = {}  # by an operator, when they left to come back
         self._changed = Notifier()
@@ -122,6 +125,17 @@ class Roster:
             if (have := sum(view.model == model and view.is_ready and not view.is_leaving for view in views)) < count
         ]
         return [*leaving, *stale, *coming]
+
+    async def wait_gone(self, model: str) -> None:
+        """Return when no worker of a model is left that is not wanted."""
+        await self._changed.wait_until(
+            lambda: (
+                not any(
+                    each.worker.spec.name == model and (each.leaves or model not in self._wanted)
+                    for each in self._members.values()
+                )
+            )
+        )
 
     # Acting
 
@@ -206,13 +220,11 @@ class Roster:
                 is_new = known is None or not known.fits(spec)
                 upkeep = self._look_after([worker]) if known is None or is_new else known
                 self.upkeep[step.model] = upkeep
-                member = _Member(worker=worker, spec=spec, number=step.number, upkeep=upkeep)
+                member = _Member(worker, spec, step.number, upkeep)
                 self._members[spec.id] = member
                 tasks.start_soon(self._bring, member, is_new, tasks, supervise)
 
-    async def _bring(
-        self, member: _Member, is_new: bool, tasks: TaskGroup, supervise: Supervise
-    ) -> None:
+    async def _bring(self, member: _Member, is_new: bool, tasks: TaskGroup, supervise: Supervise) -> None:
         worker, upkeep = member.worker, member.upkeep
         logger.info("worker %s joins", worker.spec.id)
         if is_new:

@@ -150,9 +150,7 @@ class _Setting:
         return EFFECTS[self.rule]
 
 
-def plan_reload(
-    old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str] = MappingProxyType({})
-) -> ReloadPlan:
+def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str] = MappingProxyType({})) -> ReloadPlan:
     """Return what follows where ``new`` comes in place of ``old``.
 
     ``adapters`` are the names of adapters that can be asked for at the moment, each with its model.
@@ -219,10 +217,10 @@ def _settings_of_model(model: str, old: ModelConfig, new: ModelConfig) -> Iterat
             yield _Setting(path=f"models.{model}.tools.{name}", rule=f"models.NAME.tools.{name}", model=model)
 
 
-def _refused(
-    old: Config, new: Config, settings: list[_Setting], adapters: Mapping[str, str]
-) -> Iterator[Fault]:
-    on_lanes = {name for models in (old.models, new.models) for name, each in models.items() if each.placement != "fixed"}
+def _refused(old: Config, new: Config, settings: list[_Setting], adapters: Mapping[str, str]) -> Iterator[Fault]:
+    on_lanes = {
+        name for models in (old.models, new.models) for name, each in models.items() if each.placement != "fixed"
+    }
     for each in settings:
         if each.effect is _RESTART:
             yield _fault(each.path, _REASONS[each.rule])

@@ -4,7 +4,7 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,9 @@ from workers.tools.http import HttpTools, open_http_tools
 from workers.tools.mcp import McpServer, McpState, McpTools
 from workers.tools.runner import PythonTools, SwitchedTools, ToolRunners
 
+WaitGone = Callable[[str], Coroutine[object, object, None]]
 LET_GO_S: Final = 5.0  # beyond a call's own limit
+
 
 def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonTools | None:
     """Return the Python callables of a model, by the names of tools; None where there are none.
@@ -37,7 +39,7 @@ def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonToo
     return PythonTools({tool: _load(f"models.{model}.tools.python.{tool}", place) for tool, place in places.items()})
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
     """One MCP server of one model; its connection is held until ``scope`` is cancelled."""
 
@@ -50,7 +52,7 @@ class _Server:
             await self.tools.run_connection()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _ToolsOfModel:
     """What runs one model's tools now."""
 
@@ -59,7 +61,7 @@ class _ToolsOfModel:
     switched: SwitchedTools
     python: PythonTools | None = None
     http: HttpTools | None = None
-    servers: dict[str, _Server] = field(default_factory=dict)
+    servers: Mapping[str, _Server] = field(default_factory=dict)
 
     def runners(self) -> ToolRunners | None:
         servers = {name: server.tools for name, server in self.servers.items()}
@@ -95,10 +97,11 @@ class Equipment:
         """Return specifications with what runs their models' tools."""
         return [replace(spec, tool_runner=self._models[spec.name].switched) for spec in specs]
 
-    def change(self, config: Config, specs: Sequence[WorkerSpec]) -> None:
+    def change(self, config: Config, specs: Sequence[WorkerSpec], wait_gone: WaitGone) -> None:
         """Have the tools of a configuration from now on. Calls that run go on; what is unchanged stays connected.
 
-        A server that is not there is tried again, and keeps nothing from starting.
+        A server that is not there is tried again, and keeps nothing from starting. ``wait_gone`` returns when no worker
+        of a model that was removed is left: until then its turns may call its tools.
         """
         callables = {spec.name: spec.tool_runner for spec in specs}
         before, self._models = self._models, {}
@@ -107,27 +110,38 @@ class Equipment:
             self._models[name] = self._tools_of(
                 model.tools, before.pop(name, None), python if isinstance(python, PythonTools) else None
             )
-        for left in before.values():
-            self._switch(left, _ToolsOfModel(config=ToolsConfig(), timeout_s=0.0, switched=left.switched))
+        for name, left in before.items():
+            self._tasks.start_soon(self._retire, left, wait_gone(name))
+
+    async def _retire(self, left: _ToolsOfModel, gone: Awaitable[None]) -> None:
+        await gone
+        self._switch(left, _ToolsOfModel(config=ToolsConfig(), timeout_s=0.0, switched=left.switched))
 
     def _tools_of(self, config: ToolsConfig, old: _ToolsOfModel | None, python: PythonTools | None) -> _ToolsOfModel:
-        new = _ToolsOfModel(
-            config=config, timeout_s=config.timeout_s, switched=old.switched if old else SwitchedTools(), python=python
-        )
         if old is not None and old.config.python == config.python:
-            new.python = old.python
+            python = old.python
         if old is not None and old.config.http == config.http:
-            new.http = old.http
-        elif config.http is not None:
-            new.http = open_http_tools(str(config.http.url), config.http.headers)
-        for name, server in config.mcp.items():
-            known = old.servers.get(name) if old else None
-            if known is None or known.config != server:
-                known = _Server(config=server, tools=_mcp(name, server))
-                self._tasks.start_soon(known.run)
-            new.servers[name] = known
+            http = old.http
+        else:
+            http = open_http_tools(str(config.http.url), config.http.headers) if config.http is not None else None
+        new = _ToolsOfModel(
+            config=config,
+            timeout_s=config.timeout_s,
+            switched=old.switched if old is not None else SwitchedTools(),
+            python=python,
+            http=http,
+            servers={name: self._server(name, each, old) for name, each in config.mcp.items()},
+        )
         self._switch(old, new)
         return new
+
+    def _server(self, name: str, config: McpServerConfig, old: _ToolsOfModel | None) -> _Server:
+        known = old.servers.get(name) if old is not None else None
+        if known is not None and known.config == config:
+            return known
+        server = _Server(config=config, tools=_mcp(name, config))
+        self._tasks.start_soon(server.run)
+        return server
 
     def _switch(self, old: _ToolsOfModel | None, new: _ToolsOfModel) -> None:
         if old is not None and (old.python, old.http, old.servers) == (new.python, new.http, new.servers):
@@ -163,13 +177,17 @@ async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterat
     """Connect to every tool server for a block."""
     async with anyio.create_task_group() as tasks:
         equipment = Equipment(tasks)
-        equipment.change(config, specs)
+        equipment.change(config, specs, _nobody)
         try:
             yield equipment
         finally:
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
                 await equipment.close()
+
+
+async def _nobody(_model: str) -> None:
+    """Return at once: there were no workers before."""
 
 
 def check_programs(config: Config) -> None:

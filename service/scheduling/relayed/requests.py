@@ -40,7 +40,7 @@ class RelayedRequests:
         self._blame = blame
         self._counters = counters
         self._post = post
-        self._most_waiting = most_waiting
+        self.most_waiting = most_waiting
         self._requests: dict[JobId, RelayedRequest] = {}
         self._on_slots: dict[TurnKey, RelayAttempt] = {}
         self._programs = Programs()
@@ -78,7 +78,7 @@ class RelayedRequests:
         """
         if self._is_closed:
             raise ShuttingDown("the service is stopping and takes no new requests")
-        if self.waiting >= self._most_waiting:
+        if self.waiting >= self.most_waiting:
             raise QueueFull(self.waiting, self._after_s(slots))
         request = RelayedRequest(JobId(f"request-{secrets.token_hex(ID_BYTES)}"), posted)
         self._requests[request.key.job_id] = request
