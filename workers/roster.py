@@ -35,7 +35,7 @@ class _Member:
         self.upkeep = upkeep
         self.leaves: LeaveReason | None = None
         self.is_there = anyio.Event()  # its tasks run
-        self.scope = anyio.CancelScope()
+        self.scope: anyio.CancelScope | None = None  # of its tasks
 
     def __repr__(self) -> str:
         return f"<_Member {self.worker!r} leaves={self.leaves}>"
@@ -176,7 +176,7 @@ class Roster:
         gate: StartGate,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        with member.scope:
+        with anyio.CancelScope() as member.scope:
             await member.worker.run(registry, gate, task_status=task_status)
 
     def _views(self) -> list[ReplicaView]:
@@ -186,7 +186,7 @@ class Roster:
                 number=each.number,
                 is_current=self._is_current(each),
                 is_leaving=each.leaves is not None,
-                is_ready=each.worker.is_available or Hold.OPERATOR in each.worker.holds,
+                is_ready=each.worker.is_available or (Hold.OPERATOR in each.worker.holds and not each.worker.is_coming),
                 in_use=each.worker.slots_in_use,
                 address=_address_of(each.spec),
             )
@@ -233,10 +233,10 @@ class Roster:
             async with upkeep.lock:
                 upkeep.add(worker)
         await tasks.start(supervise, member)
-        if worker.spec.id in self._drained:
-            worker.drain_nowait(self._drained.pop(worker.spec.id))
         # Who asks by the number of an engine must not take this one for an earlier worker's.
         worker.start_nowait("it is in the configuration", after=self._last_engine.get(worker.spec.id, 0))
+        if worker.spec.id in self._drained:
+            worker.drain_nowait(self._drained.pop(worker.spec.id))
         member.is_there.set()
 
     async def _see_off(self, member: _Member) -> None:
@@ -253,7 +253,8 @@ class Roster:
             self._last_engine[worker.spec.id] = worker.incarnation
             del self._members[worker.spec.id]
             upkeep.remove(worker)
-        member.scope.cancel()
+        if member.scope is not None:
+            member.scope.cancel()
         if upkeep.is_empty:
             upkeep.end()
             if self.upkeep.get(worker.spec.name) is upkeep:
