@@ -55,6 +55,7 @@ def worker_ids(service: Service) -> list[str]:
 
 
 def test_a_reload_that_changes_nothing_restarts_nothing(service: Service) -> None:
+    """Neither over HTTP nor by a signal: the same processes, since the same moment."""
     before = engines(service)
     assert reload(service) == {"unchanged": ["m"]}
     hang_up(service)
@@ -64,6 +65,7 @@ def test_a_reload_that_changes_nothing_restarts_nothing(service: Service) -> Non
 
 
 def test_a_model_is_added_and_takes_jobs(service: Service, ports: int) -> None:
+    """Jobs may name it from then on, and the other model is not touched."""
     before = engines(service)
     assert service.http.post("/v1/jobs", json=alone("n")).status_code == 422
     assert reload(service, lambda all_: models_of(all_).update(n=scripted_model(ports + 2))) == {
@@ -130,7 +132,7 @@ def test_other_flags_roll_through_the_workers(service: Service) -> None:
     reload(service, lambda all_: models_of(all_)["m"].update(replicas=2))
     wait_settled(service)
     before = engines(service)
-    assert reload(service, lambda all_: models_of(all_)["m"]["args"].update(tokens=3)) == {"restarted": ["m"]}
+    assert reload(service, lambda all_: models_of(all_)["m"]["args"].update(tokens=5)) == {"restarted": ["m"]}
 
     def is_done() -> bool:
         assert service.http.get("/readyz").status_code == 200
@@ -143,7 +145,7 @@ def test_other_flags_roll_through_the_workers(service: Service) -> None:
     assert not any(is_alive(pid) for pid, _ in before.values())
     assert [worker["incarnation"] for worker in service.get("/v1/workers")["workers"]] == [2, 2]
     transcript = service.get(f"/v1/jobs/{ended_job(service)}/conversations/q")
-    assert transcript["turns"][0]["attempts"][0]["usage"]["output_tokens"] == 3
+    assert transcript["turns"][0]["usage"]["completion_tokens"] == 5
 
 
 def ended_job(service: Service) -> str:
@@ -167,6 +169,7 @@ def test_flags_that_no_engine_starts_with_cost_one_worker(service: Service) -> N
 
 
 def test_a_worker_that_was_drained_comes_back_drained(service: Service) -> None:
+    """What an operator holds back is not let loose by a change of the file."""
     service.http.post("/v1/workers/m-0/drain")
     reload(service, lambda all_: models_of(all_)["m"].update(context=8192))
     wait_settled(service)
@@ -194,6 +197,7 @@ def test_a_bad_file_changes_nothing_and_says_why(service: Service, text: str) ->
 
 
 def test_what_needs_a_restart_is_refused_and_nothing_else_is_done(service: Service, ports: int) -> None:
+    """All that is refused is named, and the model that the same file adds does not come."""
     before = engines(service)
 
     def change(document: Document) -> None:
@@ -224,6 +228,7 @@ def test_the_command_reloads(service: Service, ports: int) -> None:
 
 
 def test_keys_change_at_once_and_streams_go_on(tmp_path: Path, ports: int) -> None:
+    """The next request goes by the new keys; an answer under way goes to its end."""
     file = tmp_path / "go"
     models = {"m": scripted_model(ports + 1, hold="file=([^ ]+) ")}
     alice = {"name": "alice", "key": KEYS["alice"]}
@@ -252,6 +257,7 @@ def bearer(name: str) -> dict[str, str]:
 
 
 def test_limits_change_at_once(service: Service) -> None:
+    """Without a touch on any engine."""
     before = engines(service)
     changed = reload(service, lambda all_: all_.update(limits={"body_bytes": 100}, webhooks={"timeout_s": 3}))
     assert changed["changed"] == ["webhooks.timeout_s", "limits.body_bytes"]
@@ -260,6 +266,7 @@ def test_limits_change_at_once(service: Service) -> None:
 
 
 def test_tool_servers_come_and_go_beside_the_engines(service: Service) -> None:
+    """The server is listed, and then gone with its process; the engine is the same."""
     before = engines(service)
     server = {"command": [sys.executable, str(PROGRAMS / "mcp_server.py"), "stdio"]}
     changed = reload(service, lambda all_: models_of(all_)["m"].update(tools={"mcp": {"sums": server}}))

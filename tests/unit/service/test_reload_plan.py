@@ -58,15 +58,18 @@ def plan(tmp_path: Path) -> Callable[..., ReloadPlan]:
 
 
 def test_the_same_file_changes_nothing(plan: Callable[..., ReloadPlan]) -> None:
+    """Although Python callables and specifications are made anew."""
     assert plan({}) == ReloadPlan(unchanged=("one", "two", "far"))
     assert plan({}).is_empty
 
 
 def test_a_default_that_is_written_out_changes_nothing(plan: Callable[..., ReloadPlan]) -> None:
+    """Values count, not words."""
     assert plan({"models.two.context": 4096, "server.drain_s": 30}) == ReloadPlan(unchanged=("one", "two", "far"))
 
 
 def test_models_come_and_go(plan: Callable[..., ReloadPlan]) -> None:
+    """And the others are unchanged."""
     new = {**PROGRAM, "port": 9300, "adapters": {}}
     assert plan({"models.new": new, "models.two": None}) == ReloadPlan(
         added=("new",), removed=("two",), unchanged=("one", "far")
@@ -74,15 +77,18 @@ def test_models_come_and_go(plan: Callable[..., ReloadPlan]) -> None:
 
 
 def test_replicas_are_resized(plan: Callable[..., ReloadPlan]) -> None:
+    """No engine is restarted for that."""
     assert plan({"models.one.replicas": 4}) == ReloadPlan(resized=("one",), unchanged=("two", "far"))
 
 
 def test_flags_restart_workers(plan: Callable[..., ReloadPlan]) -> None:
+    """Beside another number of them; an attached server loses its worker, not its process."""
     changes = {"models.one.args": {"threads": 2}, "models.one.replicas": 1, "models.far.slots": 3}
     assert plan(changes) == ReloadPlan(resized=("one",), restarted=("one", "far"), unchanged=("two",))
 
 
 def test_tools_and_limits_and_keys_change_at_once(plan: Callable[..., ReloadPlan]) -> None:
+    """No worker is touched for them."""
     changes = {
         "models.one.tools.http": {"url": "http://127.0.0.1:9/run"},
         "limits.body_bytes": 1000,
@@ -94,6 +100,7 @@ def test_tools_and_limits_and_keys_change_at_once(plan: Callable[..., ReloadPlan
 
 
 def test_what_is_in_the_file_of_keys_is_a_change(tmp_path: Path) -> None:
+    """Though the configuration itself is the same."""
     file = tmp_path / "keys.yaml"
     document = {**BASE, "server": {"keys_file": "keys.yaml"}}
 
@@ -118,6 +125,7 @@ def test_what_is_in_the_file_of_keys_is_a_change(tmp_path: Path) -> None:
     ],
 )
 def test_what_needs_a_restart_is_refused_by_name(plan: Callable[..., ReloadPlan], path: str, value: object) -> None:
+    """With the reason, and what to do."""
     (fault,) = plan({path: value, "models.one.replicas": 4}).refused
     assert fault.path == path
     assert fault.message.startswith("cannot change while Roundhouse runs, since ")
@@ -125,6 +133,7 @@ def test_what_needs_a_restart_is_refused_by_name(plan: Callable[..., ReloadPlan]
 
 
 def test_another_state_dir_is_refused(tmp_path: Path) -> None:
+    """The command line gives it as well as the file."""
     after = build_config(BASE, {"state_dir": tmp_path / "other"}, "test", {})
     before = loaded(BASE, tmp_path)
     new = LoadedConfig(config=after, specs=before.specs, callers=before.callers)
@@ -132,16 +141,19 @@ def test_another_state_dir_is_refused(tmp_path: Path) -> None:
 
 
 def test_all_that_is_refused_is_named(plan: Callable[..., ReloadPlan]) -> None:
+    """An operator who mends one must not find the next at the next try."""
     refused = plan({"server.port": 9999, "store.url": "memory"}).refused
     assert [fault.path for fault in refused] == ["server.port", "store.url"]
 
 
 def test_adapters_of_a_model_come_by_their_own_route(plan: Callable[..., ReloadPlan]) -> None:
+    """The refusal says by which."""
     (fault,) = plan({"models.one.max_adapters": 3}).refused
     assert (fault.path, "/v1/models/NAME/adapters" in fault.message) == ("models.one.max_adapters", True)
 
 
 def test_a_model_may_not_have_the_name_of_a_loaded_adapter(plan: Callable[..., ReloadPlan]) -> None:
+    """A name means one thing, and the file does not know of what was loaded."""
     model = {**PROGRAM, "port": 9300}
     (fault,) = plan({"models.voice": model}, {"voice": "one"}).refused
     assert fault == Fault(
@@ -191,6 +203,7 @@ def test_every_setting_has_a_row() -> None:
 
 
 def test_the_reference_prints_the_table() -> None:
+    """What users read is what happens."""
     lines = REFERENCE.read_text().splitlines()
     shown: dict[str, Effect] = {}
     for effect in Effect:
