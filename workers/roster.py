@@ -248,6 +248,7 @@ class Roster:
             self._drained[worker.spec.id] = worker.because
         worker.drain_nowait(str(member.leaves), Hold.LEAVING)
         await worker.wait_idle()  # each of its requests has limits of its own
+        await worker.in_flight.left.wait_until(lambda: not len(worker.in_flight))  # some may have lent their slots
         async with upkeep.lock:
             await self._end_engine(member)
             self._last_engine[worker.spec.id] = worker.incarnation

@@ -95,6 +95,7 @@ class Reloader:
         node.catalog.change(runners_of(node.tools))
         node.scheduler.requests.most_waiting = new.config.server.queue
         node.fleet.want(specs)
+        node.fleet.lanes.follow(new.config.scheduling.swap)
         for commit in commits:
             commit()
         self._loaded = new
