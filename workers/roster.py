@@ -15,7 +15,7 @@ from workers.errors import StopTimedOut
 from workers.notifier import Notifier
 from workers.policy.roll import Address, Join, Leave, LeaveReason, ReplicaView, WantedModel, decide
 from workers.process.registry import ProcessRegistry
-from workers.spec import WorkerId, WorkerSpec
+from workers.spec import MAX_PORT, WorkerId, WorkerSpec
 from workers.states import Hold
 from workers.supervised import SupervisedWorker
 from workers.upkeep import ModelUpkeep
@@ -201,7 +201,9 @@ class Roster:
 
     def _is_current(self, member: _Member) -> bool:
         replicas = self._wanted.get(member.worker.spec.name)
-        return replicas is not None and member.spec == _numbered(replicas[0], member.number)
+        if replicas is None or replicas[0].port + member.number > MAX_PORT:
+            return False
+        return member.spec == _numbered(replicas[0], member.number)
 
     def _act(self, step: Leave | Join, tasks: TaskGroup, supervise: Supervise) -> None:
         match step:

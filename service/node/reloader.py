@@ -17,7 +17,7 @@ from service.conversations.callers import shares_of
 from service.errors import ConfigError, ConfigRefused, Fault, ReloadNeedsRestart, ShuttingDown
 from service.node.live_config import ReloadFailure
 from service.node.node import Node, runners_of
-from workers.errors import ModelUnavailable
+from workers.errors import WorkerError
 
 Prepare = Callable[[LoadedConfig], Callable[[], None]]
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Reloader:
             raise ShuttingDown("the service is stopping, and its next start reads the configuration")
         try:
             new = await anyio.to_thread.run_sync(self._load)
-        except (ConfigError, ModelUnavailable) as error:
+        except (ConfigError, WorkerError, OSError) as error:  # all that a start would have ended with
             raise ConfigRefused(_faults_of(str(error))) from error
         plan = plan_reload(self._loaded, new, self._node.adapters.names())
         if plan.refused:
@@ -95,6 +95,7 @@ class Reloader:
         node.catalog.change(runners_of(node.tools))
         node.scheduler.requests.most_waiting = new.config.server.queue
         node.fleet.want(specs)
+        node.scheduler.requests.end_waiting_for(plan.removed)
         node.fleet.lanes.follow(new.config.scheduling.swap)
         for commit in commits:
             commit()

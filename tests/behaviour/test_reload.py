@@ -6,6 +6,7 @@ Source: specification, "Reload".
 import json
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -106,6 +107,24 @@ def test_what_waits_for_a_removed_model_says_so_and_goes_on_when_it_is_back(
     assert ended["waits_for"] == []
     transcript = service.get(f"/v1/jobs/{job}/conversations/q")
     assert [len(turn["attempts"]) for turn in transcript["turns"]] == [1, 1]
+
+
+def test_requests_of_clients_do_not_wait_for_a_removed_model(service: Service, ports: int, tmp_path: Path) -> None:
+    """Who waits is told so, and who is on a slot has the answer."""
+    file = tmp_path / "go"
+    reload(service, lambda all_: models_of(all_).update(n=scripted_model(ports + 2, slots=1, hold="file=([^ ]+) ")))
+    wait_settled(service)
+    body = {"model": "n", "messages": [{"role": "user", "content": f"file={file} "}]}
+    with ThreadPoolExecutor() as clients:
+        first = clients.submit(httpx.post, f"{service.url}/v1/chat/completions", json=body, timeout=30)
+        wait_for(lambda: in_use(service, "n-0") == 1, "it runs")
+        second = clients.submit(httpx.post, f"{service.url}/v1/chat/completions", json=body, timeout=30)
+        wait_for(lambda: service.get("/v1/status")["pools"]["ready"] == 1, "the other waits")
+        reload(service, lambda all_: models_of(all_).pop("n"))
+        refused = second.result()
+        assert (refused.status_code, "was removed from the configuration" in refused.text) == (503, True)
+        file.touch()
+        assert first.result().status_code == 200
 
 
 def test_replicas_come_and_the_emptiest_leaves(service: Service, tmp_path: Path) -> None:
