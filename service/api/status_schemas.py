@@ -41,6 +41,7 @@ class StatusOut(Body):
 
     jobs: int
     conversations: ConversationsSoFar
+    ended_turns: int  # of jobs, since the start
     pools: Pools
     prefix_tokens: PrefixTokens
     heads: HeadsOut

@@ -15,7 +15,9 @@ from service.cli.gpus import gpus
 from service.cli.new_key import key
 from service.cli.plain import plain
 from service.cli.remote import ServiceAway
+from service.cli.timeline_command import timeline
 from service.cli.tool_listing import tools
+from service.cli.top import top
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
@@ -33,6 +35,8 @@ local.add_commands(app)
 remote.add_commands(app)
 app.command()(reload)
 app.command()(tools)
+app.command()(timeline)
+app.command()(top)
 app.command()(gpus)
 app.command()(key)
 

@@ -5,12 +5,17 @@ from dataclasses import replace
 from datetime import date
 
 from roundhouse_client.request import Call, as_text, get, into, post
-from roundhouse_client.values.node import Health, Lanes, Readiness, Reload, Status, UsageReport
+from roundhouse_client.values.node import Health, Lanes, Readiness, Reload, Speaking, Status, UsageReport
 
 
 def get_status() -> Call[Status]:
     """Return what runs, what waits, and for what."""
     return get("/v1/status", into(Status))
+
+
+def get_speaking(*, limit: int = 20, chars: int = 200) -> Call[Speaking]:
+    """Return the last words of turns in flight: of at most 100 turns, at most 1,000 characters each."""
+    return get("/v1/speaking", into(Speaking), limit=limit, chars=chars)
 
 
 def list_lanes() -> Call[Lanes]:

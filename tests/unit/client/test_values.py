@@ -10,11 +10,11 @@ from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
 from roundhouse_client.values.value import Value
-from service.api import configuration, schemas, status_schemas, usage
+from service.api import configuration, schemas, speaking_route, status_schemas, usage
 from service.api.models import adapters, tools, weights_schemas
 from service.conversations import spec
 from service.conversations.transcript import TokenUsage
-from service.node import status
+from service.node import speaking, status
 from tests.unit.client.answers import JOB, LINE
 from workers.health import incident, probes
 from workers.policy import pace
@@ -61,6 +61,8 @@ PAIRS: list[tuple[type[Value], type]] = [
     (node.PoolHeads, status_schemas.HeadsOut),
     (node.WaitingTurn, status.Head),
     (node.StoreStatus, status_schemas.StoreOut),
+    (node.Speaking, speaking_route.SpeakingOut),
+    (node.SpeakingTurn, speaking.SpeakingTurn),
     (node.ToolServer, schemas.ToolServerOut),
     (node.Lane, schemas.LaneOut),
     (node.Lanes, schemas.LaneList),
