@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +26,7 @@ from service.node.node import Node, open_node
 from service.node.reloader import Reloader, reload_on
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
+from service.systemd import ServiceManager
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
 BACKLOG: Final = 2048
@@ -94,7 +96,7 @@ async def serve(loaded: LoadedConfig, load: Callable[[], LoadedConfig], listener
     stop, hurry = anyio.Event(), anyio.Event()
     # One that comes while another is acted on is kept, and is enough for any number of them.
     ask_reload, reloads = anyio.create_memory_object_stream[None](1)
-    config = loaded.config
+    config, manager = loaded.config, ServiceManager.of(os.environ)
     # Signals are ours from before the first engine to after the last.
     with (
         listener,
@@ -104,6 +106,7 @@ async def serve(loaded: LoadedConfig, load: Callable[[], LoadedConfig], listener
     ):
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry, ask_reload)
+            watching.start_soon(manager.feed)
             async with (
                 open_node(config, loaded.specs, config.server.state_dir, shares_of(loaded.callers.values())) as node,
                 anyio.create_task_group() as keeping,
@@ -118,17 +121,29 @@ async def serve(loaded: LoadedConfig, load: Callable[[], LoadedConfig], listener
                 front = Front(_app_of(node, loaded, reloader))
                 server = _http_server(front, _connections_of(loaded))
                 reloader.follow(partial(_prepare, node, front, webhooks, server, reloader))
-                keeping.start_soon(reload_on, reloads, reloader)
+                serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
+                keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, serving))
                 tasks.start_soon(_run_http, server, listener)
-                logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
+                logger.info(serving)
+                manager.tell_ready(serving)
+                logger.info("the dashboard is at %s", page_address(listener))
                 await stop.wait()
                 drain_s = node.live.config.server.drain_s
-                logger.info("draining for up to %g s", drain_s)
+                draining = f"draining for up to {drain_s:g} s"
+                logger.info(draining)
+                manager.tell_stopping(draining)
                 await node.shut_down(drain_s, hurry)
                 server.should_exit = True
                 keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
     logger.info("stopped")
+
+
+def page_address(listener: socket.socket) -> str:
+    """Return what a browser of this machine is given to open the dashboard."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is listened on is no address to ask
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 async def _watch_signals(

@@ -5,6 +5,7 @@ Source: specification, "Reload".
 
 import logging
 from collections.abc import AsyncIterable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -122,10 +123,16 @@ def _in_words(plan: ReloadPlan) -> str:
     return "; ".join(f"{name} {', '.join(names)}" for name, names in parts.items() if names)
 
 
-async def reload_on(asked: AsyncIterable[None], reloader: Reloader) -> None:
-    """Reload each time that is asked for, until cancelled; what goes wrong is logged, and the service goes on."""
+async def reload_on(
+    asked: AsyncIterable[None], reloader: Reloader, during: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Reload each time that is asked for, until cancelled; what goes wrong is logged, and the service goes on.
+
+    ``during`` tells others that one is under way, for a block.
+    """
     async for _ in asked:
         try:
-            await reloader.reload()
+            with during():
+                await reloader.reload()
         except (ConfigRefused, ReloadNeedsRestart, ShuttingDown) as error:
             logger.error("the configuration is not reloaded, and nothing has changed: %s", error)  # noqa: TRY400
