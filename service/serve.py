@@ -6,24 +6,27 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Final
 
 import anyio
 import uvicorn
+from anyio.streams.memory import MemoryObjectSendStream
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from service.api.app import build_app
 from service.api.door.connections import Door, most_connections
-from service.config.schema import Config
-from service.conversations.callers import Caller, shares_of
+from service.api.front import Front
+from service.config.source import LoadedConfig
+from service.conversations.callers import shares_of
 from service.errors import ConfigError
-from service.node.node import open_node
+from service.node.node import Node, open_node
+from service.node.reloader import Reloader, reload_on
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
 from service.systemd import ServiceManager
-from workers.spec import WorkerSpec
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
 BACKLOG: Final = 2048
@@ -81,51 +84,55 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(
-    config: Config,
-    specs: Sequence[WorkerSpec],
-    state_dir: Path,
-    roots: Sequence[Path],
-    callers: Mapping[bytes, Caller],
-    listener: socket.socket,
-) -> None:
+async def serve(loaded: LoadedConfig, load: Callable[[], LoadedConfig], listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
 
-    ``roots`` are where callers may have adapters and checkpoints read from, ``callers`` who may ask, by the digests of
-    their keys.
+    SIGHUP has the configuration read anew, by ``load``.
 
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
     """
     spare_the_collector()
     stop, hurry = anyio.Event(), anyio.Event()
-    manager = ServiceManager.of(os.environ)
+    # One that comes while another is acted on is kept, and is enough for any number of them.
+    ask_reload, reloads = anyio.create_memory_object_stream[None](1)
+    config, manager = loaded.config, ServiceManager.of(os.environ)
     # Signals are ours from before the first engine to after the last.
-    with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with (
+        listener,
+        ask_reload,
+        reloads,
+        anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
+    ):
         async with anyio.create_task_group() as watching:
-            watching.start_soon(_watch_signals, signals, stop, hurry)
+            watching.start_soon(_watch_signals, signals, stop, hurry, ask_reload)
             watching.start_soon(manager.feed)
             async with (
-                open_node(config, specs, state_dir, shares_of(callers.values())) as node,
+                open_node(config, loaded.specs, config.server.state_dir, shares_of(loaded.callers.values())) as node,
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,
             ):
                 await node.intake.claim_first()
                 tasks.start_soon(node.intake.run)
-                keeping.start_soon(Webhooks(node.store, config.webhooks, node.metrics.count_delivery).run)
-                keeping.start_soon(release_always, node.store, config.store)
-                most = most_connections(len(specs), sum(spec.slots for spec in specs))
-                server = _http_server(build_app(node, config, roots, callers), most)
-                tasks.start_soon(_run_http, server, listener)
+                webhooks = Webhooks(node.store, config.webhooks, node.metrics.count_delivery)
+                keeping.start_soon(webhooks.run)
+                keeping.start_soon(release_always, node.store, lambda: node.live.config.store)
+                reloader = Reloader(node, loaded, load)
+                front = Front(_app_of(node, loaded, reloader))
+                server = _http_server(front, _connections_of(loaded))
+                reloader.follow(partial(_prepare, node, front, webhooks, server, reloader))
                 serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
+                keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, serving))
+                tasks.start_soon(_run_http, server, listener)
                 logger.info(serving)
                 manager.tell_ready(serving)
                 logger.info("the dashboard is at %s", page_address(listener))
                 await stop.wait()
-                draining = f"draining for up to {config.server.drain_s:g} s"
+                drain_s = node.live.config.server.drain_s
+                draining = f"draining for up to {drain_s:g} s"
                 logger.info(draining)
                 manager.tell_stopping(draining)
-                await node.shut_down(config.server.drain_s, hurry)
+                await node.shut_down(drain_s, hurry)
                 server.should_exit = True
                 keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
@@ -139,13 +146,48 @@ def page_address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-async def _watch_signals(signals: AsyncIterator[signal.Signals], stop: anyio.Event, hurry: anyio.Event) -> None:
+async def _watch_signals(
+    signals: AsyncIterator[signal.Signals],
+    stop: anyio.Event,
+    hurry: anyio.Event,
+    ask_reload: MemoryObjectSendStream[None],
+) -> None:
     async for number in signals:
+        if number is signal.SIGHUP:
+            logger.info("SIGHUP: the configuration is read anew")
+            with contextlib.suppress(anyio.WouldBlock):
+                ask_reload.send_nowait(None)
+            continue
         logger.info("%s: %s", number.name, "stopping at once" if stop.is_set() else "stopping; once more stops at once")
         (hurry if stop.is_set() else stop).set()
 
 
-def _http_server(app: FastAPI, most: int) -> _Server:
+def _app_of(node: Node, loaded: LoadedConfig, reloader: Reloader) -> FastAPI:
+    return build_app(node, loaded.config, loaded.roots, loaded.callers, reloader)
+
+
+def _prepare(
+    node: Node, front: Front, webhooks: Webhooks, server: _Server, reloader: Reloader, new: LoadedConfig
+) -> Callable[[], None]:
+    """Make what stands in front of the node with a new configuration; return what puts it into force."""
+    old, app = reloader.loaded, front.current
+    seen_by_app = (new.config.server, new.config.limits, new.roots, new.callers)
+    if (old.config.server, old.config.limits, old.roots, old.callers) != seen_by_app:
+        app = _app_of(node, new, reloader)
+
+    def put_in_force() -> None:
+        front.current = app
+        webhooks.use(new.config.webhooks)
+        server.config.limit_concurrency = _connections_of(new)
+
+    return put_in_force
+
+
+def _connections_of(loaded: LoadedConfig) -> int:
+    return most_connections(len(loaded.specs), sum(spec.slots for spec in loaded.specs))
+
+
+def _http_server(app: ASGIApp, most: int) -> _Server:
     return _Server(
         uvicorn.Config(
             app,

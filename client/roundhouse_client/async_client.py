@@ -171,6 +171,7 @@ class AsyncClient:
     get_speaking = _Asks(node_calls.get_speaking)
     list_lanes = _Asks(node_calls.list_lanes)
     get_usage = _Asks(node_calls.get_usage)
+    reload_configuration = _Asks(node_calls.reload_configuration)
     get_health = _Asks(node_calls.get_health)
     get_readiness = _Asks(node_calls.get_readiness)
     wait_ready = _Runs(waiting.wait_ready)

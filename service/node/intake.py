@@ -55,7 +55,7 @@ class Intake:
     ) -> None:
         self._store = store
         self._scheduler = scheduler
-        self._models = tuple(models)
+        self._models = models  # of this moment
         self._adapters = adapters
         self._note_new = note_new
         self._is_shared = is_shared
@@ -78,7 +78,7 @@ class Intake:
     async def claim_first(self) -> None:
         """Claim what the life before has left, so that nothing of it is anybody's when this one begins to serve."""
         if not self._is_shared:
-            self._claimed = await self._store.claim(self._models, None)
+            self._claimed = await self._store.claim(tuple(self._models), None)
 
     async def run(self) -> None:
         """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
@@ -123,7 +123,7 @@ class Intake:
         if self._scheduler.is_closing or self._is_starting_over:
             return
         if not self._is_shared:
-            await self._take(self._models, None, job_id)
+            await self._take(tuple(self._models), None, job_id)
             return
         # A conversation that another node has left may want an adapter by its name. Not one that a job here took for
         # another node's, before it was loaded here: that job would let it go again.
@@ -258,7 +258,9 @@ class Intake:
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
             names = ", ".join(missing)
-            logger.warning("job %s waits for models that are configured no more: %s", job.id, names, extra=line)
+            logger.warning(
+                "job %s waits for models that were removed from the configuration: %s", job.id, names, extra=line
+            )
         if resumed.ended or resumed.unfinished:
             done, total = len(resumed.ended), job.total_turns
             logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)

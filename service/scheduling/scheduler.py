@@ -339,8 +339,11 @@ class Scheduler:
             self._note_model(model)
 
     def _note_model(self, model: str) -> None:
-        if self._fleet.is_lost(model):
+        is_here = model in self._fleet.models()
+        if self._fleet.is_lost(model) if is_here else self._outlet.is_elsewhere(model):
             self._post(events.ModelLost(model=model, is_elsewhere=self._outlet.is_elsewhere(model)))
+        else:
+            self._post(events.ModelRegained(model=model))
 
     async def _end_hold(self, hold: events.DeferTurn) -> None:
         await anyio.sleep(hold.seconds)
@@ -369,8 +372,6 @@ class Scheduler:
         else:
             self._post(events.WorkerNotReady(worker=spec.id, returns=worker.is_coming))
             self._note_model(spec.name)
-            if not self._fleet.is_lost(spec.name):
-                self._post(events.ModelRegained(model=spec.name))
 
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""

@@ -106,6 +106,11 @@ class LanePool:
         self._rooms |= {lane.lane.device.uuid: lane.lane.device.room_mib for lane in self.lanes}
         self._changed.notify()
 
+    def follow(self, rule: SwapRule) -> None:
+        """Place models by another rule from now on."""
+        self._placement.rule = rule
+        self._changed.notify()
+
     @property
     def lanes(self) -> Collection[LaneWorkers]:
         """All lanes, device by device."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 
-from roundhouse_client.request import Call, as_text, get, into
-from roundhouse_client.values.node import Health, Lanes, Readiness, Speaking, Status, UsageReport
+from roundhouse_client.request import Call, as_text, get, into, post
+from roundhouse_client.values.node import Health, Lanes, Readiness, Reload, Speaking, Status, UsageReport
 
 
 def get_status() -> Call[Status]:
@@ -36,6 +36,16 @@ def get_usage(
     """
     first, last = (None if day is None else day.isoformat() for day in (since, until))
     return get("/v1/usage", into(UsageReport), by=",".join(by), since=first, until=last, limit=limit)
+
+
+def reload_configuration() -> Call[Reload]:
+    """Have the service read its configuration anew; return what changes of it.
+
+    Raises:
+        InvalidRequest: the configuration is not usable; nothing has changed.
+        StateConflict: something in it cannot change while the service runs; nothing has changed.
+    """
+    return post("/v1/config/reload", into(Reload))
 
 
 def get_health() -> Call[Health]:
