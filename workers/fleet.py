@@ -14,6 +14,7 @@ from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
 from workers.health.diary import Diary
 from workers.lanes.lane_pool import LanePool
+from workers.log_context import line_about, of_worker
 from workers.policy.placement import SwapRule
 from workers.process.orphans import patrol
 from workers.process.registry import open_registry
@@ -243,4 +244,5 @@ async def _stop(worker: SupervisedWorker, because: str, at_once: bool) -> None:
     try:
         await worker.end_engine(because, at_once=at_once)
     except StopTimedOut:
-        logger.exception("worker %s could not be stopped", worker.spec.id)
+        line = line_about(of_worker(worker.spec.id, worker.incarnation))
+        logger.exception("worker %s could not be stopped", worker.spec.id, extra=line)

@@ -19,6 +19,7 @@ from service.cli.timeline_command import timeline
 from service.cli.tool_listing import tools
 from service.cli.top import top
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
+from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
 errors = Console(stderr=True, emoji=False)
@@ -62,8 +63,8 @@ def options(
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if debug else calm,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    set_format("text")
     for chatty in ("httpx", "httpcore", "asyncio", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.INFO if debug else logging.WARNING)
 

@@ -33,6 +33,7 @@ from service.node.node import Node
 from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
+from service.telemetry.logs import set_format
 from workers.engine.embedded.small_model import ensure_small_model
 from workers.errors import ModelUnavailable
 from workers.spec import WorkerSpec
@@ -49,6 +50,7 @@ def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path |
     source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
     loaded = source.load()
     server = loaded.config.server
+    set_format(server.log)
     _tell_stand_ins(loaded.config, server.state_dir)
     listener = listen(server.host, server.port)
     run_async(serve_until_stopped, loaded, source.load, listener)

@@ -17,6 +17,7 @@ from workers.engine.start_gate import StartGate
 from workers.lanes.lane_workers import LaneWorkers
 from workers.lanes.memory_use import MemoryUse
 from workers.lanes.sleep import Sleep, can_sleep, is_as_wanted, is_asleep
+from workers.log_context import line_about
 from workers.notifier import Notifier
 from workers.policy.heat import Heat
 from workers.policy.placement import (
@@ -230,7 +231,8 @@ class LanePool:
             at=datetime.now(UTC),
         )
         self.swaps.append(swap)
-        logger.info("%s: %s is loaded in %.1f s: %s", swap.lane, model, seconds, because)
+        line = line_about({"worker": swap.lane})
+        logger.info("%s: %s is loaded in %.1f s: %s", swap.lane, model, seconds, because, extra=line)
         self._on_swap(swap)
 
     # Acting
@@ -329,7 +331,9 @@ class LanePool:
         lane.current, lane.next = lane.workers[model], None
         lane.loading_since = time.monotonic()
         because, left = self._reasons.get(lane.lane.id, ("a turn of it waits", None))
-        logger.info("%s: loading %s%s: %s", lane.lane.id, model, f" in place of {left}" if left else "", because)
+        loading = f"{model} in place of {left}" if left else model
+        line = line_about({"worker": lane.lane.id})
+        logger.info("%s: loading %s: %s", lane.lane.id, loading, because, extra=line)
         if not is_asleep(lane.current):
             lane.current.start_nowait(f"{model}: {because}", after=after)
         elif is_as_wanted(lane.current) and self._tasks is not None:
