@@ -27,6 +27,7 @@ from service.node.reloader import Reloader, reload_on
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
 from service.systemd import ServiceManager
+from service.telemetry.logs import set_format
 
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
 BACKLOG: Final = 2048
@@ -177,6 +178,7 @@ def _prepare(
 
     def put_in_force() -> None:
         front.current = app
+        set_format(new.config.server.log)
         webhooks.use(new.config.webhooks)
         server.config.limit_concurrency = _connections_of(new)
 

@@ -258,9 +258,8 @@ class Intake:
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
             names = ", ".join(missing)
-            logger.warning(
-                "job %s waits for models that were removed from the configuration: %s", job.id, names, extra=line
-            )
+            text = "job %s waits for models that were removed from the configuration: %s"
+            logger.warning(text, job.id, names, extra=line)
         if resumed.ended or resumed.unfinished:
             done, total = len(resumed.ended), job.total_turns
             logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)
