@@ -1,32 +1,30 @@
 """The service: HTTP over a running node, from the first signal to the last process."""
 
-import contextlib
 import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import anyio
-import uvicorn
-from fastapi import FastAPI
+from anyio.abc import TaskGroup
 
 from service.api.app import build_app
-from service.api.door.connections import Door, most_connections
+from service.api.door.connections import most_connections
+from service.api.door.http_server import BACKLOG, HttpServer
 from service.config.schema import Config
 from service.conversations.callers import Caller, shares_of
 from service.errors import ConfigError
-from service.node.node import open_node
+from service.node.node import Left, open_node
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
+from service.upgrade.handover import Inherited, let_signals_in
+from service.upgrade.upgrader import Upgrader
+from workers.notifier import Notifier
 from workers.spec import WorkerSpec
 
-HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
-BACKLOG: Final = 2048
-KEEP_ALIVE_S: Final = 60  # longer than clients keep a connection that they may be about to use
-TICKS_A_SECOND: Final = 10  # of uvicorn's main loop
 COLLECTOR_THRESHOLDS: Final = (50_000, 10, 10)
 logger = logging.getLogger(__name__)
 
@@ -41,22 +39,6 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without hands on our signals, and with a clock for its connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def on_tick(self, counter: int) -> bool:
-        """Do what is done ten times a second."""
-        if counter % TICKS_A_SECOND == 0:
-            for connection in tuple(self.server_state.connections):
-                if isinstance(connection, Door):
-                    connection.tick()
-        return await super().on_tick(counter)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -86,23 +68,25 @@ async def serve(
     roots: Sequence[Path],
     callers: Mapping[bytes, Caller],
     listener: socket.socket,
+    inherited: Inherited | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
 
     ``roots`` are where callers may have adapters and checkpoints read from, ``callers`` who may ask, by the digests of
-    their keys.
+    their keys. ``inherited`` is what an earlier program of this process has left; SIGUSR2 leaves it to another one.
 
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
     """
     spare_the_collector()
-    stop, hurry = anyio.Event(), anyio.Event()
+    stop, hurry, upgrade = anyio.Event(), anyio.Event(), Notifier()
     # Signals are ours from before the first engine to after the last.
-    with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR2) as signals:
+        let_signals_in()
         async with anyio.create_task_group() as watching:
-            watching.start_soon(_watch_signals, signals, stop, hurry)
+            watching.start_soon(_watch_signals, signals, stop, hurry, upgrade)
             async with (
-                open_node(config, specs, state_dir, shares_of(callers.values())) as node,
+                open_node(config, specs, state_dir, shares_of(callers.values()), _left(inherited)) as node,
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,
             ):
@@ -111,43 +95,44 @@ async def serve(
                 keeping.start_soon(Webhooks(node.store, config.webhooks).run)
                 keeping.start_soon(release_always, node.store, config.store)
                 most = most_connections(len(specs), sum(spec.slots for spec in specs))
-                server = _http_server(build_app(node, config, roots, callers), most)
-                tasks.start_soon(_run_http, server, listener)
+                upgrader = Upgrader(node, config, listener.fileno(), inherited)
+                app = build_app(node, config, roots, callers, upgrader)
+                front = HttpServer(app, most, listener, inherited.handover.connections if inherited else ())
+                tasks.start_soon(front.run_until_told)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
-                await stop.wait()
+                async with anyio.create_task_group() as upgrading:
+                    upgrading.start_soon(upgrader.run, front)
+                    upgrading.start_soon(_upgrade_when_told, upgrader, upgrade, upgrading)
+                    await stop.wait()
+                    upgrading.cancel_scope.cancel()  # and undone, before the rest is drained
                 logger.info("draining for up to %g s", config.server.drain_s)
                 await node.shut_down(config.server.drain_s, hurry)
-                server.should_exit = True
+                front.should_exit = True
                 keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
     logger.info("stopped")
 
 
-async def _watch_signals(signals: AsyncIterator[signal.Signals], stop: anyio.Event, hurry: anyio.Event) -> None:
+def _left(inherited: Inherited | None) -> Left:
+    if inherited is None:
+        return Left()
+    handover = inherited.handover
+    return Left(lock_fd=handover.lock_fd, fleet=handover.fleet, children=inherited.children)
+
+
+async def _upgrade_when_told(upgrader: Upgrader, told: Notifier, tasks: TaskGroup) -> None:
+    while True:
+        await told.wait()
+        tasks.start_soon(upgrader.ask_by_signal)
+
+
+async def _watch_signals(
+    signals: AsyncIterator[signal.Signals], stop: anyio.Event, hurry: anyio.Event, upgrade: Notifier
+) -> None:
     async for number in signals:
+        if number is signal.SIGUSR2:
+            logger.info("SIGUSR2: upgrading in place")
+            upgrade.notify()
+            continue
         logger.info("%s: %s", number.name, "stopping at once" if stop.is_set() else "stopping; once more stops at once")
         (hurry if stop.is_set() else stop).set()
-
-
-def _http_server(app: FastAPI, most: int) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            http=Door,
-            ws="none",  # an upgrade would leave the door
-            limit_concurrency=most,
-            proxy_headers=False,  # no proxy between us and a client is trusted
-            timeout_keep_alive=KEEP_ALIVE_S,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=HTTP_GRACE_S,
-        )
-    )
-
-
-async def _run_http(server: _Server, listener: socket.socket) -> None:
-    await server.serve(sockets=[listener])
-    if not server.should_exit:
-        raise RuntimeError("the HTTP server ended by itself")

@@ -26,15 +26,19 @@ from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.openai.routes import model_router, openai_router
 from service.api.schemas import BatchLine
 from service.api.status import status_router
+from service.api.upgrades import upgrade_router
 from service.api.usage import usage_router
 from service.api.workers import health_router, workers_router
 from service.config.schema import Config
 from service.conversations.callers import Caller
 from service.conversations.spec import JobSpec
 from service.node.node import Node
+from service.upgrade.upgrader import Upgrader
 
 
-def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mapping[bytes, Caller]) -> FastAPI:
+def build_app(
+    node: Node, config: Config, roots: Sequence[Path], callers: Mapping[bytes, Caller], upgrader: Upgrader
+) -> FastAPI:
     """Return the ASGI application over a running node; files are read from below ``roots`` alone.
 
     ``callers`` are who may ask, by the digests of their keys; without any, all of this machine may.
@@ -62,6 +66,7 @@ def build_app(node: Node, config: Config, roots: Sequence[Path], callers: Mappin
     app.include_router(status_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(usage_router(node.store))
+    app.include_router(upgrade_router(upgrader))
     app.include_router(health_router(node.fleet, node.store, node.tools))
     app.add_middleware(Gate, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
     if server.origins:  # around the gate: a browser asks first, and has no key then

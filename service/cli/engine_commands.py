@@ -35,6 +35,8 @@ from service.node.node import Node
 from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
+from service.upgrade.check import answer_check
+from service.upgrade.handover import take_handover
 from workers.engine.embedded.small_model import ensure_small_model
 from workers.errors import ModelUnavailable
 from workers.spec import WorkerSpec
@@ -44,16 +46,28 @@ DEMO: Final = resources.files("service.cli")
 SHOWN: Final = 1  # of the debates, at the end
 
 
-def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path | None, enable_mig: bool) -> None:
-    """Run the service until it is stopped."""
+def serve(
+    config: Path,
+    *,
+    host: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    enable_mig: bool,
+    is_check: bool = False,
+) -> None:
+    """Run the service until it is stopped; ``is_check`` only says whether it could take over from one that runs."""
+    inherited = take_handover()  # before anything is started that could keep a copy of what is in it
     os.umask(0o077)  # what it writes holds prompts and answers
     settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
     settings = with_mig(settings, enable_mig=enable_mig)
     callers = _callers(settings, config.parent)
     specs = _specs(settings, config.parent, settings.server.state_dir)
-    listener = listen(settings.server.host, settings.server.port)
     roots = roots_of(settings, config.parent)
-    run_async(serve_until_stopped, settings, specs, settings.server.state_dir, roots, callers, listener)
+    if is_check:
+        typer.echo(answer_check(settings, specs))
+        return
+    listener = inherited.listener() if inherited else listen(settings.server.host, settings.server.port)
+    run_async(serve_until_stopped, settings, specs, settings.server.state_dir, roots, callers, listener, inherited)
 
 
 def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, enable_mig: bool) -> None:

@@ -30,6 +30,7 @@ from service.node.store_outlet import StoreOutlet
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
+from service.store.databases.sqlite import own_folder
 from service.store.neighbours import Alone, Neighbours, NodeReport
 from service.store.store import Store, open_store
 from transport.request import Constraint
@@ -37,7 +38,10 @@ from workers.devices.device_health import DeviceHealth
 from workers.devices.readers import MachineReader
 from workers.engine.launch import DIALECTS, takes_tools
 from workers.fleet import Fleet
+from workers.handover import HeldFleet
 from workers.offload.pool import offloading
+from workers.policy.adoption import Adoption
+from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -64,6 +68,8 @@ class Node:
     adapters: Adapters
     tools: Equipment
     catalog: ToolCatalog
+    lock_fd: int  # what holds the state directory
+    adoption: Adoption | None  # what became of engines that were there already
 
     async def unclaimed(self) -> dict[str, str]:
         """Return what the conversations wait for that no node runs, by the model that they need next."""
@@ -112,13 +118,27 @@ class Node:
         patience.cancel()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What an earlier program of this process has left: the hold on the state directory, engines, and children."""
+
+    lock_fd: int | None = None
+    fleet: HeldFleet | None = None
+    children: Sequence[ProcessId] = ()
+
+
 @asynccontextmanager
 async def open_node(
-    config: Config, specs: Sequence[WorkerSpec], state_dir: Path, shares: Mapping[str | None, float] | None = None
+    config: Config,
+    specs: Sequence[WorkerSpec],
+    state_dir: Path,
+    shares: Mapping[str | None, float] | None = None,
+    left: Left = Left(),
 ) -> AsyncIterator[Node]:
     """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.
 
-    ``shares`` are those of keys, by their names; None is for no keys.
+    ``shares`` are those of keys, by their names; None is for no keys. ``left`` is what an earlier program of this
+    process has left.
 
     When the block is left, however it is left, no process of it is left.
 
@@ -126,7 +146,11 @@ async def open_node(
         StoreError: the store cannot be opened, or a write failed while the block ran (then in a group).
     """
     followers, models = JobFollowers(), tuple(config.models)
-    with open_database(config.store, state_dir, models) as database, open_store(database) as store:
+    with (
+        own_folder(state_dir, left.lock_fd) as lock_fd,
+        open_database(config.store, state_dir, models) as database,
+        open_store(database) as store,
+    ):
         async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics()
             specs = [replace(spec, state_dir=state_dir) for spec in tools.specs]
@@ -184,6 +208,7 @@ async def open_node(
                 adapters.names,
             )
             jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
+            adoption = await fleet.inherit(left.fleet, left.children) if left.fleet is not None else None
             async with fleet.running():
                 yield Node(
                     fleet=fleet,
@@ -197,6 +222,8 @@ async def open_node(
                     adapters=adapters,
                     tools=tools,
                     catalog=catalog,
+                    lock_fd=lock_fd,
+                    adoption=adoption,
                 )
             tasks.cancel_scope.cancel()
 

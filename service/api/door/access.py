@@ -41,6 +41,8 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/metrics"): _READ,
     ("GET", "/v1/status"): _READ,
     ("GET", "/v1/usage"): _READ,
+    ("GET", "/v1/upgrade"): _ADMIN,
+    ("POST", "/v1/upgrade"): _ADMIN,
     ("POST", "/v1/jobs"): _SUBMIT,
     ("GET", "/v1/jobs"): _READ,
     ("GET", "/v1/jobs/{job_id}"): _READ,

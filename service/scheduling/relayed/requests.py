@@ -45,7 +45,7 @@ class RelayedRequests:
         self._on_slots: dict[TurnKey, RelayAttempt] = {}
         self._programs = Programs()
         self._seconds = Mean()
-        self._is_closed = False
+        self._closed_by: str | None = None
 
     def __repr__(self) -> str:
         return f"<RelayedRequests waiting={self.waiting} on_slots={len(self._on_slots)}>"
@@ -76,8 +76,8 @@ class RelayedRequests:
             QueueFull: too many wait.
             ShuttingDown: no more are taken.
         """
-        if self._is_closed:
-            raise ShuttingDown("the service is stopping and takes no new requests")
+        if self._closed_by is not None:
+            raise ShuttingDown(f"{self._closed_by} and takes no new requests")
         if self.waiting >= self._most_waiting:
             raise QueueFull(self.waiting, self._after_s(slots))
         request = RelayedRequest(JobId(f"request-{secrets.token_hex(ID_BYTES)}"), posted)
@@ -94,11 +94,14 @@ class RelayedRequests:
         if request.key.job_id in self._requests:
             self._post(events.JobCancelled(job_id=request.key.job_id))
 
-    def close(self) -> None:
+    def open(self) -> None:
+        """Take requests again."""
+        self._closed_by = None
+
+    def close(self, detail: str) -> None:
         """Take no more, and end those that wait: another start of the service knows nothing of them."""
-        self._is_closed = True
+        self._closed_by = detail
         for request in [each for each in self._requests.values() if each.is_waiting]:
-            detail = "the service is stopping"
             self.withdraw(request, RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
 
     def _after_s(self, slots: int) -> int:
