@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from service.api.app import build_app
 from service.api.door.connections import most_connections
-from service.api.door.http_server import BACKLOG, HttpServer
+from service.api.door.http_server import BACKLOG, HttpServer, server_config
 from service.config.schema import Config
 from service.conversations.callers import Caller, shares_of
 from service.errors import ConfigError
@@ -97,7 +97,8 @@ async def serve(
                 most = most_connections(len(specs), sum(spec.slots for spec in specs))
                 upgrader = Upgrader(node, config, listener.fileno(), inherited)
                 app = build_app(node, config, roots, callers, upgrader)
-                front = HttpServer(app, most, listener, inherited.handover.connections if inherited else ())
+                accepted = inherited.handover.connections if inherited else ()
+                front = HttpServer(server_config(app, most), listener, accepted)
                 tasks.start_soon(front.run_until_told)
                 logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
                 async with anyio.create_task_group() as upgrading:

@@ -169,6 +169,8 @@ class AsyncClient:
     get_status = _Asks(node_calls.get_status)
     list_lanes = _Asks(node_calls.list_lanes)
     get_usage = _Asks(node_calls.get_usage)
+    get_upgrade = _Asks(node_calls.get_upgrade)
+    upgrade = _Asks(node_calls.upgrade)
     get_health = _Asks(node_calls.get_health)
     get_readiness = _Asks(node_calls.get_readiness)
     wait_ready = _Runs(waiting.wait_ready)

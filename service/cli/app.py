@@ -15,6 +15,7 @@ from service.cli.new_key import key
 from service.cli.plain import plain
 from service.cli.remote import ServiceAway
 from service.cli.tool_listing import tools
+from service.cli.upgrade import upgrade
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
@@ -33,6 +34,7 @@ remote.add_commands(app)
 app.command()(tools)
 app.command()(gpus)
 app.command()(key)
+app.command()(upgrade)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -19,7 +19,7 @@ from service.config.schema import Config
 from service.errors import UpgradeRefused
 from service.node.database_choice import schema_fault
 from service.upgrade import handover
-from service.upgrade.verdict import Bounds, Facts, Plan, Verdict, judge
+from service.upgrade.verdict import Bounds, Facts, Plan, UpgradeVerdict, judge
 from workers.fleet import Fleet
 from workers.handover import launch_of_held, launches_of
 from workers.process import guardian
@@ -41,7 +41,7 @@ def facts_of(config: Config, fleet: Fleet) -> Facts:
     )
 
 
-async def ask_child(argv: Sequence[str], facts: Facts) -> Verdict:
+async def ask_child(argv: Sequence[str], facts: Facts) -> UpgradeVerdict:
     """Return the verdict of a child that runs ``argv``.
 
     Raises:
@@ -62,7 +62,7 @@ async def ask_child(argv: Sequence[str], facts: Facts) -> Verdict:
             said = (ended.stderr or b"").decode(errors="replace").strip()[-SAID_CHARS:]
             raise UpgradeRefused(f"the new code cannot start: {said or f'status {ended.returncode}'}")
         try:
-            return msgspec.json.decode(ended.stdout.splitlines()[-1], type=Verdict)
+            return msgspec.json.decode(ended.stdout.splitlines()[-1], type=UpgradeVerdict)
         except (IndexError, msgspec.MsgspecError) as error:
             raise UpgradeRefused(f"the new code gives no verdict: {error}") from error
     raise UpgradeRefused(f"the new code gave no verdict within {LIMIT_S:g} s")

@@ -25,7 +25,7 @@ from service.node.node import Node
 from service.scheduling.outlet import Pause
 from service.upgrade.check import ask_child, facts_of
 from service.upgrade.handover import Handover, Inherited, replace_program
-from service.upgrade.verdict import Verdict
+from service.upgrade.verdict import UpgradeVerdict
 from workers.notifier import Notifier
 
 INTERRUPT_S: Final = 10.0  # for attempts to end that are cut off
@@ -63,7 +63,8 @@ class Front(Protocol):
 class UpgradeEnd:
     """What became of an upgrade: ``detail`` is why it was refused, None where it was done.
 
-    ``seconds`` is how long no program served; ``kept`` are workers whose engines stayed, ``ended`` others, with the reason.
+    ``seconds`` is how long no program served. ``kept`` are workers whose engines stayed, ``ended`` others, with the
+    reason.
     """
 
     at: datetime
@@ -74,13 +75,6 @@ class UpgradeEnd:
     ended: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True, kw_only=True)
-class _State:
-    phase: UpgradePhase = UpgradePhase.IDLE
-    last: UpgradeEnd | None = None
-    agreed: list[Verdict] = field(default_factory=list)
-
-
 class Upgrader:
     """``run`` must be running; it owns the upgrade that is under way."""
 
@@ -88,7 +82,9 @@ class Upgrader:
         self._node = node
         self._config = config
         self._listener_fd = listener_fd
-        self._state = _State()
+        self.phase = UpgradePhase.IDLE
+        self.last: UpgradeEnd | None = None
+        self._agreed: list[UpgradeVerdict] = []
         self._asked = Notifier()
         self._argv = (sys.executable, *sys.orig_argv[1:])
         self.upgrades = 0
@@ -96,48 +92,38 @@ class Upgrader:
             self._note_arrival(inherited.handover)
 
     def __repr__(self) -> str:
-        return f"<Upgrader {self._state.phase} upgrades={self.upgrades}>"
-
-    @property
-    def phase(self) -> UpgradePhase:
-        """What is being done."""
-        return self._state.phase
-
-    @property
-    def last(self) -> UpgradeEnd | None:
-        """What became of the last one."""
-        return self._state.last
+        return f"<Upgrader {self.phase} upgrades={self.upgrades}>"
 
     def _note_arrival(self, left: Handover) -> None:
         """Note that this program has taken over, and is about to serve."""
         adoption, seconds = self._node.adoption, time.monotonic() - left.at
         kept, ended = (adoption.kept, adoption.ended) if adoption is not None else ((), {})
         self.upgrades = left.upgrades
-        self._state.last = UpgradeEnd(
+        self.last = UpgradeEnd(
             at=datetime.now(UTC), roundhouse=left.roundhouse, seconds=seconds, kept=kept, ended=dict(ended)
         )
         text = "upgraded in place from %s to %s in %.2f s; engines kept: %s; ended: %s"
         shown = ", ".join(kept) or "none", ", ".join(ended) or "none"
         logger.info(text, left.roundhouse, __version__, seconds, *shown)
 
-    async def ask(self) -> Verdict:
+    async def ask(self) -> UpgradeVerdict:
         """Have the new code look, and begin the upgrade if it agrees; return its verdict.
 
         Raises:
             UpgradeRefused: it does not, or another upgrade is under way; nothing has changed.
         """
-        if self._state.phase is not UpgradePhase.IDLE:
+        if self.phase is not UpgradePhase.IDLE:
             raise UpgradeRefused("another upgrade is under way")
-        self._state.phase = UpgradePhase.CHECKING
+        self.phase = UpgradePhase.CHECKING
         try:
             verdict = await self._check()
         except BaseException as error:
-            self._state.phase = UpgradePhase.IDLE
+            self.phase = UpgradePhase.IDLE
             if isinstance(error, UpgradeRefused):
                 self._note_refusal(str(error))
             raise
-        self._state.phase = UpgradePhase.DRAINING
-        self._state.agreed.append(verdict)
+        self.phase = UpgradePhase.DRAINING
+        self._agreed.append(verdict)
         self._asked.notify()
         return verdict
 
@@ -151,20 +137,20 @@ class Upgrader:
     async def run(self, front: Front) -> None:
         """Perform what was agreed to, until cancelled; one that succeeds ends this program."""
         while True:
-            await self._asked.wait_until(lambda: bool(self._state.agreed))
-            verdict = self._state.agreed.pop()
+            await self._asked.wait_until(lambda: bool(self._agreed))
+            verdict = self._agreed.pop()
             try:
                 await self._perform(verdict, front)
             except ServiceError as error:
                 self._note_refusal(str(error))
             finally:
-                self._state.phase = UpgradePhase.IDLE
+                self.phase = UpgradePhase.IDLE
 
     def _note_refusal(self, detail: str) -> None:
         logger.warning("the upgrade in place is refused, and %s goes on: %s", __version__, detail)
-        self._state.last = UpgradeEnd(at=datetime.now(UTC), roundhouse=__version__, detail=detail)
+        self.last = UpgradeEnd(at=datetime.now(UTC), roundhouse=__version__, detail=detail)
 
-    async def _check(self) -> Verdict:
+    async def _check(self) -> UpgradeVerdict:
         trouble = self._node.store.trouble
         if trouble is not None:
             raise UpgradeRefused(f"the store is in trouble: {trouble}")
@@ -173,7 +159,7 @@ class Upgrader:
             raise UpgradeRefused("; ".join(verdict.refusals))
         return verdict
 
-    async def _perform(self, verdict: Verdict, front: Front) -> None:
+    async def _perform(self, verdict: UpgradeVerdict, front: Front) -> None:
         """Hand over to the next program; this returns only by an error.
 
         Raises:
@@ -184,7 +170,7 @@ class Upgrader:
         )
         async with self._paused():
             await self._drain()
-            self._state.phase = UpgradePhase.LEAVING
+            self.phase = UpgradePhase.LEAVING
             async with self._quiet(front):
                 await self._write_all()
                 # From here to the exec nothing waits: what is written down is what there is.

@@ -43,7 +43,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     schema: str | None = None
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class UpgradeVerdict(Struct, frozen=True, kw_only=True):
     """Yes where there are no ``refusals``; ``ended`` are engines with the reason, ``started`` workers that get one."""
 
     version: int = VERSION
@@ -63,7 +63,7 @@ BOUND: Final = {
 SECRET: Final = frozenset({"store"})  # it may hold a password
 
 
-def judge(facts: Facts, plan: Plan) -> Verdict:
+def judge(facts: Facts, plan: Plan) -> UpgradeVerdict:
     """Return the verdict of the new code."""
     refusals = [*_of_form(facts, plan), *_of_bounds(facts.bounds, plan.bounds)]
     if facts.bounds.store == "memory":
@@ -71,7 +71,7 @@ def judge(facts: Facts, plan: Plan) -> Verdict:
     if plan.schema is not None:
         refusals.append(plan.schema)
     adoption = plan_adoption(facts.running, plan.wanted)
-    return Verdict(
+    return UpgradeVerdict(
         roundhouse=plan.roundhouse,
         refusals=refusals,
         kept=list(adoption.kept),

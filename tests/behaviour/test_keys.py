@@ -18,6 +18,7 @@ from service.api.door.access import ROUTES
 from service.config.load import build_config
 from service.config.workers import worker_specs
 from service.node.node import open_node
+from service.upgrade.upgrader import Upgrader
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
 
@@ -90,7 +91,7 @@ async def test_no_route_is_missing_from_the_table(tmp_path: Path) -> None:
     document = {"store": {"url": "memory"}, "models": {"m": {"engine": "attached", "url": "http://127.0.0.1:9"}}}
     config = build_config(document, {}, "test", {})
     async with open_node(config, worker_specs(config, tmp_path, tmp_path), tmp_path) as node:
-        app = build_app(node, config, [tmp_path], {})
+        app = build_app(node, config, [tmp_path], {}, Upgrader(node, config, listener_fd=0))
         found: set[tuple[str, str]] = set()
         for route in iter_route_contexts(app.routes):
             assert isinstance(route.original_route, APIRoute), f"{route.path}: nothing stands before it"

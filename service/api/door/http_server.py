@@ -24,29 +24,32 @@ BACKLOG: Final = 2048
 POLL_S: Final = 0.005
 
 
+def server_config(app: FastAPI, most: int) -> uvicorn.Config:
+    """Return how ``app`` is served, on at most ``most`` connections."""
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        http=Door,
+        ws="none",  # an upgrade would leave the door
+        limit_concurrency=most,
+        proxy_headers=False,  # no proxy between us and a client is trusted
+        timeout_keep_alive=KEEP_ALIVE_S,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=HTTP_GRACE_S,
+        backlog=BACKLOG,
+    )
+
+
 class HttpServer(uvicorn.Server):
     """The server of one listening socket, which stays its caller's.
 
     ``connections`` are descriptors of those that an earlier program of this process has accepted.
     """
 
-    def __init__(self, app: FastAPI, most: int, listener: socket.socket, connections: Sequence[int] = ()) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                http=Door,
-                ws="none",  # an upgrade would leave the door
-                limit_concurrency=most,
-                proxy_headers=False,  # no proxy between us and a client is trusted
-                timeout_keep_alive=KEEP_ALIVE_S,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=HTTP_GRACE_S,
-                backlog=BACKLOG,
-            )
-        )
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: Sequence[int] = ()) -> None:
+        super().__init__(config)
         self._listener = listener
         self._inherited = list(connections)
 
@@ -114,4 +117,7 @@ class HttpServer(uvicorn.Server):
         return [connection for connection in self.server_state.connections if isinstance(connection, Door)]
 
     def _door(self, *_arguments: Any) -> Door:  # noqa: ANN401 - what a loop gives a factory
-        return Door(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        door: Door = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return door
