@@ -139,7 +139,7 @@ def test_what_is_configured_otherwise_is_started_anew_and_the_rest_stays(tmp_pat
 
 def _other_port(service: Service) -> None:
     settings = yaml.safe_load(service.config.read_text())
-    settings["server"]["port"] += 1
+    settings["server"]["port"] += 2
     service.config.write_text(yaml.safe_dump(settings))
 
 
@@ -164,7 +164,7 @@ REFUSALS: dict[str, tuple[Callable[[Service], None], str]] = {
 def test_a_refused_upgrade_leaves_everything_as_it_was(tmp_path: Path, free_ports: Ports, fault: str) -> None:
     """The reason is told, by HTTP and by the command; the turns that run go on, and engines know nothing of it."""
     change, because = REFUSALS[fault]
-    port = free_ports(2)
+    port = free_ports(3)
     with serving(tmp_path / "a", port, {"m": scripted_model(port + 1, tokens=100, interval=0.02)}) as service:
         before = engines_of(service)
         job = service.post_job(debate())
@@ -229,7 +229,7 @@ def test_a_program_that_fails_after_the_exec_takes_every_engine_with_it(tmp_path
 
 @pytest.mark.system
 def test_a_sigkill_at_any_moment_of_an_upgrade_leaves_nothing(tmp_path: Path, free_ports: Ports, times: int) -> None:
-    """While it is checked, drained, handed over or taken up: guardians see their parent die, whichever program it is."""
+    """While it is checked, drained, handed over or taken up: guardians see their parent die, whatever it runs."""
     port = free_ports(3)
     service = Service(tmp_path / "a", port, {"m": scripted_model(port + 1, replicas=2, tokens=50, interval=0.02)})
     slowest, phases = 0.0, Counter[str]()
