@@ -25,7 +25,8 @@ test-slow: $(READY)
 # The faults of a test run a thousand times over, at random moments: some twenty minutes.
 soak: $(READY)
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
-	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py
+	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
+	  tests/faults/test_upgrade.py
 
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.
@@ -59,6 +60,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.relay
 	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.door
+	$(BIN)/python -m bench.upgrade
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path

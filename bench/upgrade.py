@@ -1,7 +1,7 @@
 """Upgrades in place under load: engines, turns and connections counted, and gaps of ``/healthz``.
 
-``python -m bench.upgrade [--times 100]``. Beside each gap stands the bound: what the service takes from its start to its
-first answer on this machine, measured here too, and 0.3 s. Engines are scripted: the load is the service's own.
+``python -m bench.upgrade [--times 100]``. Beside each gap stands the bound: what the service takes from its start to
+its first answer on this machine, measured here too, and 0.3 s. Engines are scripted: the load is the service's own.
 """
 
 import argparse

@@ -147,7 +147,8 @@ class Fleet:
     def held(self) -> HeldFleet:
         """Return the engines as the next program of this process would find them."""
         found = (hold(worker, self._environment) for worker in self)
-        return HeldFleet(run=run_id(), workers=[worker for worker in found if worker is not None])
+        scratch = {name: str(weights.scratch) for name, weights in self.weights.items() if weights.scratch is not None}
+        return HeldFleet(run=run_id(), workers=[worker for worker in found if worker is not None], scratch=scratch)
 
     def unsettled(self) -> str | None:
         """Return what is under way that no other program could go on with, None where all is settled."""
@@ -178,6 +179,9 @@ class Fleet:
             adopt(worker, each)
             if worker.spec.lane is not None:
                 self.lanes.adopt(worker)
+        for name, folder in held.scratch.items():
+            if name in self.weights:
+                self.weights[name].scratch = Path(folder)
         for each in held.workers:
             if each not in kept:
                 logger.info("worker %s: its engine is ended: %s", each.id, plan.ended.get(each.id, "it has changed"))

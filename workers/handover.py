@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from workers.engine.held_engine import HeldWorker
 from workers.engine.launch import command_for
@@ -19,10 +19,14 @@ from workers.supervised import SupervisedWorker
 
 
 class HeldFleet(Struct, frozen=True, kw_only=True):
-    """All workers that have engines; ``run`` is the mark that these carry."""
+    """All workers that have engines; ``run`` is the mark that these carry.
+
+    ``scratch`` are folders, by models, into which engines write how far they are with new weights.
+    """
 
     run: str
     workers: list[HeldWorker]
+    scratch: dict[str, str] = field(default_factory=dict)
 
     @property
     def descriptors(self) -> list[int]:
