@@ -1,16 +1,18 @@
 """What stands between clients and an engine costs: CPU a relayed token, and time added to the first one.
 
-Roundhouse's front door beside sglang-router (Rust; ``--router PYTHON`` of an environment that has it) and a bare relay
-on aiohttp, each a process of its own between the same client and the same timed engine (``bench/timed_engine.py``): 64
-and 256 streams of 50 tokens/s. The CPU is the relay's own, user and system. The first token is timed while so many
-streams run; the engine sends it with the request, and what a client sees without a relay is taken off.
+Roundhouse's front door beside sglang-router (Rust), litellm's proxy and a bare relay on aiohttp, each a process of its
+own between the same client and the same timed engine (``bench/timed_engine.py``): 64 and 256 streams of 50 tokens/s.
+The rivals are set up in environments of their own in the user's cache folder (``bench/rivals.py``); ``--rivals none``
+leaves them out. The CPU is the relay's own, user and system. The first token is timed while so many streams run; the
+engine sends it with the request, and what a client sees without a relay is taken off.
 
-    python -m bench.relay [--router PYTHON] [--rounds 3] [--tokens 200]
+    python -m bench.relay [--rivals sglang-router,litellm] [--rounds 3] [--tokens 200]
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
@@ -26,10 +28,14 @@ from typing import Final, cast
 import psutil
 import uvloop
 
+from bench.rivals import environment
+
 HERE: Final = Path(__file__).parent
 PORT: Final = 9780
-READY_S: Final = 60.0
+READY_S: Final = 120.0
 RATE_HZ: Final = 50.0
+RIVALS: Final = ("sglang-router", "litellm")
+PATHS: Final = {"roundhouse": "/readyz", "sglang-router": "/v1/models", "litellm": "/health/liveliness"}
 Figures = dict[str, float]
 
 
@@ -120,23 +126,31 @@ async def serve_aiohttp(port: int, engine: int) -> None:
         await asyncio.Event().wait()
 
 
-def _command(name: str, engine: int, folder: Path, router: str | None) -> list[str]:
+def _command(name: str, engine: int, folder: Path) -> list[str]:
     if name == "aiohttp":
         return [sys.executable, "-m", "bench.relay", "--serve", str(PORT), "--engine", str(engine)]
     if name == "sglang-router":
         flags = ["--worker-urls", f"http://127.0.0.1:{engine}", "--port", str(PORT), "--policy", "round_robin"]
         quiet = ["--log-level", "error", "--prometheus-port", str(PORT + 1), "--disable-health-check"]
-        return [router or "", "-m", "sglang_router.launch_router", *flags, "--backend", "openai", *quiet]
+        return [str(environment(name)), "-m", "sglang_router.launch_router", *flags, "--backend", "openai", *quiet]
+    config = folder / "config.yaml"
+    if name == "litellm":
+        at = {"model": "openai/timed", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none"}
+        models = [{"model_name": "timed", "litellm_params": at}]
+        general = {"dangerously_permit_weak_or_unset_master_key": True}  # loopback alone, and gone in a minute
+        config.write_text(json.dumps({"model_list": models, "general_settings": general}))
+        return [str(environment(name).parent / "litellm"), "--config", str(config), "--port", str(PORT)]
     model = {"engine": "attached", "url": f"http://127.0.0.1:{engine}", "slots": 512, "timeouts": {}}
-    config = {"server": {"port": PORT, "state_dir": str(folder / "state")}, "models": {"timed": model}}
-    (folder / "config.yaml").write_text(json.dumps(config))
-    return [str(Path(sys.executable).parent / "roundhouse"), "serve", "--config", str(folder / "config.yaml")]
+    server = {"port": PORT, "state_dir": str(folder / "state")}
+    config.write_text(json.dumps({"server": server, "models": {"timed": model}}))
+    return [str(Path(sys.executable).parent / "roundhouse"), "serve", "--config", str(config)]
 
 
 @contextmanager
-def _running(name: str, engine: int, router: str | None) -> Iterator[psutil.Process]:
+def _running(name: str, engine: int) -> Iterator[psutil.Process]:
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
-        relay = subprocess.Popen(_command(name, engine, Path(folder), router), stdout=log, stderr=log)
+        env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or else it asks the network for prices
+        relay = subprocess.Popen(_command(name, engine, Path(folder)), stdout=log, stderr=log, env=env)
         try:
             _wait_served(name)
             yield psutil.Process(relay.pid)
@@ -146,7 +160,7 @@ def _running(name: str, engine: int, router: str | None) -> Iterator[psutil.Proc
 
 
 def _wait_served(name: str) -> None:
-    path = {"roundhouse": "/readyz", "sglang-router": "/v1/models"}.get(name, "/v1/chat/completions")
+    path = PATHS.get(name, "/v1/chat/completions")
     until = time.monotonic() + READY_S
     while time.monotonic() < until:
         try:
@@ -176,12 +190,12 @@ def _cpu_s(process: psutil.Process) -> float:
     return sum(time.user + time.system for time in times)
 
 
-def _measure(name: str, streams: int, tokens: int, router: str | None) -> Figures:
+def _measure(name: str, streams: int, tokens: int) -> Figures:
     with _engine(tokens, "at-once") as engine:
         if name == "none":
             first = _load(engine, streams, tokens)
             return {"us": 0.0, "first_ms": 1000 * statistics.median(first), "last_ms": 1000 * max(first)}
-        with _running(name, engine, router) as process:
+        with _running(name, engine) as process:
             _load(PORT, 4, tokens)
             before = _cpu_s(process)
             first = _load(PORT, streams, tokens)
@@ -193,12 +207,12 @@ def _measure(name: str, streams: int, tokens: int, router: str | None) -> Figure
     }
 
 
-def _compare(streams: int, tokens: int, rounds: int, router: str | None) -> None:
-    names = ["none", "roundhouse", *(["sglang-router"] if router else []), "aiohttp"]
+def _compare(streams: int, tokens: int, rounds: int, rivals: Sequence[str]) -> None:
+    names = ["none", "roundhouse", *rivals, "aiohttp"]
     figures: dict[str, list[Figures]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:  # in turn, so that a slow minute of the machine falls on all of them
-            figures[name].append(_measure(name, streams, tokens, router))
+            figures[name].append(_measure(name, streams, tokens))
     print(f"\n{streams} streams x {RATE_HZ:g} tokens/s, {tokens} tokens each, median of {rounds} rounds")
     print(f"{'relay':<16}{'CPU us/token':>14}{'first p50':>12}{'added':>10}{'first p99':>12}")
     bare = statistics.median(run["first_ms"] for run in figures["none"])
@@ -210,7 +224,7 @@ def _compare(streams: int, tokens: int, rounds: int, router: str | None) -> None
 def main() -> None:
     """Compare, or be one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--router", help="the Python of an environment that has sglang-router")
+    parser.add_argument("--rivals", default=",".join(RIVALS), help=f"{','.join(RIVALS)}, some of them, or none")
     parser.add_argument("--streams", type=int, default=0, help="default: 64, then 256")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
@@ -223,8 +237,9 @@ def main() -> None:
     elif options.serve:
         uvloop.run(serve_aiohttp(options.serve, options.engine))
     else:
+        rivals = [name for name in RIVALS if name in options.rivals.split(",")]
         for streams in [options.streams] if options.streams else [64, 256]:
-            _compare(streams, options.tokens, options.rounds, options.router)
+            _compare(streams, options.tokens, options.rounds, rivals)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ class FailureReason(StrEnum):
     REPEATED_LINE_LOOP = "repeated_line_loop"
     CONTEXT_OVERFLOW = "context_overflow"
     CACHE_FULL = "cache_full"  # of an attempt; its turn runs again
+    SLOT_LOST = "slot_lost"  # of an attempt; its turn runs again
     TOOL_TIMEOUT = "tool_timeout"
     TOOL_EXCEPTION = "tool_exception"
     TOOL_ARGUMENTS = "tool_arguments"
@@ -40,6 +41,7 @@ class CancelReason(StrEnum):
     LEASE_LOST = "lease_lost"  # another node may run it by now
     STORE_LOST = "store_lost"  # what it needs to know cannot be read
     CACHE_FULL = "cache_full"  # the KV cache that it shares with others has no room for it now
+    SLOT_LOST = "slot_lost"  # it was lent while its tools ran, and its engine is not there any more
     WEIGHTS = "weights"  # its engine gets new weights, and nothing was to wait for that
 
 

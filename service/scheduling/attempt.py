@@ -23,6 +23,7 @@ WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.SHUTDOWN: "Roundhouse was stopped",
     CancelReason.WEIGHTS: "its engine was given new weights, and ended what was in flight (mode: abort)",
     CancelReason.CACHE_FULL: "the KV cache had no room for it beside the others; the youngest gives way",
+    CancelReason.SLOT_LOST: "it had lent its slot while its tools ran, and the engine is not there any more",
     CancelReason.STORE_LOST: "the store could not be read",
     CancelReason.LEASE_LOST: "this node could not renew its lease, and another may take over",
 }
@@ -30,6 +31,7 @@ CANCELLED: Final[Mapping[CancelReason, FailureReason]] = {
     CancelReason.CONVERSATION_ENDED: FailureReason.CANCELLED,
     CancelReason.WEIGHTS: FailureReason.WEIGHTS_CHANGED,
     CancelReason.CACHE_FULL: FailureReason.CACHE_FULL,
+    CancelReason.SLOT_LOST: FailureReason.SLOT_LOST,
 }
 
 
@@ -47,6 +49,7 @@ class RunningAttempt:
         self.scope = anyio.CancelScope()
         self.is_interrupted = False  # by us; its turn goes on later
         self.seconds = 0.0  # for which it held its slot, once it has ended
+        self.lent_s = 0.0  # for which others had it, while its tools ran
 
     def __repr__(self) -> str:
         return f"<RunningAttempt {self.worker}#{self._incarnation} {self.answer!r}>"
@@ -58,7 +61,7 @@ class RunningAttempt:
 
     def end(self, outcome: Outcome) -> Attempt:
         """Return what it has brought, however it ended."""
-        self.seconds = time.monotonic() - self._began_at
+        self.seconds = time.monotonic() - self._began_at - self.lent_s
         state, reason, detail = _ending(outcome)
         attempt = replace(self.so_far(), outcome=state, reason=reason, detail=detail, finished_at=datetime.now(UTC))
         # Those of the answer that stands are the turn's.

@@ -16,6 +16,7 @@ from service.scheduling.attempt_usage import key_of, used_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.counts import RunCounters
+from service.scheduling.lent_slots import LentSlots, TurnSlot
 from service.scheduling.outlet import SchedulerStore
 from service.scheduling.prewarmer import RunningPreWarm
 from service.scheduling.prompts import JobPrompts
@@ -43,6 +44,7 @@ class JobTurnsState:
     turns: Turns
     outlet: SchedulerStore
     counters: RunCounters
+    slots: LentSlots
 
 
 class JobAttempt:
@@ -52,6 +54,7 @@ class JobAttempt:
         self._run = run
         self._state = state
         self._ahead = ahead
+        self._slot: TurnSlot | None = None  # while it runs
 
     def __repr__(self) -> str:
         return f"<JobAttempt {self._run!r}>"
@@ -100,7 +103,7 @@ class JobAttempt:
         run, attempt = self._run, self._run.attempt
         outcome: Outcome
         try:
-            with lease, attempt.scope:
+            with self._state.slots.hold(run.key, worker.spec.name, attempt, lease) as self._slot, attempt.scope:
                 if self._ahead is not None:
                     await self._ahead.finish()
                 outcome = await self._ask(worker)
@@ -113,6 +116,8 @@ class JobAttempt:
             logger.warning("turn %s: %s", run.key, error)
             await anyio.sleep(STORE_PAUSE_S)
             return Cancelled(reason=CancelReason.STORE_LOST)
+        finally:
+            self._state.slots.forget(run.key)
         return outcome
 
     async def _ask(self, worker: SupervisedWorker) -> Outcome:
@@ -152,7 +157,9 @@ class JobAttempt:
         request, attempt.prompt = prompts.request(
             key, run.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
         )
-        asked = replace(request, journal=journal, demand=demand, is_watched=outlet.is_followed(key.job_id))
+        asked = replace(
+            request, journal=journal, demand=demand, is_watched=outlet.is_followed(key.job_id), slot=self._slot
+        )
         attempt.request = worker.prepare(asked, attempt.answer)
         return await worker.perform(asked, attempt.answer, attempt.request)
 

@@ -11,12 +11,14 @@ from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.counts import RunCounters
 from service.scheduling.job_attempt import JobAttempt, JobTurnsState
+from service.scheduling.lent_slots import LentSlots, Post
 from service.scheduling.outlet import SchedulerStore
 from service.scheduling.prewarmer import Prewarmer
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turns import Turns
 from service.store import records
 from service.store.records import Record
+from workers.fleet import Fleet
 from workers.requests.prompts.bios import BiosPolicy
 from workers.supervised import SupervisedWorker
 
@@ -24,15 +26,27 @@ Prompts = Mapping[JobId, JobPrompts]
 
 
 class JobTurns:
-    """Written by the scheduler alone; ``prompts`` are jobs that have not ended, ``ahead`` has prompts read early."""
+    """Written by the scheduler alone; ``prompts`` are jobs that have not ended, ``ahead`` has prompts read early.
+
+    ``post`` tells the core of turns whose tools run: their slots may be lent meanwhile.
+    """
 
     def __init__(
-        self, blame: Blame, outlet: SchedulerStore, counters: RunCounters, prewarmer: Callable[[Prompts], Prewarmer]
+        self,
+        blame: Blame,
+        outlet: SchedulerStore,
+        counters: RunCounters,
+        prewarmer: Callable[[Prompts], Prewarmer],
+        fleet: Fleet,
+        post: Post,
     ) -> None:
         self.prompts: dict[JobId, JobPrompts] = {}
         self.ahead = prewarmer(self.prompts)
         self.turns = Turns()
-        self._state = JobTurnsState(jobs=self.prompts, turns=self.turns, outlet=outlet, counters=counters)
+        self._slots = LentSlots(fleet, post)
+        self._state = JobTurnsState(
+            jobs=self.prompts, turns=self.turns, outlet=outlet, counters=counters, slots=self._slots
+        )
         self.endings = ConversationEndings(self.prompts, self.turns, blame)
 
     def __repr__(self) -> str:
@@ -96,6 +110,13 @@ class JobTurns:
         if words is None:
             return []
         return [records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)]
+
+    def act(self, action: events.Ahead | events.OfSlot, start_soon: Callable[..., None]) -> None:
+        """Carry out what is decided about prompts read early, and about slots while tools run."""
+        if isinstance(action, events.Ahead):
+            self.ahead.act(action, start_soon)
+        else:
+            self._slots.act(action, start_soon)
 
     def cut_off(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""

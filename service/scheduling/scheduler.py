@@ -82,7 +82,7 @@ class Scheduler:
         self.counters = RunCounters()
         self._blame = Blame()
         read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
-        self._job_turns = JobTurns(self._blame, outlet, self.counters, read)
+        self._job_turns = JobTurns(self._blame, outlet, self.counters, read, fleet, self._post)
         self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
@@ -274,8 +274,8 @@ class Scheduler:
                 facts += self._work(action.key.job_id).note_ready(action.key, now)
             case events.StartTurn():
                 facts += self._start(action, now)
-            case events.PreWarm() | events.EndPreWarm():
-                self._job_turns.ahead.act(action, self._start_soon)
+            case _ if isinstance(action, events.Ahead | events.OfSlot):
+                self._job_turns.act(action, self._start_soon)
             case events.DeferTurn():
                 self._start_soon(self._end_hold, action)
             case events.AbandonTurn():

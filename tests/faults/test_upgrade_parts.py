@@ -45,7 +45,7 @@ def test_requests_of_clients_are_answered_before_the_program_goes(tmp_path: Path
 def test_tool_servers_begin_anew_and_none_is_left_behind(tmp_path: Path, free_ports: Ports) -> None:
     """The old one is gone with all that held it; the new one lists its tools."""
     port = free_ports(2)
-    mcp = {"tools": {"mcp": {"own": {"command": [sys.executable, str(MCP_SERVER)]}}}}
+    mcp = {"tools": {"mcp": {"own": {"command": [sys.executable, str(MCP_SERVER), "stdio"]}}}}
 
     def servers(service: Service) -> list[int]:
         below = psutil.Process(service.process.pid if service.process else 0).children(recursive=True)

@@ -45,6 +45,13 @@ class Auditor(RuleBasedStateMachine):
         self.were_read: set[TurnKey] = set()  # in this life
         self.waiting: set[TurnKey] = set()  # ready turns
         self.is_paused = False
+        self.tools: dict[TurnKey, int] = {}  # turns whose tools run, and the number of their hold
+        self.lent: set[TurnKey] = set()  # turns in flight on no slot
+        self.lost: set[TurnKey] = set()
+
+    def seated(self, worker: str) -> list[TurnKey]:
+        """Return the turns that hold a slot of a worker."""
+        return [key for key, other in self.flying.items() if other == worker and key not in self.lent]
 
     def tell(self, event: events.Event) -> None:
         for action in self.core.handle(event):
@@ -53,31 +60,47 @@ class Auditor(RuleBasedStateMachine):
                     self.waiting.add(action.key)
                 case events.StartTurn():
                     self.audit_start(action)
-                case events.PreWarm():
-                    self.audit_reading(action)
-                case events.EndPreWarm():
-                    del self.read_for[action.key]
+                case _ if isinstance(action, events.Ahead):
+                    self.follow_reading(action)
                 case events.DeferTurn():
-                    assert action.key not in self.held, "a turn waits for its worker once"
-                    self.held.add(action.key)
+                    self.audit_wait(action)
+                case _ if isinstance(action, events.OfSlot):
+                    self.follow_slot(action)
                 case events.CutOffTurn():
                     assert action.key in self.flying
                     self.cut_off.add(action.key)
                 case events.ConversationEnded():
-                    conversation = (action.job_id, action.conversation_id)
-                    assert conversation not in self.ended_talks
-                    self.ended_talks.add(conversation)
-                    assert not any(key[:2] == conversation for key in {*self.flying, *self.read_for})
-                    self.waiting = {key for key in self.waiting if key[:2] != conversation}
-                    assert not self.ended & set(action.unspoken)
-                    self.ended.update(action.unspoken)
+                    self.audit_end(action)
                 case events.JobEnded():
-                    assert action.job_id not in self.ended_jobs
-                    self.ended_jobs.add(action.job_id)
-                    turns = {key for key in self.ended if key.job_id == action.job_id}
-                    assert len(turns) == self.jobs[action.job_id].total_turns
+                    self.audit_job(action.job_id)
                 case _:
                     pass
+
+    def audit_wait(self, action: events.DeferTurn) -> None:
+        assert action.key not in self.held, "a turn waits for its worker once"
+        self.held.add(action.key)
+
+    def follow_slot(self, action: events.OfSlot) -> None:
+        match action:
+            case events.HoldSlot():
+                self.tools[action.key] = action.number
+            case events.LendSlot():
+                assert action.key in self.tools
+                assert action.key not in self.lent | self.trials
+                self.lent.add(action.key)
+            case events.TakeBackSlot():
+                assert action.key not in self.tools
+                assert action.worker == self.flying[action.key]
+                assert action.worker in self.ready_workers
+                self.lent.remove(action.key)
+            case events.LoseSlot():
+                self.lost.add(action.key)
+
+    def follow_reading(self, action: events.Ahead) -> None:
+        if isinstance(action, events.PreWarm):
+            self.audit_reading(action)
+        else:
+            del self.read_for[action.key]
 
     def audit_reading(self, action: events.PreWarm) -> None:
         """What is read beforehand is of a turn that waits for nobody but those in flight, for the first time."""
@@ -96,6 +119,20 @@ class Auditor(RuleBasedStateMachine):
         self.were_read.add(key)
         self.read_for[key] = action.worker
 
+    def audit_end(self, action: events.ConversationEnded) -> None:
+        conversation = (action.job_id, action.conversation_id)
+        assert conversation not in self.ended_talks
+        self.ended_talks.add(conversation)
+        assert not any(key[:2] == conversation for key in {*self.flying, *self.read_for})
+        self.waiting = {key for key in self.waiting if key[:2] != conversation}
+        assert not self.ended & set(action.unspoken)
+        self.ended.update(action.unspoken)
+
+    def audit_job(self, job_id: JobId) -> None:
+        assert job_id not in self.ended_jobs
+        self.ended_jobs.add(job_id)
+        assert len({key for key in self.ended if key.job_id == job_id}) == self.jobs[job_id].total_turns
+
     def audit_start(self, action: events.StartTurn) -> None:
         key = action.key
         assert not self.is_paused
@@ -106,7 +143,7 @@ class Auditor(RuleBasedStateMachine):
         agent = next(each for each in job.agents if each.id == key.agent_id)
         assert not self.is_closing
         assert action.worker in self.ready_workers
-        company = [other for other, worker in self.flying.items() if worker == action.worker]
+        company = self.seated(action.worker)
         assert not (action.is_suspect and company), "a suspect is tried alone"
         assert not (self.trials & set(company)), "whoever tries a suspect takes nothing else"
         if action.is_suspect:
@@ -128,10 +165,14 @@ class Auditor(RuleBasedStateMachine):
             tokens = st.integers(0, 10_000)
             spent = events.TurnSpent(key=key, fresh_tokens=data.draw(tokens), answer_tokens=data.draw(tokens))
             self.tell(spent)
-        del self.flying[key]
-        self.cut_off.discard(key)
-        self.trials.discard(key)
+        self.take_off(key)
         return key
+
+    def take_off(self, key: TurnKey) -> None:
+        del self.flying[key]
+        self.tools.pop(key, None)
+        for kept in (self.cut_off, self.trials, self.lent, self.lost):
+            kept.discard(key)
 
     @initialize(policy=st.sampled_from(sorted(POLICIES)), shares=st.sampled_from(SHARES))
     def choose(self, policy: str, shares: Mapping[str | None, float] | None) -> None:
@@ -205,6 +246,39 @@ class Auditor(RuleBasedStateMachine):
         )
         self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100)), reading=reading))
 
+    @precondition(lambda self: self.flying.keys() - self.lost - self.lent)
+    @rule(data=st.data(), tokens=st.integers(0, 10_000), are_slow=st.booleans())
+    def tools_begin(self, data: st.DataObject, tokens: int, *, are_slow: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.flying.keys() - self.lost - self.lent)))
+        model = SLOTS[self.flying[key]][0]
+        self.tools.pop(key, None)
+        self.tell(events.ToolsBegan(key=key, model=model, tools=[f"slow={are_slow}"], context_tokens=tokens))
+        if are_slow and key in self.tools:
+            self.tell(events.HoldOver(key=key, number=self.tools[key]))
+
+    @precondition(lambda self: self.tools)
+    @rule(data=st.data(), is_late=st.booleans())
+    def tools_take_long(self, data: st.DataObject, *, is_late: bool) -> None:
+        """A timer fires, perhaps one of an earlier message."""
+        key = data.draw(st.sampled_from(sorted(self.tools)))
+        number, were_lent = self.tools[key] - is_late, set(self.lent)
+        self.tell(events.HoldOver(key=key, number=number))
+        assert not (is_late and self.lent - were_lent)
+
+    @precondition(lambda self: self.tools)
+    @rule(data=st.data(), seconds=st.floats(0, 100))
+    def tools_end(self, data: st.DataObject, seconds: float) -> None:
+        key = data.draw(st.sampled_from(sorted(self.tools)))
+        del self.tools[key]
+        self.tell(events.ToolsEnded(key=key, tools=[f"slow={key in self.lent}"], seconds=seconds))
+
+    @precondition(lambda self: self.lost)
+    @rule(data=st.data())
+    def lost_turn_ends(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.lost)))
+        self.take_off(key)
+        self.tell(events.TurnInterrupted(key=key))
+
     @rule()
     def nothing_is_to_start(self) -> None:
         self.is_paused = True
@@ -266,6 +340,9 @@ class Auditor(RuleBasedStateMachine):
         self.waiting.clear()
         self.is_paused = False
         self.flying.clear()
+        self.tools.clear()
+        self.lent.clear()
+        self.lost.clear()
         self.trials.clear()
         self.cut_off.clear()
         self.ready_workers.clear()
@@ -292,9 +369,7 @@ class Auditor(RuleBasedStateMachine):
     @rule(data=st.data())
     def turn_is_cut_off(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.cut_off)))
-        del self.flying[key]
-        self.trials.discard(key)
-        self.cut_off.discard(key)
+        self.take_off(key)
         self.ended.add(key)
         self.tell(events.TurnCutOff(key=key))
 
@@ -309,13 +384,21 @@ class Auditor(RuleBasedStateMachine):
     @invariant()
     def no_worker_is_oversubscribed(self) -> None:
         for worker, (_, slots) in SLOTS.items():
-            assert sum(seated == worker for seated in self.flying.values()) <= slots
+            assert len(self.seated(worker)) <= slots
+
+    @invariant()
+    def whose_tools_have_ended_has_its_slot_back(self) -> None:
+        """Before any other turn starts; it waits for the turns alone that have the slots."""
+        for key in self.lent - self.tools.keys() - self.lost:
+            worker = self.flying[key]
+            assert worker in self.ready_workers, "it is lost"
+            assert len(self.seated(worker)) == SLOTS[worker][1] or worker in self.core._in_flight._trials
 
     @invariant()
     def nothing_is_read_where_no_slot_is_idle(self) -> None:
         assert set(self.read_for.values()) <= self.ready_workers
         for worker, (_, slots) in SLOTS.items():
-            users = [*self.flying.values(), *self.read_for.values()].count(worker)
+            users = len(self.seated(worker)) + [*self.read_for.values()].count(worker)
             assert worker not in self.read_for.values() or users <= slots
 
     @invariant()
@@ -339,7 +422,7 @@ class Auditor(RuleBasedStateMachine):
             tries = self.core._in_flight.reserved(model)
             assert tries is None or self.core._ready.suspects[model] or tries in self.core._in_flight._trials
             free = sum(
-                max(0, slots - sum(seated == worker for seated in self.flying.values()))
+                max(0, slots - len(self.seated(worker)))
                 for worker, (offered, slots) in SLOTS.items()
                 if offered == model and worker in self.ready_workers - {tries, *self.core._in_flight._trials}
             )
@@ -351,7 +434,7 @@ class Auditor(RuleBasedStateMachine):
     def whoever_is_held_waits_for_a_full_worker(self) -> None:
         for turn, worker in self.core._ready.held:
             assert worker in self.ready_workers
-            assert sum(seated == worker for seated in self.flying.values()) == SLOTS[worker][1]
+            assert len(self.seated(worker)) == SLOTS[worker][1]
             assert turn.key not in self.ended
 
     def teardown(self) -> None:
@@ -362,9 +445,7 @@ class Auditor(RuleBasedStateMachine):
             self.worker_gets_ready(worker)
         while self.flying:
             key = min(self.flying)
-            del self.flying[key]
-            self.trials.discard(key)
-            self.cut_off.discard(key)
+            self.take_off(key)
             self.completed.add(key)
             self.ended.add(key)
             self.tell(events.TurnCompleted(key=key))

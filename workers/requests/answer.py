@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
 from anyio import CancelScope
 
@@ -11,6 +12,8 @@ from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
+
+LETTERS_A_TOKEN: Final = 4  # of a prompt, where its engine has told nothing
 
 
 class Phase(StrEnum):
@@ -133,6 +136,15 @@ class Answer:
     def told_prompt_tokens(self) -> int | None:
         """What the newest prompt takes, as its engine has told; None until it has."""
         return self.generation.prompt_tokens or self.counted_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """What the newest generation has put into its engine's cache, prompt and answer; by letters until it tells."""
+        usage = self.generation.usage
+        if usage is not None:
+            return usage.prompt_tokens + usage.completion_tokens
+        told = self.told_prompt_tokens or self.prompt_chars // LETTERS_A_TOKEN
+        return told + self.generation.output_tokens
 
     @property
     def held_tokens(self) -> int:

@@ -2,9 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NewType
+from typing import Final, NewType, Protocol
 
 from transport.request import Constraint, Message
+from workers.outcome import Outcome
 from workers.requests.prompts.bios import BiosFrame
 from workers.tools.call_journal import CallJournal
 from workers.tools.definition import ToolDefinition
@@ -40,6 +41,16 @@ class Demand:
     at_once: bool = False
 
 
+class SlotHolder(Protocol):
+    """Who may lend a request's slot to others while its tools run."""
+
+    def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
+        """Note that these tools run now; the engine would have to read so many tokens again without its cache."""
+
+    async def end_tools(self) -> Outcome | None:
+        """Return when the request has a slot again, or how it ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request: admitted to a slot, answered or failed; it may take several generations of the engine.
@@ -49,6 +60,7 @@ class Request:
     ``journal`` remembers calls of tools over a crash; without one none is remembered. Without ``is_watched`` the answer
     is not looked at before it is complete. ``adapter`` is one of the worker's by its name. Without a ``frame`` the BIOS
     is that of the specification's "Worker interface": the time of the request, and what is left of the tool budget.
+    Without a ``slot`` the request keeps its own while its tools run.
     """
 
     job_name: str
@@ -63,6 +75,7 @@ class Request:
     adapter: str | None = None
     frame: BiosFrame | None = None
     demand: Demand | None = None
+    slot: SlotHolder | None = None
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

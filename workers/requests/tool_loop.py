@@ -20,7 +20,7 @@ from workers.requests.generation import Generation
 from workers.requests.prompts.bios import BiosFrame, BiosWords
 from workers.requests.prompts.render import STUCK, ToolBudget, fallback_of, is_stuck, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
-from workers.requests.request import CONSTRAINTS, Demand, Request
+from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
 from workers.tools.call_parser import ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
 from workers.tools.runner import ToolRunner
@@ -197,15 +197,20 @@ class ToolLoop:
         self._answer.signals += [signal_of(call) for call in reading.calls if call.name in self._exit_names]
         return reading
 
-    async def _run_tools(self, reading: ParsedMessage, calls: Sequence[ToolCall]) -> RequestFailed | None:
+    async def _run_tools(self, reading: ParsedMessage, calls: Sequence[ToolCall]) -> Outcome | None:
         """Run the calls of one message and put them into the conversation; return what ends the request, if any."""
         answer = self._answer
         desk = MessageTools(
             self._tools, self._manner.runner, self._manner.tool_limits, self._request.job_name, self._request.journal
         )
         answer.phase = Phase.TOOLS
+        lost = None
         try:
+            if self._request.slot is not None:
+                self._request.slot.begin_tools([call.name for call in calls], answer.context_tokens)
             results = await desk.run(calls, answer.iterations_used, reading.text, answer.tool_calls)
+            if self._request.slot is not None:
+                lost = await self._wait_for_slot(self._request.slot)
         finally:
             answer.phase = Phase.US
         if isinstance(results, RequestFailed):
@@ -221,7 +226,15 @@ class ToolLoop:
         )
         answer.exchanges.append(exchange)
         answer.exchanges[-1] = replace(exchange, note=note_after(answer.exchanges, self._frame, self._budget))
-        return None
+        return lost
+
+    async def _wait_for_slot(self, slot: SlotHolder) -> Outcome | None:
+        """Return when the engine may be asked; others' turns do not count against this one's time."""
+        began_at = anyio.current_time()
+        lost = await slot.end_tools()
+        if self._answer.deadline is not None:
+            self._answer.deadline.deadline += anyio.current_time() - began_at
+        return lost
 
 
 async def _is_met(demand: Demand, text: str) -> bool:

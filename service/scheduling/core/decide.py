@@ -6,10 +6,10 @@ started at most once until its end, in whatever way, has been told.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import count, islice
 from typing import Final
 
-from service.conversations.job import Conversation, GroupBy, JobId, TurnKey
+from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
 from service.scheduling.core.ahead.prewarms import PreWarms
@@ -34,6 +34,7 @@ from service.scheduling.core.events import (
     ModelRegained,
     Note,
     Paused,
+    SlotEvent,
     Suspicion,
     TurnCompleted,
     TurnEvent,
@@ -84,7 +85,7 @@ class SchedulingCore:
         self._estimates = Estimates()
         self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight, self._room)
         self._prewarms = PreWarms(self._jobs, self._in_flight)
-        self._orders = 0
+        self._orders = count(1)
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
         seen = (group_by, self._room.working_set, self._prewarms.yields)
@@ -96,6 +97,7 @@ class SchedulingCore:
     def handle(self, *events: Event) -> list[Action]:
         """Return what follows from ``events``; ends at the same moment are all applied before the next start."""
         actions = [action for event in events for action in self._apply(event)]
+        actions += self._dispatcher.lending.give_back()  # before others start, and though nothing is to be started
         actions += self._dispatch()
         return self._prewarms.follow(events, actions, is_paused=self._is_paused)
 
@@ -115,6 +117,8 @@ class SchedulingCore:
                 worker = self._in_flight.remove(event.key)
                 if worker is not None:
                     yield from self._end_turn(event, worker)
+            case _ if isinstance(event, SlotEvent):
+                yield from self._dispatcher.lending.take(event)
             case SuspectsCleared() | JobDistrusted() | JobTrusted():
                 self._take_finding(event)
             case _:
@@ -171,7 +175,7 @@ class SchedulingCore:
             live = self._jobs[event.job.id] = LiveJob(event.job, event.suspects, is_cancelled=event.is_cancelled)
         else:
             live.extend(event.job, event.suspects)
-        fresh = [self._new_conversation(live, definition) for definition in event.job.conversations]
+        fresh = [LiveConversation(live, each, next(self._orders)) for each in event.job.conversations]
         live.conversations |= {conversation.definition.id: conversation for conversation in fresh}
         live.backlog.refresh(self._estimates)
         ended: dict[str, list[TurnKey]] = {}
@@ -187,10 +191,6 @@ class SchedulingCore:
             yield from self._cancel(event.job.id)
         if live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
-
-    def _new_conversation(self, live: LiveJob, definition: Conversation) -> LiveConversation:
-        self._orders += 1
-        return LiveConversation(live, definition, self._orders)
 
     def _resume(
         self, conversation: LiveConversation, ended: Mapping[TurnKey, tuple[TurnState, str | None]]
@@ -249,7 +249,6 @@ class SchedulingCore:
     def _make_ready(
         self, conversation: LiveConversation, place: Place, *, is_front: bool = False, trial: Trial | None = None
     ) -> Action:
-        self._orders += 1
         job, key = conversation.live.job, conversation.key(place)
         if key in conversation.live.suspects and not is_front:  # of an earlier life: in this one it was on no slot yet
             is_front, trial = True, Trial.NEXT
@@ -259,7 +258,7 @@ class SchedulingCore:
             rounds_completed=conversation.order.rounds_completed,
             conversation_order=conversation.number,
             agent_order=place.agent,
-            ready_order=self._orders,
+            ready_order=next(self._orders),
             path=conversation.live.backlog.path(place, conversation.definition.rounds),
             is_front=is_front,
             signature=job.agents[place.agent].signature(self._group_by) if self._group_by else "",

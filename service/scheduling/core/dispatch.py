@@ -17,6 +17,7 @@ from service.scheduling.core.events import (
     TurnSpent,
 )
 from service.scheduling.core.in_flight_pool import InFlightPool
+from service.scheduling.core.lending import SlotLending
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
 from service.scheduling.core.queue.groups import GroupedQueue, Shifts
@@ -37,6 +38,7 @@ class Dispatcher:
         self._in_flight = in_flight
         self._shifts = Shifts()
         self._speeds = SpeedEstimates()
+        self.lending = SlotLending(in_flight, self._speeds)
         self._room = room
         self._trials = Trials(ready, in_flight)
 

@@ -172,11 +172,42 @@ class PreWarmEnded:
     fresh_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsBegan:
+    """A turn in flight asks nothing of its engine: these tools run, for ``model``, and then it goes on.
+
+    ``context_tokens`` is what its engine would have to read again without its cache.
+    """
+
+    key: TurnKey
+    model: str
+    tools: Sequence[str]
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldOver:
+    """The seconds of a ``HoldSlot`` have passed."""
+
+    key: TurnKey
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsEnded:
+    """The tools of a turn in flight have run, for so many seconds; it wants to ask its engine again."""
+
+    key: TurnKey
+    tools: Sequence[str]
+    seconds: float
+
+
+SlotEvent = ToolsBegan | HoldOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
 Note = KvUseTold | TurnSpent | DeferralOver | PreWarmEnded
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | Note | Paused | Unpaused | Suspicion
+Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 
 # Actions
 
@@ -205,6 +236,37 @@ class DeferTurn:
     key: TurnKey
     worker: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldSlot:
+    """Tell when so many seconds have passed: for so long a turn whose tools run keeps its slot."""
+
+    key: TurnKey
+    number: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendSlot:
+    """Give the turn's slot back while its tools run; it is still in flight."""
+
+    key: TurnKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBackSlot:
+    """Take a slot of its worker for a turn that has lent its own, and let it go on."""
+
+    key: TurnKey
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoseSlot:
+    """Interrupt a turn that has lent its slot: the engine that it was on is not there any more."""
+
+    key: TurnKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +351,6 @@ class JobEnded:
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
 Ahead = PreWarm | EndPreWarm
-Action = (
-    TurnIsReady | StartTurn | DeferTurn | Ahead | AbandonTurn | CutOffTurn | ContinueCancel | ContinueDispatch | Move
-)
+OfSlot = HoldSlot | LendSlot | TakeBackSlot | LoseSlot
+Step = TurnIsReady | StartTurn | DeferTurn | OfSlot | AbandonTurn | CutOffTurn
+Action = Step | Ahead | ContinueCancel | ContinueDispatch | Move

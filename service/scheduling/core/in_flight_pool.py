@@ -17,6 +17,9 @@ class InFlightPool:
         self._coming: dict[str, str] = {}  # workers that will be ready again, and their models
         self._reserved: dict[str, str] = {}  # of a model: the worker that tries suspects, and takes nothing else
         self._trials: dict[str, TurnKey] = {}  # who is being tried on a worker
+        self._openings: Counter[str] = Counter()  # of a worker: which time its slots are offered
+        self._lent: dict[TurnKey, tuple[int, KvNeed]] = {}  # turns on no slot for now: since which opening, their need
+        self.owing: set[str] = set()  # workers that start nothing before they have given a slot back
         self.by_job: Counter[JobId] = Counter()
         self.kv = KvBudgets()
 
@@ -40,6 +43,7 @@ class InFlightPool:
     def open(self, worker: str, model: str, slots: int, kv_tokens: int | None = None) -> None:
         """Offer a worker's slots, as far as there is room in its KV cache."""
         self.kv.open(worker, kv_tokens)
+        self._openings[worker] += worker not in self._slots
         self._slots[worker] = (model, slots)
         self._coming.pop(worker, None)
 
@@ -167,14 +171,57 @@ class InFlightPool:
         worker = self._workers.pop(key, None)
         if worker is None:
             return None
-        self._taken[worker] -= self._wide.pop(key, 1)
-        self.kv.release(worker, key)
+        slots = self._wide.pop(key, 1)
+        if self._lent.pop(key, None) is None:
+            self._taken[worker] -= slots
+            self.kv.release(worker, key)
         self.by_job[key.job_id] -= 1
         if not self.by_job[key.job_id]:
             del self.by_job[key.job_id]
         if self._trials.get(worker) == key:
             del self._trials[worker]
         return worker
+
+    # Slots lent while tools run
+
+    def may_lend(self, key: TurnKey) -> bool:
+        """Whether others may have a turn's slot for a while: it has one, and is not tried there by itself."""
+        worker = self._workers.get(key)
+        return worker in self._slots and key not in self._wide and self._trials.get(worker) != key
+
+    def lend(self, key: TurnKey) -> bool:
+        """Let others have the slot and the room of a turn in flight, if they may."""
+        if key in self._lent or not self.may_lend(key):
+            return False
+        worker = self._workers[key]
+        self._lent[key] = (self._openings[worker], self.kv.need_of(worker, key) or NOTHING)
+        self._taken[worker] -= 1
+        self.kv.release(worker, key)
+        return True
+
+    def has_lent(self, key: TurnKey) -> bool:
+        """Whether a turn in flight is on no slot for now."""
+        return key in self._lent
+
+    def lender(self, key: TurnKey) -> str | None:
+        """Return the worker on which a turn has lent its slot; None where that offers none, or has not all the time."""
+        worker = self._workers.get(key)
+        opening, _ = self._lent.get(key, (0, NOTHING))
+        return worker if worker in self._slots and self._openings[worker] == opening else None
+
+    def take_back(self, key: TurnKey) -> bool:
+        """Put a turn that has lent its slot on one of the same worker, if one is free, with room for the turn.
+
+        It goes on where it was, even if its worker is about to try suspects: it would have kept its slot.
+        """
+        worker, (_, need) = self._workers[key], self._lent[key]
+        _, slots = self._slots[worker]
+        if worker in self._trials or not self._fits(worker, slots - self._taken.get(worker, 0), 1, need):
+            return False
+        del self._lent[key]
+        self._taken[worker] += 1
+        self.kv.reserve(worker, key, need)
+        return True
 
     def _fits(self, worker: str, free: int, slots: int, need: KvNeed) -> bool:
         return free >= max(1, min(slots, self._slots.get(worker, ("", 0))[1])) and self.kv.fits(worker, need)
@@ -188,4 +235,4 @@ class InFlightPool:
 
     def _takes_any(self, worker: str, model: str) -> bool:
         # A worker that was drained and resumed in mid-trial is reserved no more, and the suspect is still alone on it.
-        return worker != self._reserved.get(model) and worker not in self._trials
+        return worker != self._reserved.get(model) and worker not in self._trials and worker not in self.owing

@@ -9,6 +9,7 @@ from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.counts import RunCounters
 from service.scheduling.job_attempt import JobAttempt, JobTurnsState
+from service.scheduling.lent_slots import LentSlots
 from service.scheduling.outlet import SchedulerStore
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import TurnRun
@@ -16,6 +17,7 @@ from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.turns import Turns
 from service.store.records import TurnRequeued
 from tests.harness.jobs import agent, job, key
+from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason
 
 
@@ -25,6 +27,7 @@ from workers.outcome import Cancelled, CancelReason
         (CancelReason.WEIGHTS, "weights_changed"),
         (CancelReason.SHUTDOWN, "shutdown"),
         (CancelReason.LEASE_LOST, "shutdown"),
+        (CancelReason.SLOT_LOST, "slot_lost"),
     ],
 )
 async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason, reason: str) -> None:
@@ -32,7 +35,10 @@ async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason
     run = TurnRun(key("a", 0, 0), agent("a"), datetime.now(UTC), RunningAttempt("w", 1))
     outlet = cast("SchedulerStore", None)  # it is not asked
     posted = job(agent("a"))
-    state = JobTurnsState(jobs={posted.id: JobPrompts(posted)}, turns=Turns(), outlet=outlet, counters=RunCounters())
+    slots = LentSlots(cast("Fleet", None), lambda _event: None)
+    state = JobTurnsState(
+        jobs={posted.id: JobPrompts(posted)}, turns=Turns(), outlet=outlet, counters=RunCounters(), slots=slots
+    )
     endings = TurnEndings(Blame(), lambda _key: "m", lambda _worker: None)
     (record,) = endings.take_end(JobAttempt(run, state), Cancelled(reason=cause)).records
     assert isinstance(record, TurnRequeued)

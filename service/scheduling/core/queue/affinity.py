@@ -65,6 +65,11 @@ class SpeedEstimates:
             self._by_token[model] = Mean()
             self._by_token[model].add(read_s)
 
+    def read_s(self, model: str) -> float | None:
+        """Return what a token of a prompt takes an engine of a model, in seconds; None until that is known."""
+        read = self._by_token.get(model)
+        return None if read is None else read.value
+
     def weigh(self, model: str, fresh_tokens: int, answer_tokens: int) -> float:
         """Return what tokens have cost, in tokens of an answer; those of a prompt count alike until both are known."""
         read, write = self._by_token.get(model), self._by_answer_token.get(model)

@@ -1,0 +1,126 @@
+"""Slots of turns whose tools run: kept, lent to other turns, and taken back; acts out what the core decides."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import anyio
+
+from service.conversations.job import TurnKey
+from service.scheduling.attempt import RunningAttempt
+from service.scheduling.core.events import (
+    HoldOver,
+    HoldSlot,
+    LendSlot,
+    LoseSlot,
+    OfSlot,
+    SlotEvent,
+    TakeBackSlot,
+    ToolsBegan,
+    ToolsEnded,
+)
+from workers.fleet import Fleet
+from workers.outcome import Cancelled, CancelReason
+from workers.requests.slots import Lease
+
+Post = Callable[[SlotEvent], None]
+
+
+class TurnSlot:
+    """A ``workers.requests.request.SlotHolder``: one turn's slot, held for a block but for while it is lent."""
+
+    def __init__(self, key: TurnKey, model: str, attempt: RunningAttempt, lease: Lease, post: Post) -> None:
+        self.key = key
+        self._model = model
+        self._attempt = attempt
+        self._lease: Lease | None = lease
+        self._post = post
+        self._is_settled = anyio.Event()
+        self._is_lost = False
+        self._tools: Sequence[str] = ()
+        self._began_at = self._lent_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<TurnSlot {self.key} lent={self._lease is None}>"
+
+    def __enter__(self) -> Self:
+        """Hold the slot for a block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back, unless others have it."""
+        if self._lease is not None:
+            self._lease.release()
+
+    def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
+        """Note that tools run, and nothing is asked of the engine before they have ended."""
+        self._tools, self._began_at = tools, time.monotonic()
+        self._post(ToolsBegan(key=self.key, model=self._model, tools=tools, context_tokens=context_tokens))
+
+    async def end_tools(self) -> Cancelled | None:
+        """Return when the engine may be asked again; with an ending where it is not there any more."""
+        seconds = time.monotonic() - self._began_at
+        self._post(ToolsEnded(key=self.key, tools=self._tools, seconds=seconds))
+        if self._lease is None:
+            await self._is_settled.wait()
+        return Cancelled(reason=CancelReason.SLOT_LOST) if self._is_lost else None
+
+    def lend(self) -> None:
+        """Let other turns have it."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease, self._lent_at, self._is_settled = None, time.monotonic(), anyio.Event()
+
+    def take_back(self, lease: Lease) -> None:
+        """Go on with another slot of the same worker."""
+        self._lease = lease
+        self._attempt.lent_s += time.monotonic() - self._lent_at
+        self._is_settled.set()
+
+    def lose(self) -> None:
+        """Let the turn end its attempt."""
+        self._is_lost = True
+        self._is_settled.set()
+
+
+class LentSlots:
+    """Owned by ``JobTurns``: the slots of jobs' turns in flight; ``post`` tells the core."""
+
+    def __init__(self, fleet: Fleet, post: Post) -> None:
+        self._fleet = fleet
+        self._post = post
+        self._slots: dict[TurnKey, TurnSlot] = {}
+
+    def __repr__(self) -> str:
+        return f"<LentSlots of {len(self._slots)} turns>"
+
+    def hold(self, key: TurnKey, model: str, attempt: RunningAttempt, lease: Lease) -> TurnSlot:
+        """Return the slot of a turn that begins."""
+        slot = self._slots[key] = TurnSlot(key, model, attempt, lease, self._post)
+        return slot
+
+    def forget(self, key: TurnKey) -> None:
+        """Forget the slot of a turn that has ended."""
+        self._slots.pop(key, None)
+
+    def act(self, action: OfSlot, start_soon: Callable[..., None]) -> None:
+        """Carry out one action; a turn that has ended at the same moment needs none."""
+        slot = self._slots.get(action.key)
+        match action:
+            case _ if slot is None:
+                pass
+            case HoldSlot():
+                start_soon(self._end_hold, action)
+            case LendSlot():
+                slot.lend()
+            case TakeBackSlot():
+                worker = self._fleet.get(action.worker)
+                if worker is None:
+                    raise RuntimeError(f"{action} cannot be carried out")
+                slot.take_back(worker.lease_nowait(1))
+            case LoseSlot():
+                slot.lose()
+
+    async def _end_hold(self, hold: HoldSlot) -> None:
+        await anyio.sleep(hold.seconds)
+        self._post(HoldOver(key=hold.key, number=hold.number))
