@@ -15,7 +15,7 @@ from tests.faults.test_relay import errors
 from tests.harness.postgres import PostgresServer
 from tests.harness.programs import PROGRAMS
 from tests.harness.service import Service, check_debate, debate, scripted_model, serving
-from tests.harness.upgrades import engines_of, upgrade
+from tests.harness.upgrades import engines_of, upgrade, upgrades_of
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 Ports = Callable[[int], int]
@@ -113,3 +113,23 @@ def test_an_engine_that_does_not_answer_the_next_program_is_replaced(tmp_path: P
         wait_for(lambda: service.http.get("/readyz").status_code == 200, "the next one is ready", 2 * LIMIT_S)
         assert service.get("/v1/workers/m-0")["incarnation"] == 2
         assert "has not answered" in service.log()
+
+
+@pytest.mark.system
+def test_what_a_guardian_drops_is_ended_by_the_next_program_too(tmp_path: Path, free_ports: Ports) -> None:
+    """It is a subreaper as the first was, and knows the mark of the run; a worker that was drained stays so."""
+    port, daemon = free_ports(3), tmp_path / "daemon"
+    models = {"m": scripted_model(port + 1, daemon=str(daemon)), "n": scripted_model(port + 2)}
+    with serving(tmp_path / "a", port, models) as service:
+        service.http.post("/v1/workers/n-0/drain")
+        before = {each.worker: each for each in engines_of(service)}
+        forked = int(daemon.read_text())
+        assert service.http.post("/v1/upgrade", timeout=3 * LIMIT_S).status_code == 202
+        wait_for(lambda: upgrades_of(service)["upgrades"] == 1, "the next program serves", 3 * LIMIT_S)
+        wait_for(lambda: service.get("/v1/workers/m-0")["state"] == "ready", "it goes on with the engine")
+        wait_for(lambda: service.get("/v1/workers/n-0")["state"] == "draining", "the other one is drained still")
+        os.kill(psutil.Process(before["m-0"].pid).ppid(), signal.SIGKILL)
+        wait_for(lambda: service.get("/v1/workers/m-0")["incarnation"] == 2, "the engine is replaced")
+        assert not is_alive(before["m-0"].pid)
+        assert not is_alive(forked)
+        assert is_alive(before["n-0"].pid)

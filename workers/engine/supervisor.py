@@ -24,7 +24,7 @@ from workers.policy.lifecycle import Lifecycle
 from workers.process.child import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
-from workers.states import Hold, WorkerState
+from workers.states import LASTING, Hold, WorkerState
 
 ERROR_TAIL_LINES: Final = 20
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Supervisor:
             process=process,
             key=running.key,
             was_ready=now.state is not WorkerState.STARTING,
-            holds=[str(hold) for hold in now.holds],
+            holds=sorted(str(hold) for hold in now.holds & LASTING),
             failed_at=list(now.failed_at),
             paused_at=list(now.paused_at),
             last_exit=self.last_exit,
