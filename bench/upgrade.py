@@ -18,7 +18,7 @@ from tests.harness.upgrades import engines_of, probing_health, upgrade
 
 STARTS = 5
 MARGIN_S = 0.3
-CONVERSATIONS, ROUNDS = 8, 4
+CONVERSATIONS, ROUNDS = 8, 3
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=100)
     times = parser.parse_args().times
     port = find_ports(4)
-    model = scripted_model(port + 1, replicas=2, slots=4, tokens=10, interval=0.02)
+    model = scripted_model(port + 1, replicas=2, slots=4, tokens=20, interval=0.05)
     with tempfile.TemporaryDirectory() as folder:
         starts = [_start_s(Path(folder) / f"start-{number}", port, model) for number in range(STARTS)]
         print(f"a start of the service: {_spread(starts)} from its command to its first answer")
