@@ -1,28 +1,34 @@
 """The same KV cache lent by slots of full length and by tokens: turns a second, who gave way, waiting of the largest.
 
 ``slots`` lends 4 requests of the whole context, ``tokens`` as many as have room in the same memory, and ``memory`` is
-the bound: as many slots as ``tokens`` has, each with memory of its own for the whole context. Prompts take a quarter of
-the context on average, drawn wide. vLLM runs on the CPU with a made checkpoint (a token a byte).
+the bound: as many slots as ``tokens`` has, each with memory of its own for the whole context. ``thrown`` is what a user
+would do: an engine as ``tokens`` starts it, with all ready turns sent to it at once; its own queue orders them. Prompts
+take a quarter of the context on average, drawn wide. vLLM runs on the CPU with a made checkpoint (a token a byte).
 
     python -m bench.capacity [--engine embedded|llama-server|vllm] [--program PROGRAM] [--conversations 60] [--rounds 2]
-        [--ways slots,tokens,memory] [--model FILE] [--context TOKENS]
+        [--ways slots,tokens,memory,thrown] [--model FILE] [--context TOKENS]
 
 ``--program`` is llama-server's, or the Python that has vLLM.
 """
 
 import argparse
 import math
+import os
 import random
 import statistics
+import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tests.engines.checkpoint import write_checkpoint
 from tests.harness.service import Service, serving
+from workers.engine.embedded.tiny_model import ensure_tiny_model
 
 PORT = 9860
 SLOTS = 4
@@ -62,7 +68,8 @@ def model_of(way: str, options: argparse.Namespace, folder: Path) -> dict[str, A
             capacity["kv_tokens"] = SLOTS * context
         elif way == "slots":
             capacity["slots"] = SLOTS
-        shared |= {"model": options.model} if options.model else {}
+        if options.model or options.engine == "llama-server":
+            shared["model"] = options.model or "roundhouse:tiny"
         return {**shared, **capacity, **({"command": [options.program]} if options.program else {})}
     lengths = most if way == "memory" else SLOTS
     return {
@@ -80,12 +87,35 @@ def run(way: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model = model_of(way, options, folder)
-        with serving(folder / "service", PORT, {"m": model}, ready=False) as service:
+        engine = _thrown_at(options, model, folder) if way == "thrown" else nullcontext(model)
+        with engine as model, serving(folder / "service", PORT, {"m": model}, ready=False) as service:
             while not service.http.get("/readyz").is_success:  # its own start limit ends that
                 time.sleep(0.5)
-            return measure(
-                service, job_of(options.conversations, options.rounds, (options.context or CONTEXTS[options.engine]))
-            )
+            job = job_of(options.conversations, options.rounds, options.context or CONTEXTS[options.engine])
+            return measure(service, job)
+
+
+@contextmanager
+def _thrown_at(options: argparse.Namespace, model: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+    """Run an engine with the memory of ``tokens``; yield a model that is attached to it, and sends all there is."""
+    context, most, port = options.context or CONTEXTS[options.engine], MOST[options.engine], PORT + 1
+    if options.engine == "vllm":
+        flags = {**model["args"], "max-num-seqs": most, "max-model-len": context, "served-model-name": "m"}
+        argv = [*model["command"], "--model", model["model"]]
+    else:
+        flags = {"model": options.model or str(ensure_tiny_model(folder / "tiny.gguf")), "ctx-size": SLOTS * context, "parallel": most}
+        flags |= {"kv-unified": True, "alias": "m"}
+        argv = [options.program]
+    for flag, value in {**flags, "port": port}.items():
+        argv += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
+    with (folder / "engine.log").open("wb") as log:
+        engine = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **model.get("env", {})})
+        try:
+            url = f"http://127.0.0.1:{port}"
+            yield {"engine": "attached", "url": url, "model": "m", "slots": 4096, "repetition": None}
+        finally:
+            engine.terminate()
+            engine.wait(60)
 
 
 def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +136,9 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
         for turn in turns
         if turn["state"] == "completed"
     )
+    firsts = sorted(
+        _seconds(turn["queued_at"], turn["first_token_at"]) for turn in turns if turn.get("first_token_at") is not None
+    )
     largest = [wait for _, wait in waits[-len(waits) // 10 :]]
     return {
         "turns": len(waits),
@@ -115,6 +148,7 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
         "most": most,
         "wait": statistics.median(wait for _, wait in waits),
         "largest": statistics.median(largest),
+        "first token p95": firsts[len(firsts) * 95 // 100] if firsts else math.nan,
         "fullest": over,
         "gave way": sum(attempt["reason"] == "cache_full" for turn in turns for attempt in turn["attempts"]),
         "preempting": service.log().count("had to give way"),
