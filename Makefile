@@ -22,7 +22,7 @@ test-system: $(READY) test-slow
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m system --ignore tests/system
 
-# The faults of a test run a thousand times over, at random moments: some twenty minutes.
+# The faults of a test run a thousand times over, at random moments: some two hours.
 soak: $(READY)
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
