@@ -5,7 +5,6 @@ and looks at the store as the next program would. An older Roundhouse does not k
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,23 +48,24 @@ async def ask_child(argv: Sequence[str], facts: Facts) -> UpgradeVerdict:
     """
     # On a tether: a check must not outlive us any more than an engine.
     tether = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid())]
-    with anyio.move_on_after(LIMIT_S):
-        ended = await anyio.run_process(
-            [*tether, *argv, FLAG],
-            input=msgspec.json.encode(facts),
-            stderr=subprocess.PIPE,
-            check=False,
-            env={**os.environ, guardian.MARK_TO_BE: run_id()},
-            start_new_session=True,
-        )
-        if ended.returncode:
-            said = (ended.stderr or b"").decode(errors="replace").strip()[-SAID_CHARS:]
-            raise UpgradeRefused(f"the new code cannot start: {said or f'status {ended.returncode}'}")
-        try:
-            return msgspec.json.decode(ended.stdout.splitlines()[-1], type=UpgradeVerdict)
-        except (IndexError, msgspec.MsgspecError) as error:
-            raise UpgradeRefused(f"the new code gives no verdict: {error}") from error
-    raise UpgradeRefused(f"the new code gave no verdict within {LIMIT_S:g} s")
+    command = [*tether, *argv, FLAG]
+    environment = {**os.environ, guardian.MARK_TO_BE: run_id()}
+    try:
+        with anyio.fail_after(LIMIT_S):
+            ended = await anyio.run_process(
+                command, input=msgspec.json.encode(facts), check=False, env=environment, start_new_session=True
+            )
+    except TimeoutError as error:
+        raise UpgradeRefused(f"the new code gave no verdict within {LIMIT_S:g} s") from error
+    except OSError as error:
+        raise UpgradeRefused(f"no process can be started to look at the new code: {error}") from error
+    if ended.returncode:
+        said = ended.stderr.decode(errors="replace").strip()[-SAID_CHARS:]
+        raise UpgradeRefused(f"the new code cannot start: {said or f'status {ended.returncode}'}")
+    try:
+        return msgspec.json.decode(ended.stdout.splitlines()[-1], type=UpgradeVerdict)
+    except (IndexError, msgspec.MsgspecError) as error:
+        raise UpgradeRefused(f"the new code gives no verdict: {error}") from error
 
 
 def answer_check(config: Config, specs: Sequence[WorkerSpec]) -> bytes:

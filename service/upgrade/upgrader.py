@@ -29,7 +29,7 @@ from service.upgrade.verdict import UpgradeVerdict
 from workers.notifier import Notifier
 
 INTERRUPT_S: Final = 10.0  # for attempts to end that are cut off
-SETTLE_S: Final = 30.0  # at least, for what only this program can bring to its end
+SETTLE_S: Final = 15.0  # at least, for what only this program can bring to its end
 POLL_S: Final = 0.02
 QUIET_S: Final = 2.0  # for what clients are asking at the last moment
 STORE_S: Final = 10.0  # for what was written last to be durable
@@ -143,6 +143,9 @@ class Upgrader:
                 await self._perform(verdict, front)
             except ServiceError as error:
                 self._note_refusal(str(error))
+            except Exception as error:
+                logger.exception("an upgrade in place: a defect of Roundhouse")
+                self._note_refusal(f"{type(error).__name__}: {error}")
             finally:
                 self.phase = UpgradePhase.IDLE
 

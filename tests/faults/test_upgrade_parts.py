@@ -133,3 +133,23 @@ def test_what_a_guardian_drops_is_ended_by_the_next_program_too(tmp_path: Path, 
         assert not is_alive(before["m-0"].pid)
         assert not is_alive(forked)
         assert is_alive(before["n-0"].pid)
+
+
+@pytest.mark.system
+def test_an_engine_that_is_stopping_is_waited_for_and_then_refused_by_name(tmp_path: Path, free_ports: Ports) -> None:
+    """All that was stopped for the upgrade goes on: turns, requests, and the listening."""
+    port = free_ports(3)
+    slow = scripted_model(port + 1, ignore_sigterm=True) | {"timeouts": {"stop_grace_s": 600}}
+    models = {"slow": slow, "m": scripted_model(port + 2, tokens=5)}
+    with serving(tmp_path / "a", port, models, {"drain_s": 0.1}) as service:
+        before = {each.worker: each for each in engines_of(service)}
+        assert service.http.post("/v1/workers/slow-0/restart").status_code == 202
+        assert service.http.post("/v1/upgrade", timeout=3 * LIMIT_S).status_code == 202
+        job = service.post_job(debate(rounds=2))
+        wait_for(lambda: upgrades_of(service)["phase"] == "idle", "it is given up", 3 * LIMIT_S)
+        now = upgrades_of(service)
+        assert (now["upgrades"], now["last"]["detail"]) == (0, "slow-0 is stopping its engine")
+        assert service.wait_ended(job)["state"] == "completed"
+        assert {each.worker: each for each in engines_of(service)}["m-0"] == before["m-0"]
+        os.kill(before["slow-0"].pid, signal.SIGKILL)
+        wait_for(lambda: service.get("/v1/workers/slow-0")["incarnation"] == 2, "it is replaced at last")
