@@ -31,7 +31,8 @@ from workers.notifier import Notifier
 INTERRUPT_S: Final = 10.0  # for attempts to end that are cut off
 SETTLE_S: Final = 15.0  # at least, for what only this program can bring to its end
 POLL_S: Final = 0.02
-QUIET_S: Final = 2.0  # for what clients are asking at the last moment
+ANSWER_S: Final = 2.0  # for what clients are asking to be answered, while others ask on
+QUIET_S: Final = 0.2  # for the same once nobody is listened to; then what is unanswered is cut off
 STORE_S: Final = 10.0  # for what was written last to be durable
 PAUSED: Final = "the service is being upgraded in place"
 logger = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ class UpgradePhase(StrEnum):
 
 class Front(Protocol):
     """The HTTP server as an upgrade needs it."""
+
+    async def wait_answered(self, limit_s: float) -> None:
+        """Return when what was asked is answered for a moment, or time is up."""
 
     async def quiesce(self, limit_s: float) -> None:
         """Take nothing new, and return when what was asked is answered, or time is up."""
@@ -211,6 +215,7 @@ class Upgrader:
         followers.close()
         requests.close(PAUSED)
         try:
+            await front.wait_answered(ANSWER_S)
             await front.quiesce(QUIET_S)
             yield
         finally:

@@ -54,6 +54,9 @@ async def test_a_rest_refuses_nobody_and_can_be_ended(free_ports: Callable[[int]
             tasks.start_soon(server.run_until_told)
             with closing(asking(port, ASKED)) as kept, closing(asking(port, ASKED.replace(b"now", b"later"))) as busy:
                 assert b"200 OK" in await answer(kept)
+                await server.wait_answered(0.05)
+                with closing(asking(port, ASKED)) as meanwhile:
+                    assert b"200 OK" in await answer(meanwhile)
                 tasks.start_soon(server.quiesce, LIMIT_S)
                 await wait_until(lambda: len(server.resting()) == 1, "one of two connections rests")
                 gate.set()

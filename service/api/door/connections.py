@@ -141,16 +141,21 @@ class Door(HttpToolsProtocol):
 
     # Between one program of this process and the next
 
-    def rest(self) -> bool:
-        """Read nothing more if nothing is asked and all is answered; return whether that is so."""
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is asked and all is answered."""
         is_between = self._stage is NOTHING or (self._stage is HEAD and not self._overhead)
-        is_resting = (
+        return (
             is_between
             and not self._is_busy()
             and not self.pipeline
             and not self.transport.is_closing()
             and not self.transport.get_write_buffer_size()
         )
+
+    def rest(self) -> bool:
+        """Read nothing more if it is at rest; return whether it is."""
+        is_resting = self.is_at_rest
         if is_resting and self.transport.is_reading():
             self.transport.pause_reading()
         return is_resting

@@ -89,6 +89,12 @@ class HttpServer(uvicorn.Server):
                 connection.tick()
         return await super().on_tick(counter)
 
+    async def wait_answered(self, limit_s: float) -> None:
+        """Return when for a moment no connection has a request under way, or time is up; requests are taken on."""
+        with anyio.move_on_after(limit_s):
+            while not all(door.is_at_rest for door in self._doors()):  # noqa: ASYNC110 - a moment, of many owners
+                await anyio.sleep(POLL_S)
+
     async def quiesce(self, limit_s: float) -> None:
         """Accept nothing, and return when no connection has a request under way, or time is up."""
         for server in self.servers:
