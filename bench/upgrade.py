@@ -1,7 +1,7 @@
 """Upgrades in place under load: engines, turns and connections counted, and gaps of ``/healthz``.
 
 ``python -m bench.upgrade [--times 100]``. Beside each gap stands the bound: what another service takes from its start
-to its first answer, measured right before on the same machine, and 0.3 s. Engines are scripted: the load is the service's own.
+to its first answer, measured right before on the same machine, and 0.3 s. Engines are scripted.
 """
 
 import argparse
