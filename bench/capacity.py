@@ -103,7 +103,11 @@ def _thrown_at(options: argparse.Namespace, model: dict[str, Any], folder: Path)
         flags = {**model["args"], "max-num-seqs": most, "max-model-len": context, "served-model-name": "m"}
         argv = [*model["command"], "--model", model["model"]]
     else:
-        flags = {"model": options.model or str(ensure_tiny_model(folder / "tiny.gguf")), "ctx-size": SLOTS * context, "parallel": most}
+        flags = {
+            "model": options.model or str(ensure_tiny_model(folder / "tiny.gguf")),
+            "ctx-size": SLOTS * context,
+            "parallel": most,
+        }
         flags |= {"kv-unified": True, "alias": "m"}
         argv = [options.program]
     for flag, value in {**flags, "port": port}.items():

@@ -23,7 +23,7 @@ from workers.requests.relay import Relay, relay
 from workers.requests.request import Request, without_answer
 from workers.requests.thoughts import EngineThoughts
 from workers.requests.tool_loop import RequestSettings, converse, read_prompt
-from workers.spec import WorkerSpec
+from workers.spec import EngineKind, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class RequestRunner:
             repetition=spec.repetition,
             request_s=spec.timeouts.request_s,
             sends_tools=takes_tools(spec),
+            forces_calls=spec.engine is EngineKind.EMBEDDED,  # its library passes over tool_choice
             now=lambda: datetime.now().astimezone(),
             cache_scope=lambda: weights.scope if weights else None,
             admit=self.pool.admit if self.pool else None,

@@ -78,11 +78,13 @@ class SupervisedWorker:
         self._on_change = on_change
         self._slots = Slots(spec.slots)
         self._in_flight = InFlightRequests()
+        self.moves = diary.moves  # its newest changes of state
         self.supervisor = Supervisor(
             spec,
             environment,
             self._client,
             diary.log,
+            diary.moves,
             on_end=self._end_requests,
             on_gone=lambda incarnation, because: self.recorder.keep(incarnation, because),  # noqa: PLW0108 - not yet there
             on_move=self._moved,
@@ -102,13 +104,7 @@ class SupervisedWorker:
         self._limit: SlotLimit | None = None
         self.weights = LoadedWeights(self._in_flight) if spec.engine is EngineKind.VLLM else None
         self._runner = RequestRunner(
-            spec,
-            self._client,
-            self.supervisor,
-            self._watch,
-            recovery,
-            adapted=self._asked,
-            weights=self.weights,
+            spec, self._client, self.supervisor, self._watch, recovery, adapted=self._asked, weights=self.weights
         )
         self.read_ahead = self._runner.read_ahead  # on a slot that is not leased: whoever leases it ends that first
         self._pool = self._runner.pool

@@ -150,6 +150,7 @@ class Client:
     read_result = _Streams(reading.read_result)
     get_conversation = _Asks(job_calls.get_conversation)
     get_prompts = _Asks(job_calls.get_prompts)
+    get_timeline = _Asks(job_calls.get_timeline)
     get_deliveries = _Asks(job_calls.get_deliveries)
 
     list_workers = _Asks(worker_calls.list_workers)
@@ -162,6 +163,7 @@ class Client:
     get_incidents = _Asks(worker_calls.get_incidents)
 
     get_status = _Asks(node_calls.get_status)
+    get_speaking = _Asks(node_calls.get_speaking)
     list_lanes = _Asks(node_calls.list_lanes)
     get_usage = _Asks(node_calls.get_usage)
     get_upgrade = _Asks(node_calls.get_upgrade)

@@ -25,7 +25,9 @@ from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.openai.routes import model_router, openai_router
 from service.api.schemas import BatchLine
+from service.api.speaking_route import speaking_router
 from service.api.status import status_router
+from service.api.timeline_route import timeline_router
 from service.api.upgrades import upgrade_router
 from service.api.usage import usage_router
 from service.api.workers import health_router, workers_router
@@ -57,6 +59,7 @@ def build_app(
     app.include_router(openai_router(node, limits, server))  # first: each route before one's own costs 20 us a request
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
+    app.include_router(timeline_router(node))
     app.include_router(workers_router(node.fleet, node.scheduler.reserved))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
@@ -64,6 +67,7 @@ def build_app(
     app.include_router(tools_router(node.catalog))
     app.include_router(model_router(node))
     app.include_router(status_router(node))
+    app.include_router(speaking_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(usage_router(node.store))
     app.include_router(upgrade_router(upgrader))

@@ -383,13 +383,11 @@ class StoreOut(Body):
 
 
 class StatusOut(Body):
-    """A moment of this node; ``jobs`` are those that have not ended.
+    """A moment of this node; ``unclaimed`` says for what conversations wait that no node runs, by their next model."""
 
-    ``unclaimed`` says of each model what the conversations wait for that need it next and that no node runs.
-    """
-
-    jobs: int
+    jobs: int  # that have not ended
     conversations: ConversationsSoFar
+    ended_turns: int  # of jobs, since the start
     pools: Pools
     prefix_tokens: PrefixTokens
     heads: HeadsOut

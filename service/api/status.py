@@ -34,6 +34,7 @@ def status_document(
     return schemas.StatusOut(
         jobs=now.jobs,
         conversations=now.conversations,
+        ended_turns=now.ended_turns,
         pools=now.pools,
         prefix_tokens=now.prefix_tokens,
         heads=schemas.HeadsOut(pending=list(now.pending), ready=list(now.ready)),

@@ -14,7 +14,9 @@ from service.cli.gpus import gpus
 from service.cli.new_key import key
 from service.cli.plain import plain
 from service.cli.remote import ServiceAway
+from service.cli.timeline_command import timeline
 from service.cli.tool_listing import tools
+from service.cli.top import top
 from service.cli.upgrade import upgrade
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
@@ -32,6 +34,8 @@ app = typer.Typer(
 local.add_commands(app)
 remote.add_commands(app)
 app.command()(tools)
+app.command()(timeline)
+app.command()(top)
 app.command()(gpus)
 app.command()(key)
 app.command()(upgrade)

@@ -70,14 +70,14 @@ def serve(
     run_async(serve_until_stopped, settings, specs, settings.server.state_dir, roots, callers, listener, inherited)
 
 
-def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, enable_mig: bool) -> None:
+def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, words: bool, enable_mig: bool) -> None:
     """Run job files to their ends."""
     settings = with_mig(load_config(config), enable_mig=enable_mig)
     files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
     _check_writable(output)
     specs = _specs(settings, config.parent, settings.server.state_dir)
     try:
-        views = _run(settings, specs, files, output, show_prompts=show_prompts)
+        views = _run(settings, specs, files, output, show_prompts=show_prompts, words=words)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on where it was", err=True)
         raise
@@ -139,11 +139,17 @@ def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -
 
 
 def _run(
-    config: Config, specs: Sequence[WorkerSpec], files: Sequence[JobFile], output: Path, *, show_prompts: bool = False
+    config: Config,
+    specs: Sequence[WorkerSpec],
+    files: Sequence[JobFile],
+    output: Path,
+    *,
+    show_prompts: bool = False,
+    words: bool = False,
 ) -> list[JobView]:
     console = Console(emoji=False)
     prompts = PromptDisplay(console) if show_prompts else None
-    with display(console) as shown:
+    with display(console, words=words) as shown:
 
         async def show(views: Sequence[JobView], node: Node) -> None:
             if prompts is not None:

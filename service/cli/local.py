@@ -56,12 +56,13 @@ def run_command(
     show_prompts: Annotated[
         bool, typer.Option("--show-prompts", help="Print what is really asked, as each attempt ends.")
     ] = False,
+    words: Annotated[bool, typer.Option("--words", help="Show the last words of turns as they come.")] = False,
     enable_mig: MigOption = False,
 ) -> None:
     """Run job files in one process, without HTTP, with progress."""
     from service.cli import engine_commands  # noqa: PLC0415 - see above
 
-    engine_commands.run(jobs, config, output, show_prompts=show_prompts, enable_mig=enable_mig)
+    engine_commands.run(jobs, config, output, show_prompts=show_prompts, words=words, enable_mig=enable_mig)
 
 
 def demo_command(

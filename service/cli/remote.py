@@ -1,7 +1,6 @@
 """The commands that speak to a running service over HTTP."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Annotated, Final, Self, cast
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -22,10 +20,9 @@ from roundhouse_client.flows.steps import Pause
 from roundhouse_client.values.events import END, ConversationChange, Gap, Progress, Swap, TurnChange
 from roundhouse_client.values.jobs import JobPage
 from roundhouse_client.values.workers import LogLine
-from service.cli.console import can_draw, print_transcript
+from service.cli.console import print_transcript
 from service.cli.exits import Exit
 from service.cli.plain import plain
-from service.cli.status_table import plain_lines, table
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
 
@@ -57,7 +54,6 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(cancel)
     app.command()(workers)
     app.command()(logs)
-    app.command()(top)
 
 
 def submit(
@@ -193,43 +189,6 @@ def logs(
 
 def _print_line(line: LogLine, *, as_json: bool) -> None:
     typer.echo(json.dumps(line.document) if as_json else plain(line.text))
-
-
-def top(
-    *,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
-    url: UrlOption = DEFAULT_URL,
-    api_key: KeyOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show live what runs, what waits, and for what; plain lines where the output is no terminal."""
-    console, patience_s = Console(emoji=False), 0.0
-    with connect(url, api_key) as service, _screen(console, is_live=not (once or as_json)) as live:
-        while True:
-            now = service.ask(node_calls.get_status(), patience_s=patience_s).document
-            patience_s = PATIENCE_S
-            if live is not None:
-                live.update(table(now))
-            elif as_json:
-                typer.echo(json.dumps(now))
-            elif can_draw(console):
-                console.print(table(now))
-            else:
-                typer.echo("\n".join(plain_lines(now)))
-            if once:
-                return
-            time.sleep(interval)
-
-
-@contextmanager
-def _screen(console: Console, *, is_live: bool) -> Iterator[Live | None]:
-    """Give the live display of a terminal for a block; the cursor is back afterwards, whatever happens."""
-    if not (is_live and can_draw(console)):
-        yield None
-        return
-    with Live(console=console, screen=True) as live:
-        yield live
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The live table (specification, "Status snapshot"): pools, their heads and why they wait, and the workers."""
+"""The live table (specification, "The terminal"): progress, pools, their heads and why they wait, and the workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -9,6 +9,7 @@ from rich.rule import Rule
 from rich.table import Column, Table
 from rich.text import Text
 
+from service.cli.pace import Pace, bar, pace_text
 from service.cli.plain import plain
 
 STATE_STYLES: Final[Mapping[str, str]] = {
@@ -20,7 +21,11 @@ STATE_STYLES: Final[Mapping[str, str]] = {
     "failed": "bold red",
 }
 SPEAKING: Final = 8  # turns in flight that are shown
-Document = Mapping[str, Any]  # of GET /v1/status
+PIPE_WORDS: Final = 120  # characters of a turn's last words
+TABLE_WORDS: Final = 70
+PROGRESS_BAR: Final = 24  # characters
+MOST_SLOTS: Final = 16  # that have a character each in a bar
+Document = Mapping[str, Any]  # of GET /v1/status, or a turn of GET /v1/speaking
 
 
 def summary(status: Document) -> str:
@@ -33,19 +38,37 @@ def summary(status: Document) -> str:
     )
 
 
-def plain_lines(status: Document) -> list[str]:
+def rates(status: Document, pace: Pace) -> str:
+    """Return how fast it goes, and when it will have ended, as plain text; pace is that of the service's turns."""
+    pools = status["pools"]
+    left = pools["pending"] + pools["ready"] + pools["in_flight"]
+    return pace_text(pace, left, tokens_per_s(status))
+
+
+def tokens_per_s(status: Document) -> float:
+    """Return how many tokens all workers write a second."""
+    return sum(float(worker["tokens_per_s"]) for worker in status["workers"])
+
+
+def plain_lines(status: Document, said: Sequence[Document] = ()) -> list[str]:
     """Return the whole table as lines for a pipe or a file."""
     lines = [summary(status)]
     lines += [f"  worker {_worker_line(worker)}" for worker in status["workers"]]
     lines += [f"  {line}" for line in _lanes(status)]
     lines += [f"  {worker} runs {turn}: {progress}" for worker, turn, progress in _speaking(status)]
+    lines += [f"  {who(turn)}: {last_words(turn, PIPE_WORDS)}" for turn in said]
     for pool, heads in status["heads"].items():
         lines += [f"  {pool}: {_turn(head)} waits for {head['waits_for']}" for head in heads]
     return [*lines, *(f"  {note}" for note in _notes(status))]
 
 
-def table(status: Document, title: str = "") -> RenderableType:
-    """Return the table for a terminal; ``title`` is markup that goes above it."""
+def table(
+    status: Document, title: str = "", *, pace: Pace, said: Sequence[Document] | None = None, hint: str = ""
+) -> RenderableType:
+    """Return the table for a terminal; ``title`` is markup that goes above it, ``hint`` a text below it.
+
+    ``pace`` is that of all turns; with ``said`` the last words of turns in flight stand in place of how far they are.
+    """
     heads = status["heads"]
     pools = Table(
         Column("READY (waits for a slot)", ratio=1), Column("PENDING (waits for others)", ratio=1),
@@ -56,7 +79,7 @@ def table(status: Document, title: str = "") -> RenderableType:
     workers = Table("worker", "state", "slots", "kv", "tokens/s", "verdict", "because", box=None, header_style="bold")
     for worker in status["workers"]:
         style = STATE_STYLES.get(worker["state"], "dim")
-        slots = f"{worker['slots']['in_use']}/{worker['slots']['total']}"
+        slots = _slots(worker["slots"]["in_use"], worker["slots"]["total"])
         workers.add_row(
             escape(worker["id"]), f"[{style}]{worker['state']}[/]", slots, _cache(worker) or "-",
             f"{worker['tokens_per_s']:.0f}",
@@ -64,13 +87,55 @@ def table(status: Document, title: str = "") -> RenderableType:
         )  # fmt: skip
     for line in _lanes(status):
         workers.add_row(Text(line, style="dim"))
-    speaking = Table("worker", "speaking (job/conversation/agent/round)", "so far", box=None, header_style="bold")
-    for row in _speaking(status):
-        speaking.add_row(*map(escape, row))
+    speaking = _progress_table(status) if said is None else _words_table(said)
     head: list[RenderableType] = [title] if title else []
     notes = [Text(note, style="red") for note in _notes(status)]
-    head += [Rule(), Text(summary(status), style="bold"), *notes]
-    return Group(*head, Rule(), speaking, Rule(), pools, Rule(), workers, Rule())
+    head += [Rule(), Text(summary(status), style="bold"), *([] if title else [_progress_line(status, pace)]), *notes]
+    below = [Text(hint, style="dim")] if hint else []
+    return Group(*head, Rule(), speaking, Rule(), pools, Rule(), workers, Rule(), *below)
+
+
+def _progress_line(status: Document, pace: Pace) -> Text:
+    """Return the share of conversations that have ended, as a bar, with the rates."""
+    conversations = status["conversations"]
+    shown = bar(conversations["finished"], conversations["total"], PROGRESS_BAR)
+    return Text.assemble((shown, "green"), f" {rates(status, pace)}")
+
+
+def _slots(in_use: int, total: int) -> str:
+    """Return slots as a bar, a character each where they are few, and as numbers."""
+    return f"[cyan]{bar(in_use, total, min(total, MOST_SLOTS))}[/] {in_use}/{total}"
+
+
+def _progress_table(status: Document) -> Table:
+    shown = Table("worker", "speaking (job/conversation/agent/round)", "so far", box=None, header_style="bold")
+    for row in _speaking(status):
+        shown.add_row(*map(escape, row))
+    return shown
+
+
+def _words_table(said: Sequence[Document]) -> Table:
+    columns = Column("speaking", no_wrap=True), Column("last words", no_wrap=True, ratio=1, overflow="crop")
+    shown = Table(*columns, box=None, expand=True, header_style="bold")
+    for turn in said[:SPEAKING]:
+        style = "italic dim" if turn["is_thinking"] else ""
+        shown.add_row(Text(who(turn)), Text(last_words(turn, TABLE_WORDS), style=style, justify="right"))
+    return shown
+
+
+def who(turn: Document) -> str:
+    """Return which turn speaks, and where."""
+    return plain(f"{turn['name']}/{turn['conversation']} r{turn['round']} {turn['agent']} on {turn['worker']}").replace(
+        "\n", " "
+    )
+
+
+def last_words(turn: Document, most: int) -> str:
+    """Return the last words of a turn on one line of at most ``most`` characters, the end of them."""
+    words = " ".join(plain(turn["words"]).split())
+    if not words:
+        return "(reads)"
+    return words if len(words) <= most else f"…{words[1 - most :]}"
 
 
 def _lanes(status: Document) -> list[str]:

@@ -27,6 +27,7 @@ from service.node.prompt_history import PromptHistory
 from service.node.status import pools_of
 from service.node.store_news import StoreNews
 from service.node.store_outlet import StoreOutlet
+from service.node.timelines import Timelines
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
@@ -63,6 +64,7 @@ class Node:
     intake: Intake
     jobs: Jobs
     prompts: PromptHistory
+    timelines: Timelines
     neighbours: Neighbours
     metrics: Metrics
     adapters: Adapters
@@ -217,6 +219,7 @@ async def open_node(
                     intake=intake,
                     jobs=jobs,
                     prompts=prompts,
+                    timelines=Timelines(store, scheduler, fleet),
                     neighbours=neighbours,
                     metrics=metrics,
                     adapters=adapters,

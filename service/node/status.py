@@ -65,6 +65,7 @@ class Status:
 
     jobs: int
     conversations: ConversationsSoFar
+    ended_turns: int
     pools: Pools
     prefix_tokens: PrefixTokens
     pending: tuple[Head, ...]
@@ -88,6 +89,7 @@ def status_of(
         conversations=ConversationsSoFar(
             total=counters.conversations, finished=counters.finished, persisted=counters.persisted
         ),
+        ended_turns=counters.ended_turns,
         pools=pools_of(scheduler, fleet),
         prefix_tokens=PrefixTokens(reusable=counters.reusable_tokens, reused=counters.reused_tokens),
         pending=tuple(

@@ -138,11 +138,12 @@ class RunningAttempt:
             incarnation=self._incarnation,
             weight_version=answer.first_version,
             weight_version_end=answer.last_version,
-            first_token_at=self._first_token_at,
+            first_token_at=self.first_token_at,
         )
 
     @property
-    def _first_token_at(self) -> datetime | None:
+    def first_token_at(self) -> datetime | None:
+        """When it had its first token, None where it has none."""
         if self.answer.first_token_at is None:
             return None
         return self.started_at + timedelta(seconds=self.answer.first_token_at - self._began_at)

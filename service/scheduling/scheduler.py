@@ -1,7 +1,6 @@
 """Acts out what the scheduling core decides: takes slots, runs turns, and tells the store what became of them.
 
-Every event is handled at once and without waiting, so the core's state and the slots change together. Slots are given
-back before anything is written, and nothing here waits for the store.
+Every event is handled at once, without waiting: core and slots change together. Nothing here waits for the store.
 """
 
 import logging
@@ -84,6 +83,7 @@ class Scheduler:
         read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
         self._job_turns = JobTurns(self._blame, outlet, self.counters, read, fleet, self._post)
         self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
+        self.turns = self._job_turns.turns  # others only look
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
         self._kv_uses = KvUses(fleet, self._works)
@@ -262,7 +262,7 @@ class Scheduler:
         ended_conversations = sum(
             isinstance(fact, records.ConversationMoved) and fact.state in ENDED_CONVERSATIONS for fact in facts
         )
-        self.counters.finished += ended_conversations
+        self.counters.note_ended(len(ended), ended_conversations)
         self._outlet.append_nowait(facts, partial(self._forget_stored, ended, ended_conversations))
 
     def _act(self, action: events.Action) -> list[Record]:

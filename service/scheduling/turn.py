@@ -83,6 +83,18 @@ class TurnRun:
             started_at=self._started_at,
         )
 
+    def attempts_so_far(self, *, is_running: bool) -> Turn:
+        """Return the turn with its attempts and times alone, which costs less than all of it; the running one too."""
+        running = (self.attempt.so_far(),) if is_running else ()
+        return Turn(
+            key=self.key,
+            state=TurnState.IN_FLIGHT if is_running else TurnState.READY,
+            attempts=(*self.attempts, *running),
+            queued_at=self._queued_at,
+            started_at=self._started_at,
+            first_token_at=self.attempt.first_token_at,
+        )
+
     @property
     def words(self) -> str:
         """What the answer says to others."""

@@ -55,6 +55,15 @@ class Turns:
         ]
         return [*ended, *runs, *waiting]
 
+    def of_job(self, job_id: JobId) -> list[Turn]:
+        """Return the turns of a job that were on slots and are not yet durably over: their attempts and times alone.
+
+        The attempt that runs comes last, and is in flight.
+        """
+        ended = [turn for key, turn in self._unstored.items() if key.job_id == job_id]
+        runs = [run for key, run in self._runs.items() if key.job_id == job_id]
+        return ended + [run.attempts_so_far(is_running=run.key in self._in_flight) for run in runs]
+
     def running_attempt(self, key: TurnKey) -> Attempt | None:
         """Return the attempt of a turn that is on a slot, as far as it is; None where it is on none."""
         return self._runs[key].attempt.so_far() if key in self._in_flight else None

@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_top_prints_lines_into_a_pipe(service: Service) -> None:
 
 def test_top_gives_the_cursor_back(service: Service) -> None:
     """On a terminal it is a live table, and whatever ends it leaves the terminal as it was."""
-    with _top_on_terminal(service, "xterm-256color") as (process, read):
+    with _top_on_terminal(service, "xterm-256color") as (process, read, _):
         wait_for(lambda: b"READY" in read() and b"pending 3" in read(), "the table is drawn")
         process.send_signal(signal.SIGINT)
         wait_for(lambda: read() is not None and process.poll() is not None, "it ends")
@@ -67,9 +68,26 @@ def test_top_gives_the_cursor_back(service: Service) -> None:
     assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
 
 
+def test_keys_show_last_words_and_leave(service: Service) -> None:
+    """The terminal takes keys without Return meanwhile, and is as it was afterwards."""
+    with _top_on_terminal(service, "xterm-256color") as (process, read, ours):
+        before = termios.tcgetattr(ours)[3] | termios.ICANON | termios.ECHO
+        wait_for(lambda: b"so far" in read(), "the table tells how far turns are")
+        assert not termios.tcgetattr(ours)[3] & termios.ICANON
+        os.write(ours, b"w")
+        wait_for(lambda: b"last words" in read(), "it tells what they say")
+        os.write(ours, b"q")
+        wait_for(lambda: read() is not None and process.poll() is not None, "it ends")
+        assert process.returncode == 0
+        assert termios.tcgetattr(ours)[3] == before
+        seen = read()
+    assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
+    assert "░".encode() in seen
+
+
 def test_top_prints_lines_where_nothing_can_be_drawn(service: Service) -> None:
     """A terminal that only takes lines, as editors have, would show nothing of a live table."""
-    with _top_on_terminal(service, "dumb") as (_, read):
+    with _top_on_terminal(service, "dumb") as (_, read, _):
         wait_for(lambda: read().count(b"0/3 conversations") > 1, "lines are printed")
         assert b"\x1b" not in read()
 
@@ -77,8 +95,8 @@ def test_top_prints_lines_where_nothing_can_be_drawn(service: Service) -> None:
 @contextlib.contextmanager
 def _top_on_terminal(
     service: Service, kind: str
-) -> Iterator[tuple["subprocess.Popen[bytes]", Callable[[], bytearray]]]:
-    """Run ``top`` on a terminal for a block; give it, and what returns all that it has written."""
+) -> Iterator[tuple["subprocess.Popen[bytes]", Callable[[], bytearray], int]]:
+    """Run ``top`` on a terminal for a block; give it, what returns all that it has written, and where one types."""
     ours, theirs = pty.openpty()
     command = [ROUNDHOUSE, "top", "--url", service.url, "--interval", "0.1"]
     environment = {**os.environ, "TERM": kind, "COLUMNS": "150", "LINES": "40"}
@@ -93,7 +111,7 @@ def _top_on_terminal(
             return seen
 
         try:
-            yield process, read
+            yield process, read, ours
         finally:
             process.kill()
     os.close(ours)

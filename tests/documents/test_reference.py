@@ -16,6 +16,7 @@ from service.api import events, schemas
 from service.api.models.adapters import AdapterOut
 from service.api.models.weights_schemas import GroupOut, UpdateOut
 from service.api.problems import ANSWERS
+from service.api.timeline_schemas import TimelineAttempt, TimelineOut
 from service.api.usage import UsageOut
 from service.cli.app import app as command_line
 from service.cli.exits import Exit
@@ -25,6 +26,7 @@ from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, Val
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.errors import ServiceError
 from service.node.metrics import Metrics
+from service.node.speaking import SpeakingTurn
 from service.node.status import Head, Pools
 from service.scheduling.core.ahead.yields import ReadFor
 from service.scheduling.core.policies import POLICIES
@@ -219,6 +221,9 @@ ANSWERS_BY_HEADING: dict[tuple[str, str], type] = {
     ("http.md", "A delivery"): schemas.DeliveryOut,
     ("http.md", "Pools"): Pools,
     ("http.md", "Heads"): Head,
+    ("http.md", "A turn that speaks"): SpeakingTurn,
+    ("http.md", "A timeline"): TimelineOut,
+    ("http.md", "An attempt on a timeline"): TimelineAttempt,
     ("http.md", "Tool servers"): schemas.ToolServerOut,
     ("http.md", "A worker"): schemas.WorkerOut,
     ("http.md", "Exits"): schemas.ExitOut,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -37,7 +38,9 @@ from service.store.records import (
     Used,
 )
 from service.store.store import Store, open_store
+from service.store.turn_times import TURNS_A_PAGE, After, ended_turns, unfinished_turns_of_job
 from service.store.usage import UsageBy
+from service.timeline.spans import TurnTimes, times_of
 from tests.harness.jobs import DEBATE, job, key
 from tests.harness.waiting import LIMIT_S
 
@@ -127,6 +130,17 @@ def used(agent: str = "a", tokens: int = 10, *, by: str = "alice", day: str = "2
 
 def moved(state: ConversationState, conversation: str = "c0", name: str = "j") -> ConversationMoved:
     return ConversationMoved(job_id=JobId(name), conversation_id=conversation, state=state, reason=None, at=NOW)
+
+
+def requeued(name: str, number: int) -> TurnRequeued:
+    attempt = Attempt(
+        outcome=TurnState.FAILED, reason="engine_died", detail=None, text="half", worker="w", incarnation=1,
+        started_at=NOW, finished_at=NOW,
+    )  # fmt: skip
+    so_far = UnfinishedTurn(
+        key=key(name, 0, number), attempts=(attempt,), rejected=(), charges=Charges(), queued_at=NOW, started_at=NOW
+    )
+    return TurnRequeued(key=so_far.key, so_far=so_far, worker="w", reason="engine_died", detail="", at=NOW)
 
 
 async def append(store: Store, *records: Record) -> None:
@@ -331,6 +345,28 @@ async def test_what_a_turn_has_behind_it_outlives_us(store: Store) -> None:
     assert await store.read(queries.unfinished_turns(J, ["c0"])) == [second.so_far]
     await append(store, ended("a", TurnState.FAILED))
     assert await store.read(queries.unfinished_turns(J, ["c0"])) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, TURNS_A_PAGE, TURNS_A_PAGE + 1])
+async def test_the_times_of_turns_are_read_page_by_page(store: Store, count: int) -> None:
+    """Each turn of the job once, without its words; those of other jobs are not among them."""
+    await store.post(new(job(*DEBATE, conversations=count + 1)), claims=True)
+    await store.post(new(job(*DEBATE, name="other", conversations=1)), claims=True)
+    turns = [turn("a", number=number) for number in range(count)]
+    other = replace(turn("a"), key=key("a", name="other"))
+    await append(store, *(TurnEnded(turn=each, at=NOW) for each in (*turns, other)))
+    await append(store, requeued("m", count))
+    read: list[TurnTimes] = []
+    after: After | None = After()
+    while after is not None:
+        page, after = await store.read(ended_turns(J, after))
+        assert len(page) <= TURNS_A_PAGE
+        read += page
+    assert sorted(read, key=lambda each: each.key) == sorted(map(times_of, turns), key=lambda each: each.key)
+    ((unfinished,), none) = await store.read(unfinished_turns_of_job(J, After()))
+    assert (unfinished.key, [each.reason for each in unfinished.attempts], none) == (
+        key("m", 0, count), ["engine_died"], None,
+    )  # fmt: skip
 
 
 async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None:

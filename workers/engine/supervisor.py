@@ -16,6 +16,7 @@ from workers.engine.held_engine import HeldEngine
 from workers.engine.incarnation import Incarnation, Starter
 from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
+from workers.engine.moves import Moves
 from workers.engine.start_gate import StartGate
 from workers.errors import StartFailed, StopTimedOut
 from workers.notifier import Notifier
@@ -54,6 +55,7 @@ class Supervisor:
         environment: Mapping[str, str],
         client: EngineClient,
         log: LogRing,
+        moves: Moves,
         *,
         on_end: Callable[[lifecycle.EndRequests], None],
         on_gone: Callable[[Incarnation, str], None],
@@ -63,6 +65,7 @@ class Supervisor:
         health: DeviceHealth | None,
     ) -> None:
         self.log = log
+        self._moves = moves
         self.running: Incarnation | None = None
         self.last_exit: EngineExit | None = None
         self._spec = spec
@@ -205,6 +208,7 @@ class Supervisor:
         self._was_ready = self._was_ready or now.state is WorkerState.READY
         logger.info("worker %s: %s -> %s: %s", self._spec.id, before.state, now.state, now.because)
         self.log.note(f"{before.state} -> {now.state}: {now.because}")
+        self._moves.note(self._spec.name, now.incarnation, now.state, now.because)
         if now.state in {WorkerState.BACKOFF, WorkerState.FAILED}:
             logger.warning("%s", self.failure())
 

@@ -21,8 +21,9 @@ from workers.requests.prompts.bios import BiosFrame, BiosWords
 from workers.requests.prompts.render import STUCK, ToolBudget, fallback_of, is_stuck, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
-from workers.tools.call_parser import ParsedMessage, read_message
+from workers.tools.call_parser import Fallback, ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
+from workers.tools.forced_call import call_constraint
 from workers.tools.runner import ToolRunner
 
 # Lets a generation have its room in a KV cache that requests share, or says how its request ends for want of it.
@@ -45,6 +46,7 @@ class RequestSettings:
     repetition: RepetitionLimits
     request_s: float | None
     sends_tools: bool  # or else the engine refuses them, and the model is told of them in words alone
+    forces_calls: bool  # or else the engine sees to it that a model calls a tool where it must
     now: Callable[[], datetime]
     cache_scope: Callable[[], str | None]  # prefixes are shared within it alone
     admit: Admit | None = None
@@ -149,6 +151,10 @@ class ToolLoop:
         params = dict(self._request.params)
         demand = self._request.demand
         self._answer.constrained_by = None
+        if not is_constrained and self._must_call(params):
+            kept = {name: value for name, value in params.items() if name not in CONSTRAINTS}
+            forced = self._manner.constrain(call_constraint([*self._tools.values(), *self._request.exit_tools]))
+            return {**kept, **(forced or {}), "tool_choice": "none"}
         if demand is None:
             return params
         if demand.constraint is not None:
@@ -161,6 +167,15 @@ class ToolLoop:
             if self._documents:
                 params["tool_choice"] = "none"  # engines take no grammar beside tools that may be called
         return params
+
+    def _must_call(self, params: Mapping[str, object]) -> bool:
+        """Whether the model has to call a tool now, and to write that as text: the first of its messages, and no other.
+
+        One that had to call at each would never come to an answer.
+        """
+        is_first = not self._answer.exchanges and self._request.tools
+        is_read = fallback_of(self._request, self._budget) is Fallback.JSON
+        return bool(is_first and is_read and self._manner.forces_calls and params.get("tool_choice") == "required")
 
     async def _after_thought(self, demand: Demand, params: Mapping[str, object]) -> Constraint:
         """Return the constraint of an answer, behind the thought that its model begins with by itself.

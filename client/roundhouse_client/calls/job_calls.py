@@ -4,7 +4,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from roundhouse_client.decoding import decode, parse
-from roundhouse_client.request import JSON, NDJSON, Call, Request, as_nothing, encoded, get, into, place, post
+from roundhouse_client.request import (
+    JSON,
+    NDJSON,
+    Call,
+    Request,
+    as_nothing,
+    as_text,
+    encoded,
+    get,
+    into,
+    place,
+    post,
+)
 from roundhouse_client.values.job_document import JobDocument
 from roundhouse_client.values.jobs import BatchLine, Deliveries, Job, JobPage
 from roundhouse_client.values.transcripts import AskedPrompts, Transcript
@@ -107,6 +119,15 @@ def get_prompts(job_id: str, conversation_id: str, agent: str, round_number: int
     """
     turn = place("conversations", conversation_id, "turns", agent, round_number)
     return get(f"{JOBS}{place(job_id)}{turn}/prompt", into(AskedPrompts))
+
+
+def get_timeline(job_id: str) -> Call[str]:
+    """Return the JSON of which attempt of the job held which slot when; of a large job it is megabytes.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return get(f"{JOBS}{place(job_id)}/timeline", as_text)
 
 
 def get_deliveries(job_id: str) -> Call[Deliveries]:

@@ -12,6 +12,7 @@ from roundhouse_client.values.node import (
     Lanes,
     Readiness,
     ServiceProgram,
+    Speaking,
     Status,
     UsageReport,
 )
@@ -22,6 +23,11 @@ CHECK_LIMIT_S: Final = 90.0  # for the new code to say whether it can go on
 def get_status() -> Call[Status]:
     """Return what runs, what waits, and for what."""
     return get("/v1/status", into(Status))
+
+
+def get_speaking(*, limit: int = 20, chars: int = 200) -> Call[Speaking]:
+    """Return the last words of turns in flight: of at most 100 turns, at most 1,000 characters each."""
+    return get("/v1/speaking", into(Speaking), limit=limit, chars=chars)
 
 
 def list_lanes() -> Call[Lanes]:

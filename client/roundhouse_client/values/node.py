@@ -103,13 +103,14 @@ class Lanes(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status(Value):
-    """A moment of a node; ``jobs`` are those that have not ended.
+    """A moment of a node; ``jobs`` are those that have not ended, ``ended_turns`` those of jobs since its start.
 
     ``unclaimed`` says of each model what the conversations wait for that need it next and that no node runs.
     """
 
     jobs: int
     conversations: ConversationsSoFar
+    ended_turns: int | None
     pools: Pools
     prefix_tokens: PrefixTokens
     heads: PoolHeads
@@ -118,6 +119,30 @@ class Status(Value):
     tool_servers: tuple[ToolServer, ...]
     lanes: tuple[Lane, ...]
     workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeakingTurn(Value):
+    """A turn on a slot; ``words`` are the last that it has said, or thought where it ``is_thinking``."""
+
+    job: str
+    name: str
+    conversation: str
+    agent: str
+    round: int
+    worker: str
+    running_s: float
+    output_tokens: int
+    is_thinking: bool
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaking(Value):
+    """The turns on slots, those that started last first; ``is_cut``: there are more."""
+
+    turns: tuple[SpeakingTurn, ...]
+    is_cut: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
 from roundhouse_client.values.value import Value
-from service.api import schemas, upgrades, usage
+from service.api import schemas, speaking_route, upgrades, usage
 from service.api.models import adapters, tools, weights_schemas
 from service.conversations import spec
 from service.conversations.transcript import TokenUsage
-from service.node import status
+from service.node import speaking, status
 from tests.unit.client.answers import JOB, LINE
 from workers.health import incident, probes
 from workers.policy import pace
@@ -58,6 +58,8 @@ PAIRS: list[tuple[type[Value], type]] = [
     (node.PoolHeads, schemas.HeadsOut),
     (node.WaitingTurn, status.Head),
     (node.StoreStatus, schemas.StoreOut),
+    (node.Speaking, speaking_route.SpeakingOut),
+    (node.SpeakingTurn, speaking.SpeakingTurn),
     (node.ToolServer, schemas.ToolServerOut),
     (node.Lane, schemas.LaneOut),
     (node.Lanes, schemas.LaneList),

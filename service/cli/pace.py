@@ -1,0 +1,75 @@
+"""How fast turns end, and when all will have: told only once enough of them have ended to know."""
+
+from collections import deque
+from typing import Final
+
+WINDOW_S: Final = 60.0  # what was longer ago says nothing about now
+LEAST_S: Final = 5.0
+LEAST_TURNS: Final = 10
+SECOND, MINUTE, HOUR = 1, 60, 3600
+
+
+class Pace:
+    """Takes counts of ended turns as they are seen, with the times of a clock that only goes on."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Pace {self.turns_per_s}>"
+
+    def note(self, at: float, ended: int) -> None:
+        """Note how many turns have ended so far; fewer than before is another life of the service."""
+        if self._seen and ended < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((at, ended))
+        # One that is older stays: the window is to begin with it.
+        while len(self._seen) > 1 and self._seen[1][0] <= at - WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def turns_per_s(self) -> float | None:
+        """Over the last minute; None until ten turns have ended in five seconds or more."""
+        if not self._seen:
+            return None
+        (began_at, before), (at, ended) = self._seen[0], self._seen[-1]
+        if at - began_at < LEAST_S or ended - before < LEAST_TURNS:
+            return None
+        return (ended - before) / (at - began_at)
+
+    def left_s(self, turns: int) -> float | None:
+        """Return how long so many turns will take at this pace, in seconds; None while that is not known."""
+        rate = self.turns_per_s
+        return None if rate is None else turns / rate
+
+
+def about(seconds: float) -> str:
+    """Return an estimate as exactly as it is known: ``about 40 s``, ``about 12 min``, ``about 3 h 20 min``."""
+    if seconds < MINUTE:
+        return f"about {max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / MINUTE)
+    if seconds < HOUR:
+        return f"about {minutes} min"
+    hours, rest = divmod(round(minutes, -1), 60)
+    return f"about {hours} h {rest} min" if rest else f"about {hours} h"
+
+
+def pace_text(pace: Pace, turns_left: int, tokens_per_s: float) -> str:
+    """Return rates and the estimate of the end, of what is known."""
+    parts = [f"{tokens_per_s:.0f} tokens/s"]
+    if pace.turns_per_s is not None:
+        parts.append(f"{pace.turns_per_s:.1f} turns/s")
+    left = pace.left_s(turns_left)
+    if left is not None and turns_left:
+        parts.append(f"{about(left)} left")
+    return " | ".join(parts)
+
+
+def bar(done: float, total: float, width: int) -> str:
+    """Return a bar of ``width`` characters; full only where all is done, empty only where nothing is."""
+    if total <= 0:
+        return "░" * width
+    full = round(width * min(1.0, max(0.0, done / total)))
+    if 0 < done < total and width > 1:
+        full = min(width - 1, max(1, full))
+    return "█" * full + "░" * (width - full)

@@ -1,0 +1,136 @@
+"""Puts a job's timeline together: what is stored of its turns, what runs, and what befell the workers meanwhile."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from service.conversations.job import JobId
+from service.conversations.transcript import rfc3339
+from service.scheduling.scheduler import Scheduler
+from service.store import queries
+from service.store.databases.database import Connection
+from service.store.queries import Query
+from service.store.records import StoredJob
+from service.store.store import Store
+from service.store.turn_times import After, ended_turns, unfinished_turns_of_job
+from service.timeline.rows import lay_rows
+from service.timeline.spans import GatheredSpans, Span, TurnTimes, seconds, times_of
+from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, with_attempts
+from workers.fleet import Fleet
+from workers.supervised import SupervisedWorker
+
+RELEASED_AT_ONCE: Final = 4096
+AT_ONCE: Final = 2  # timelines that are put together at a time: one of 100,000 attempts takes some 100 MB
+Page = Callable[[JobId, After], Query[tuple[list[TurnTimes], After | None]]]
+
+
+class Timelines:
+    """Makes the timelines of jobs, a few at a time; the event loop only waits for it."""
+
+    def __init__(self, store: Store, scheduler: Scheduler, fleet: Fleet) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._fleet = fleet
+        self._room = anyio.Semaphore(AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"<Timelines room={self._room.value}>"
+
+    async def of_job(self, job_id: JobId) -> list[bytes]:
+        """Return the JSON of a job's timeline as it is so far, in pieces.
+
+        Raises:
+            JobNotFound: there is no such job.
+        """
+        job = await self._store.read(queries.job(job_id))
+        async with self._room:
+            # Before the store: a turn that ends in between is then there twice, and the stored one stands.
+            running = self._scheduler.turns.of_job(job_id)
+            now = datetime.now(UTC)
+            gathered = GatheredSpans(job.created_at, map(times_of, running))
+            await self._read(unfinished_turns_of_job, job_id, gathered.add_unfinished)
+            await self._read(ended_turns, job_id, gathered.add_ended)
+            timeline = self._without_attempts(job, job.finished_at or now)
+            return await anyio.to_thread.run_sync(_written, timeline, gathered)
+
+    async def _read(self, page: Page, job_id: JobId, add: Callable[[list[TurnTimes]], None]) -> None:
+        """Add what is stored, page by page, in the threads that read."""
+        after: After | None = After()
+        while after is not None:
+            read = page(job_id, after)
+
+            def take(connection: Connection, read: Query[tuple[list[TurnTimes], After | None]] = read) -> After | None:
+                turns, following = read(connection)
+                add(turns)
+                return following
+
+            after = await self._store.read(take)
+
+    def _without_attempts(self, job: StoredJob, until: datetime) -> Timeline:
+        """Return what befell the workers of this node meanwhile."""
+        origin, workers = job.created_at, list(self._fleet)
+        changes = [change for worker in workers for change in _changes(worker, origin, until)]
+        incidents = [incident for worker in workers for incident in _incidents(worker, origin, until)]
+        return Timeline(
+            id=job.id,
+            name=job.name,
+            state=job.state,
+            origin=rfc3339(origin) or "",
+            until_s=seconds(until, origin),
+            workers=[
+                WorkerRows(id=each.spec.id, rows=0, model=each.spec.name, slots=each.spec.slots) for each in workers
+            ],
+            states=sorted(changes, key=lambda change: change.at_s),
+            incidents=sorted(incidents, key=lambda incident: incident.at_s),
+            attempts=(),
+        )
+
+
+def _written(timeline: Timeline, gathered: GatheredSpans) -> list[bytes]:
+    """Return the JSON of a timeline with these attempts, and let go of them."""
+    spans = gathered.take()
+    laid, rows = lay_rows(spans)
+    _release(spans)
+    made = list(pieces(with_attempts(timeline, laid, rows)))
+    _release(laid)
+    return made
+
+
+def _release(spans: list[Span]) -> None:
+    """Let go of spans some at a time: all at once would hold up every other thread."""
+    while spans:
+        del spans[-RELEASED_AT_ONCE:]
+
+
+def _changes(worker: SupervisedWorker, origin: datetime, until: datetime) -> list[StateChange]:
+    """Return the states of a worker from the one that it was in when the job came."""
+    moves = [move for move in worker.moves if move.at_utc <= until]
+    before = [move for move in moves if move.at_utc <= origin]
+    return [
+        StateChange(
+            worker=worker.spec.id,
+            at_s=seconds(move.at_utc, origin),
+            state=move.state,
+            incarnation=move.incarnation,
+            because=move.because,
+        )
+        for move in moves[max(0, len(before) - 1) :]
+    ]
+
+
+def _incidents(worker: SupervisedWorker, origin: datetime, until: datetime) -> list[Breakdown]:
+    return [
+        Breakdown(
+            worker=worker.spec.id,
+            at_s=seconds(incident.at, origin),
+            incarnation=incident.incarnation,
+            reason=incident.reason,
+            because=incident.because,
+            exit=None if incident.exit is None else str(incident.exit),
+        )
+        for incident in worker.incidents
+        if origin <= incident.at <= until
+    ]

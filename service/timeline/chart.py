@@ -1,0 +1,96 @@
+"""A timeline as lines of text: a line a row, a column a share of the time."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from service.conversations.states import TurnState
+from service.timeline.rows import end_of
+from service.timeline.spans import Span
+from service.timeline.timeline import Timeline
+
+IDLE, BUSY, FAILED, CANCELLED, RUNNING = ".", "#", "x", "-", ">"
+BROKE: Final = "!"
+MARKS: Final = {
+    TurnState.COMPLETED: BUSY,
+    TurnState.FAILED: FAILED,
+    TurnState.CANCELLED: CANCELLED,
+    TurnState.IN_FLIGHT: RUNNING,
+}
+STRENGTH: Final = IDLE + BUSY + RUNNING + CANCELLED + FAILED  # what is told of a column with several things in it
+LEGEND: Final = f"{BUSY} completed  {RUNNING} running  {FAILED} failed  {CANCELLED} cancelled  {BROKE} engine broke"
+LEAST: Final = 20  # columns
+INCIDENTS: Final = 20  # that are listed, the last
+ROUNDING: Final = 1e-6  # of a column, which no attempt that ends with it enters
+MINUTE: Final = 60
+HOUR: Final = 3600
+
+
+def chart(timeline: Timeline, width: int) -> list[str]:
+    """Return the lines, each of at most ``width`` characters where that leaves 20 columns for the time."""
+    spans = timeline.attempts
+    if not spans:
+        return [f"{timeline.name}: {timeline.state}; no turn has been on a slot yet"]
+    begin = min(span.started_s for span in spans)
+    end = max(begin, *(end_of(span, timeline.until_s) for span in spans))
+    by_row: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        by_row[span.worker, span.row].append(span)
+    labels = {place: f"{place[0]} {place[1]}" for place in by_row}
+    margin = max(map(len, [*labels.values(), *(worker.id for worker in timeline.workers)])) + 1
+    columns = max(LEAST, width - margin)
+    each = (end - begin) / columns or 1.0
+    lines = [
+        f"{timeline.name}: {timeline.state}, {len(spans)} attempts in {length(end - begin)}, {length(each)} a column",
+        LEGEND,
+    ]
+    for worker in timeline.workers:
+        broken = [incident.at_s for incident in timeline.incidents if incident.worker == worker.id]
+        if broken:
+            marks = [" "] * columns
+            for at_s in broken:
+                marks[_column(at_s, begin, each, columns)] = BROKE
+            lines.append(f"{worker.id:<{margin}}{''.join(marks)}".rstrip())
+        lines += [
+            f"{labels[worker.id, row]:<{margin}}{_line(by_row[worker.id, row], begin, each, columns, timeline.until_s)}"
+            for row in range(worker.rows)
+        ]
+    lines.append(f"{'':<{margin}}{_axis(length(end - begin), columns)}")
+    lines += [
+        f"  {length(incident.at_s - begin)}: {incident.worker}, engine {incident.incarnation}: {incident.reason}:"
+        f" {incident.because}"
+        for incident in timeline.incidents[-INCIDENTS:]
+    ]
+    return lines
+
+
+def length(seconds: float) -> str:
+    """Return a length of time for people: ``0.35 s``, ``12.3 s``, ``4m05s``, ``2h07m``."""
+    whole = round(seconds)
+    if whole < 1:
+        return f"{seconds:.2f} s"
+    if whole < MINUTE:
+        return f"{seconds:.1f} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE}m{whole % MINUTE:02d}s"
+    return f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m"
+
+
+def _line(spans: Sequence[Span], begin: float, each: float, columns: int, until_s: float) -> str:
+    cells = [IDLE] * columns
+    for span in spans:
+        mark = MARKS.get(span.outcome, BUSY)
+        first = _column(span.started_s, begin, each, columns)
+        last = math.ceil((end_of(span, until_s) - begin) / each - ROUNDING)
+        for column in range(first, min(columns, max(first + 1, last))):
+            cells[column] = max(cells[column], mark, key=STRENGTH.index)
+    return "".join(cells)
+
+
+def _column(at_s: float, begin: float, each: float, columns: int) -> int:
+    return min(columns - 1, max(0, int((at_s - begin) / each)))
+
+
+def _axis(whole: str, columns: int) -> str:
+    return "0" + whole.rjust(columns - 1)

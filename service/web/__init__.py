@@ -1,0 +1,1 @@
+"""The dashboard: a page that browsers read, and its files."""

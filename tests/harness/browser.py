@@ -1,0 +1,144 @@
+"""A real headless Chromium, driven over its DevTools protocol; Debian's package is ``chromium``."""
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+from tests.harness.waiting import wait_for
+
+LIMIT_S = 30.0
+MOST_BYTES = 64 * 2**20  # of a message: a screenshot is one
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
+    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
+    "--remote-debugging-port=0", "--remote-allow-origins=*",
+)  # fmt: skip
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
+
+
+class Page:
+    """One tab; what it complains of is in ``complaints``."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._numbers = itertools.count(1)
+        self.complaints: list[str] = []
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+
+    def send(self, method: str, **parameters: object) -> dict[str, Any]:
+        """Have the browser do something; return its answer."""
+        number = next(self._numbers)
+        self._connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._connection.recv(timeout=LIMIT_S))
+            if message.get("id") == number:
+                assert "error" not in message, message
+                result: dict[str, Any] = message["result"]
+                return result
+            self._note(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "Runtime.exceptionThrown":
+            details = message["params"]["exceptionDetails"]
+            self.complaints.append(str(details.get("exception", {}).get("description") or details["text"]))
+        elif message.get("method") == "Log.entryAdded":
+            entry = message["params"]["entry"]
+            if entry["level"] == "error":
+                self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
+
+    def run(self, script: str) -> Any:  # noqa: ANN401 - JSON of the page
+        """Return the value of an expression, waited for where it is a promise."""
+        told = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        return told["result"].get("value")
+
+    def open(self, url: str) -> None:
+        """Go to an address; return when the page has loaded."""
+        self.send("Page.navigate", url=url)
+        self.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)}", f"{url} has loaded")
+
+    def wait(self, condition: str, what: str) -> None:
+        """Wait until an expression holds."""
+        wait_for(lambda: self.run(f"Boolean({condition})"), f"{what}; the page complains: {self.complaints}", LIMIT_S)
+
+    def wait_text(self, text: str) -> None:
+        """Wait until the page shows a text."""
+        self.wait(f"document.body.innerText.includes({json.dumps(text)})", f"the page shows {text!r}")
+
+    @property
+    def text(self) -> str:
+        """What the page shows."""
+        return str(self.run("document.body.innerText"))
+
+    def click(self, selector: str) -> None:
+        """Click an element, once it is there."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.wait(found, f"there is {selector}")
+        self.run(f"{found}.click()")
+
+    def write(self, selector: str, text: str) -> None:
+        """Put a text into a field, as a person types it."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{found}.focus(), {found}.select()")
+        self.send("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        """Press and release a key."""
+        text = {"Enter": "\r", " ": " "}.get(key)
+        told: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
+        self.send("Input.dispatchKeyEvent", type="keyDown", **told, **({"text": text} if text else {}))
+        self.send("Input.dispatchKeyEvent", type="keyUp", **told)
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Make it as wide as a device."""
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700
+        )
+
+    def colour(self, scheme: str) -> None:
+        """Show it ``light`` or ``dark``."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.send("Emulation.setEmulatedMedia", features=features)
+
+    def picture(self, path: Path) -> None:
+        """Write what it looks like, down to its end."""
+        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextmanager
+def browsing() -> Iterator[Page]:
+    """Run a browser with one tab for a block."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    assert program, "Chromium is needed: apt-get install chromium"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        command = [program, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                told = folder / "DevToolsActivePort"
+                wait_for(lambda: told.exists() and told.read_text().count("\n"), "the browser is there", LIMIT_S)
+                port = told.read_text().split()[0]
+                with connect(_tab(f"http://127.0.0.1:{port}"), max_size=MOST_BYTES, proxy=None) as connection:
+                    page = Page(connection)
+                    yield page
+                    connection.send(json.dumps({"id": 0, "method": "Browser.close"}))
+                process.wait(LIMIT_S)
+            finally:
+                process.kill()
+
+
+def _tab(url: str) -> str:
+    tabs = [tab for tab in httpx.get(f"{url}/json", trust_env=False).json() if tab["type"] == "page"]
+    return str(tabs[0]["webSocketDebuggerUrl"])
