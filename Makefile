@@ -14,7 +14,9 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system" --ignore tests/system
 
 # What takes long because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
-# image's steps in a plain Debian root, which needs root and one package: apt-get install mmdebstrap
+# image's steps in a plain Debian root, which needs root and one package: apt-get install mmdebstrap. The checkers of
+# chart, compose files and scripts are set up in the user's cache folder.
+# The dashboard is tried in a browser: apt-get install chromium
 test-system: $(READY) test-slow
 	$(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=0 tests/system
 
@@ -61,6 +63,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.door
 	$(BIN)/python -m bench.upgrade
+	$(BIN)/python -m bench.dashboard
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path

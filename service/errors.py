@@ -203,8 +203,9 @@ class StoreUnavailable(
 class NotReady(ServiceError, status=503, code="not_ready", title="Not every model has a ready worker", retry_after_s=1):
     """A model has no ready worker."""
 
-    def __init__(self, models: Sequence[str]) -> None:
-        super().__init__(f"no ready worker for: {', '.join(models)}")
+    def __init__(self, models: Sequence[str] = ()) -> None:
+        told = f"no ready worker for: {', '.join(models)}" if models else "asked with a key, it is told what is missing"
+        super().__init__(told)
         self.faults = tuple(Fault(path=f"models.{model}", message="has no ready worker") for model in models)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from service.errors import ConfigError
 from service.node.node import Left, open_node
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
+from service.systemd import ServiceManager
 from service.upgrade.handover import Inherited, let_signals_in
 from service.upgrade.upgrader import Upgrader
 from workers.notifier import Notifier
@@ -80,11 +82,13 @@ async def serve(
     """
     spare_the_collector()
     stop, hurry, upgrade = anyio.Event(), anyio.Event(), Notifier()
+    manager = ServiceManager.of(os.environ)
     # Signals are ours from before the first engine to after the last.
     with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR2) as signals:
         let_signals_in()
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry, upgrade)
+            watching.start_soon(manager.feed)
             async with (
                 open_node(config, specs, state_dir, shares_of(callers.values()), _left(inherited)) as node,
                 anyio.create_task_group() as keeping,
@@ -100,18 +104,30 @@ async def serve(
                 accepted = inherited.handover.connections if inherited else ()
                 front = HttpServer(server_config(app, most), listener, accepted)
                 tasks.start_soon(front.run_until_told)
-                logger.info("serving at http://%s:%d", *listener.getsockname()[:2])
+                serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
+                logger.info(serving)
+                manager.tell_ready(serving)
+                logger.info("the dashboard is at %s", page_address(listener))
                 async with anyio.create_task_group() as upgrading:
                     upgrading.start_soon(upgrader.run, front)
                     upgrading.start_soon(_upgrade_when_told, upgrader, upgrade, upgrading)
                     await stop.wait()
                     upgrading.cancel_scope.cancel()  # and undone, before the rest is drained
-                logger.info("draining for up to %g s", config.server.drain_s)
+                draining = f"draining for up to {config.server.drain_s:g} s"
+                logger.info(draining)
+                manager.tell_stopping(draining)
                 await node.shut_down(config.server.drain_s, hurry)
                 front.should_exit = True
                 keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
     logger.info("stopped")
+
+
+def page_address(listener: socket.socket) -> str:
+    """Return what a browser of this machine is given to open the dashboard."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is listened on is no address to ask
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _left(inherited: Inherited | None) -> Left:

@@ -24,6 +24,8 @@ from service.api.models.adapters import ADAPTER_BODIES, adapters_router
 from service.api.models.tools import tools_router
 from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.openai.routes import model_router, openai_router
+from service.api.overview import overview_router
+from service.api.page import page_router
 from service.api.schemas import BatchLine
 from service.api.speaking_route import speaking_router
 from service.api.status import status_router
@@ -67,11 +69,13 @@ def build_app(
     app.include_router(tools_router(node.catalog))
     app.include_router(model_router(node))
     app.include_router(status_router(node))
+    app.include_router(overview_router(node))
     app.include_router(speaking_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(usage_router(node.store))
     app.include_router(upgrade_router(upgrader))
     app.include_router(health_router(node.fleet, node.store, node.tools))
+    app.include_router(page_router())
     app.add_middleware(Gate, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
     if server.origins:  # around the gate: a browser asks first, and has no key then
         app.add_middleware(

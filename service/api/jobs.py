@@ -28,6 +28,7 @@ from transport.dialects.openai import message_document
 
 MAX_KEY_LENGTH: Final = 255
 MOST_WAIT_S: Final = 60.0
+MOST_TURNS: Final = 2**31
 MAX_DIGITS: Final = 18  # within 64 bits
 JSON: Final = "application/json"
 BODY: Final = {
@@ -151,10 +152,15 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         "/conversations/{conversation_id}",
         response_model=schemas.TranscriptOut,
         summary="Read one transcript as it is so far",
-        responses=refused(401, 404),
+        responses=refused(400, 401, 404),
     )
-    async def get_conversation(job_id: str, conversation_id: str) -> Response:
-        return StreamingResponse(_pieces(await jobs.transcript_json(JobId(job_id), conversation_id)), media_type=JSON)
+    async def get_conversation(
+        job_id: str,
+        conversation_id: str,
+        after: Annotated[int, Query(ge=0, le=MOST_TURNS, description="without the first so many ended turns")] = 0,
+    ) -> Response:
+        pieces = await jobs.transcript_json(JobId(job_id), conversation_id, after)
+        return StreamingResponse(_pieces(pieces), media_type=JSON)
 
     @router.get(
         "/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",

@@ -190,9 +190,18 @@ class Jobs:
 
     def view_of_new(self, stored: StoredJob) -> JobView:
         """Return a job that was stored this very moment: nothing of it can have ended."""
-        tally = Tally(conversations={}, turns={})
+        return self.view_of(stored, Tally(conversations={}, turns={}))
+
+    def view_of(self, stored: StoredJob, tally: Tally) -> JobView:
+        """Return a job with what of it has ended, and with what is ready or in flight now, on whichever node."""
         counts = self._scheduler.view.of_job(stored.id)
-        return JobView(stored=stored, tally=tally, ready=counts[TurnState.READY], in_flight=counts[TurnState.IN_FLIGHT])
+        ready, in_flight = self._neighbours.counts(stored.id)
+        return JobView(
+            stored=stored,
+            tally=tally,
+            ready=counts[TurnState.READY] + ready,
+            in_flight=counts[TurnState.IN_FLIGHT] + in_flight,
+        )
 
     async def deliveries(self, job_id: JobId) -> list[dict[str, object]]:
         """Return what became of the messages that its caller was to be sent.
@@ -255,21 +264,21 @@ class Jobs:
         """
         return transcript_document(*await self._conversation(job_id, conversation_id))
 
-    async def transcript_json(self, job_id: JobId, conversation_id: str) -> Iterator[bytes]:
-        """Return the same as JSON, in pieces.
+    async def transcript_json(self, job_id: JobId, conversation_id: str, after: int = 0) -> Iterator[bytes]:
+        """Return the same as JSON, in pieces, without the first ``after`` turns that have ended.
 
         Raises:
             JobNotFound: there is no such job.
             ConversationNotFound: it has no such conversation.
         """
-        return transcript_pieces(*await self._conversation(job_id, conversation_id))
+        return transcript_pieces(*await self._conversation(job_id, conversation_id, after))
 
     async def _conversation(
-        self, job_id: JobId, conversation_id: str
+        self, job_id: JobId, conversation_id: str, after: int = 0
     ) -> tuple[str, Mapping[str, object], ConversationState, str | None, Sequence[Turn]]:
         # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
         partial = self._scheduler.turns_in_flight(job_id, conversation_id)
-        conversation = await self._store.read(queries.conversation(job_id, conversation_id))
+        conversation = await self._store.read(queries.conversation(job_id, conversation_id, after))
         ended = {turn.key for turn in conversation.turns}
         turns = [*conversation.turns, *(turn for turn in partial if turn.key not in ended)]
         return conversation.id, conversation.metadata, conversation.state, conversation.reason, turns
@@ -334,15 +343,7 @@ class Jobs:
         await self._store.delete(job_id)
 
     async def _view(self, stored: StoredJob) -> JobView:
-        tally = await self._store.read(queries.tally(stored.id))
-        counts = self._scheduler.view.of_job(stored.id)
-        ready, in_flight = self._neighbours.counts(stored.id)
-        return JobView(
-            stored=stored,
-            tally=tally,
-            ready=counts[TurnState.READY] + ready,
-            in_flight=counts[TurnState.IN_FLIGHT] + in_flight,
-        )
+        return self.view_of(stored, await self._store.read(queries.tally(stored.id)))
 
 
 def _key_of(caller: Caller, key: str) -> str:

@@ -12,7 +12,7 @@ from service.conversations.transcript import Turn, UnfinishedTurn, rfc3339
 from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
 from service.store.databases.database import Connection
-from service.store.records import StoredConversation, StoredEvent, StoredJob, StoredToolCall, Tally
+from service.store.records import ConversationRow, StoredConversation, StoredEvent, StoredJob, StoredToolCall, Tally
 from service.store.turn_codec import decode_turn, decode_unfinished
 
 T = TypeVar("T")
@@ -134,8 +134,11 @@ def job_by_key(idempotency_key: str, body_hash: str, now: datetime) -> Query[Sto
     return query
 
 
-def conversation(job_id: JobId, conversation_id: str) -> Query[StoredConversation]:
-    """One conversation with its ended turns; JobNotFound or ConversationNotFound where it is not there."""
+def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[StoredConversation]:
+    """One conversation with its ended turns but the first ``after``.
+
+    JobNotFound or ConversationNotFound where it is not there.
+    """
 
     def query(connection: Connection) -> StoredConversation:
         job(job_id)(connection)
@@ -145,8 +148,8 @@ def conversation(job_id: JobId, conversation_id: str) -> Query[StoredConversatio
         if row is None:
             raise ConversationNotFound(job_id, conversation_id)
         turns_of = connection.execute(
-            "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number",
-            (job_id, conversation_id),
+            "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?",
+            (job_id, conversation_id, LAST_NUMBER, after),
         )
         return StoredConversation(
             id=conversation_id,
@@ -165,6 +168,28 @@ def conversation_states(job_id: JobId) -> Query[dict[str, ConversationState]]:
     def query(connection: Connection) -> dict[str, ConversationState]:
         rows = connection.execute("SELECT id, state FROM conversations WHERE job_id = ? ORDER BY position", (job_id,))
         return {row[0]: ConversationState(row[1]) for row in rows}
+
+    return query
+
+
+def conversation_rows(
+    job_id: JobId, state: ConversationState | None, after: int, limit: int
+) -> Query[list[ConversationRow]]:
+    """List conversations of a job from the one after place ``after`` on, in its order, with how many turns ended."""
+
+    def query(connection: Connection) -> list[ConversationRow]:
+        rows = connection.execute(
+            "SELECT id, position, state, reason, (SELECT count(*) FROM turns WHERE turns.job_id = conversations.job_id"
+            " AND turns.conversation_id = conversations.id) FROM conversations WHERE job_id = ? AND position > ?"
+            " AND (CAST(? AS TEXT) IS NULL OR state = ?) ORDER BY position LIMIT ?",
+            (job_id, after, state, state, limit),
+        )
+        return [
+            ConversationRow(
+                id=row[0], position=row[1], state=ConversationState(row[2]), reason=row[3], ended_turns=row[4]
+            )
+            for row in rows
+        ]
 
     return query
 

@@ -177,6 +177,17 @@ class StoredConversation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRow:
+    """A conversation as a list shows it: its place in its job, and how many of its turns have ended."""
+
+    id: str
+    position: int
+    state: ConversationState
+    reason: str | None
+    ended_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
     """One event of a job; ``data`` is JSON."""
 

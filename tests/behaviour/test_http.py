@@ -384,14 +384,24 @@ def _shape(path: str) -> str:
     return re.sub(r"{\w+}", "{}", path)
 
 
-def test_keys_are_asked_for_on_every_path_but_one(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """With api_keys set every path but /healthz needs a key."""
+def test_keys_are_asked_for_on_every_path_but_those_without_words(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """With api_keys set every path needs a key but /healthz, the dashboard's files, and /readyz, which is bare then."""
     models = {"m": scripted_model(free_ports(1))}
     with serving(tmp_path, free_ports(1), models, {"api_keys": ["one", "two"]}) as service:
         del service.http.headers["Authorization"]
         assert service.http.get("/healthz").status_code == 200
+        assert service.http.get("/readyz").json() == {"status": "ready", "without": []}
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic one"}):
-            for path in ("/v1/jobs", "/readyz", "/openapi.json", "/nowhere"):
+            for path in (
+                "/v1/jobs",
+                "/v1/overview/events",
+                "/openapi.json",
+                "/nowhere",
+                "/web/nowhere",
+                "/web/../v1/jobs",
+            ):
                 problem(httpx.get(service.url + path, headers=headers), 401, "not_authorised")
         for key in ("one", "two"):
             headers = {"Authorization": f"Bearer {key}"}

@@ -64,9 +64,11 @@ def test_every_key_is_known_and_no_other(service: Service) -> None:
     """Those of the configuration, of the file of hashes, and ``api_keys``; none of them is ever logged."""
     for name in (*SCOPES, "all"):
         assert httpx.get(f"{service.url}/readyz", headers=as_(name)).status_code == 200, name
-    for headers in ({}, as_("nobody"), {"Authorization": "Basic secret-of-alice"}, {"Authorization": "Bearer"}):
+    for headers in (as_("nobody"), {"Authorization": "Basic secret-of-alice"}, {"Authorization": "Bearer"}):
         answer = httpx.get(f"{service.url}/readyz", headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (401, "not_authorised")
+    answer = httpx.get(f"{service.url}/v1/status")
+    assert (answer.status_code, answer.json()["code"]) == (401, "not_authorised")
     assert "secret-of" not in service.log()
 
 

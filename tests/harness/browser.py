@@ -70,16 +70,20 @@ class Page:
 
     def wait(self, condition: str, what: str) -> None:
         """Wait until an expression holds."""
-        wait_for(lambda: self.run(f"Boolean({condition})"), f"{what}; the page complains: {self.complaints}", LIMIT_S)
+        try:
+            wait_for(lambda: self.run(f"Boolean({condition})"), what, LIMIT_S)
+        except AssertionError as error:
+            error.add_note(f"the page complains: {self.complaints}; it shows: {self.text}")
+            raise
 
     def wait_text(self, text: str) -> None:
         """Wait until the page shows a text."""
-        self.wait(f"document.body.innerText.includes({json.dumps(text)})", f"the page shows {text!r}")
+        self.wait(f"document.body?.innerText.includes({json.dumps(text)})", f"the page shows {text!r}")
 
     @property
     def text(self) -> str:
         """What the page shows."""
-        return str(self.run("document.body.innerText"))
+        return str(self.run("document.body?.innerText"))
 
     def click(self, selector: str) -> None:
         """Click an element, once it is there."""

@@ -32,13 +32,17 @@ class CuttingProxy:
     def start(self) -> None:
         self._run(self._accept)
 
+    def cut_all(self) -> None:
+        """End all connections there are; new ones are carried."""
+        for each in self._open:
+            _end(each)
+
     def close(self) -> None:
         """End all connections, and the threads that carried them."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for each in self._open:
-            _end(each)
+        self.cut_all()
         for thread in self._threads:
             thread.join(10)
 

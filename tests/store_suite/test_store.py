@@ -15,6 +15,7 @@ from service.conversations.job import Job, JobId
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
+from service.node import glances
 from service.node.retention import release
 from service.store import queries, usage
 from service.store.databases.database import Claim, Connection, Database
@@ -28,6 +29,7 @@ from service.store.records import (
     Record,
     StoredJob,
     StoredToolCall,
+    Tally,
     ToolCallEnded,
     ToolCallStarted,
     TurnEnded,
@@ -164,6 +166,58 @@ async def test_what_is_posted_is_read(store: Store, committed: list[frozenset[Jo
     events, is_over = await store.read(queries.events(J, 0, 9))
     assert ([(event.number, event.kind) for event in events], is_over) == ([(1, "job")], False)
     assert committed == [frozenset({J})]
+
+
+async def test_conversations_are_listed_in_pages(store: Store) -> None:
+    """In the order of their job, from a place on, all or those in one state, with how many of their turns ended."""
+    await post(store, job(*DEBATE, rounds=2, conversations=5))
+    await append(store, ended("a"), ended("b"), moved(ConversationState.RUNNING), moved(ConversationState.FAILED, "c3"))
+    rows = await store.read(queries.conversation_rows(J, None, -1, 3))
+    assert [(row.id, row.position, row.state, row.ended_turns) for row in rows] == [
+        ("c0", 0, ConversationState.RUNNING, 2),
+        ("c1", 1, ConversationState.QUEUED, 0),
+        ("c2", 2, ConversationState.QUEUED, 0),
+    ]
+    rows = await store.read(queries.conversation_rows(J, None, rows[-1].position, 3))
+    assert [row.id for row in rows] == ["c3", "c4"]
+    rows = await store.read(queries.conversation_rows(J, ConversationState.FAILED, -1, 3))
+    assert [(row.id, row.position) for row in rows] == [("c3", 3)]
+
+
+async def test_a_conversation_is_read_from_a_turn_on(store: Store) -> None:
+    """Ended turns keep their places, so who has read some asks for the rest."""
+    await post(store, job(*DEBATE))
+    await append(store, ended("a"), ended("b"))
+    for after, names in ((0, ["a", "b"]), (1, ["b"]), (2, []), (9, [])):
+        conversation = await store.read(queries.conversation(J, "c0", after))
+        assert [turn.key.agent_id for turn in conversation.turns] == names
+
+
+async def test_a_job_is_counted_no_more_often_than_that_is_worth(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has ended is counted once; what goes on after fifty times what a count took, and at its end at once."""
+    counted: list[JobId] = []
+    count = queries.tally
+
+    def counting(job_id: JobId) -> queries.Query[Tally]:
+        counted.append(job_id)
+        return count(job_id)
+
+    monkeypatch.setattr(queries, "tally", counting)
+    monkeypatch.setattr(glances, "REST", 1e6)
+    stored, tallies = await post(store, job(*DEBATE)), glances.Tallies(store)
+    for _ in range(3):
+        assert (await tallies.of(stored)).turns == {}
+    assert len(counted) == 1
+    await append(store, ended("a"))
+    over = replace(stored, state=JobState.COMPLETED)
+    for _ in range(3):
+        assert (await tallies.of(over)).turns == {TurnState.COMPLETED: 1}
+    assert len(counted) == 2
+    monkeypatch.setattr(glances, "REST", 0.0)
+    fresh = glances.Tallies(store)
+    for _ in range(3):
+        await fresh.of(stored)
+    assert len(counted) == 5
 
 
 async def test_a_key_is_one_job(store: Store) -> None:

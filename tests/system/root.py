@@ -18,6 +18,7 @@ from tests.system.host import apt_options, debian_archive
 
 SUITE = "trixie"
 PACKAGES = ("ca-certificates", "netbase", "tzdata", "python3", "python3-venv")  # what python:slim has, as Debian has it
+BARE = ("ca-certificates", "netbase", "tzdata")  # what images without a Python have
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALL = "apt-get update && apt-get install --yes --no-install-recommends mmdebstrap"
 PROGRAMS = ("apt-get", "mmdebstrap", "unshare", "nsenter", "setpriv", "chroot", "mount", "tar")
@@ -39,10 +40,10 @@ def check_machine() -> None:
         pytest.skip("this machine allows no namespaces")
 
 
-def base_root() -> Path:
-    """Return a tar of the smallest root of the suite with a Python: out of the user's cache, or made."""
+def base_root(packages: tuple[str, ...] = PACKAGES) -> Path:
+    """Return a tar of the smallest root of the suite, by default with a Python: out of the user's cache, or made."""
     address = debian_archive()
-    what = json.dumps([SUITE, PACKAGES, address, time.strftime("%Y-%m")])
+    what = json.dumps([SUITE, packages, address, time.strftime("%Y-%m")])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roundhouse" / "roots"
     tar = cache / f"{SUITE}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.tar"
     if tar.exists():
@@ -52,7 +53,7 @@ def base_root() -> Path:
     gone = " ".join(f'"$1/{name}"' for name in ("etc/apt/auth.conf.d", "etc/resolv.conf", "etc/hostname"))
     command = [
         *OURS_TO_THE_END, *SPACES, "--mount-proc",
-        "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", f"--include={','.join(PACKAGES)}",
+        "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", f"--include={','.join(packages)}",
         *(f"--aptopt={line}" for line in apt_options()),
         '--setup-hook=mkdir -p "$1/etc/apt/auth.conf.d"; cp -a /etc/apt/auth.conf.d "$1/etc/apt/" || true',
         f'--customize-hook=rm -rf {gone} "$1/etc/apt/apt.conf.d/99mmdebstrap"',
@@ -94,18 +95,35 @@ class Place:
     ) -> list[str]:
         """Return the command that runs ``argv`` as the first process of its namespaces.
 
-        ``binds`` are seen, ``volumes`` can be written; ``is_alone`` has no network but a loopback of its own.
+        ``binds`` are seen, ``volumes`` can be written; ``is_alone`` has no network but a loopback of its own, and
+        nothing else to write to but ``/tmp``.
         """
-        lines = ["set -e", *self._mounts(), *(line for bind in binds for line in self._bind(bind, "ro"))]
+        root = shlex.quote(str(self.root))
+        lines = ["set -e", f"mount --bind {root} {root}"]
+        lines += [*self.mounts(), *(line for bind in binds for line in self._bind(bind, "ro"))]
         lines += [line for bind in volumes for line in self._bind(bind, "rw")]
         if is_alone:
             lines.append(shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("loopback.py"))]))
+            lines += [f"mount -t tmpfs -o mode=1777 tmp {root}/tmp", f"mount -o remount,bind,ro {root}"]
         uid, gid, _ = self.identity()
         # The kernel forgets who is to die with whom when a process changes its user.
         become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", "--pdeathsig=keep"]
         lines.append("exec " + shlex.join(["chroot", str(self.root), *become, *self._with_settings(argv, more)]))
         network = ["--net"] if is_alone else []
         return [*OURS_TO_THE_END, *SPACES, "--ipc", "--uts", *network, "--", "sh", "-c", "\n".join(lines)]
+
+    def mounts(self) -> list[str]:
+        """Return the lines of a shell that mount what any program expects in a root."""
+        root = shlex.quote(str(self.root))
+        links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+        return [
+            f"mount -t proc -o nosuid,nodev,noexec proc {root}/proc",
+            f"mount -t tmpfs -o nosuid,mode=755,size=1m dev {root}/dev",
+            *(f": > {root}/dev/{name}; mount --bind /dev/{name} {root}/dev/{name}" for name in DEVICES),
+            *(f"ln -s {target} {root}/dev/{name}" for name, target in links.items()),
+            f"mkdir -m 1777 {root}/dev/shm; mount -t tmpfs -o mode=1777,size=64m shm {root}/dev/shm",
+            f"mount -t tmpfs -o nosuid,nodev,mode=755 run {root}/run",
+        ]
 
     def inside(self, init: int, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a program beside one that runs, as ``docker exec`` does; ``init`` is its first process."""
@@ -133,18 +151,6 @@ class Place:
         settings = {**self.environment, **(more or {}), "HOME": self.identity()[2]}
         pairs = [f"{name}={value}" for name, value in settings.items()]
         return ["env", "-i", f"--chdir={self.directory}", *pairs, *argv]
-
-    def _mounts(self) -> list[str]:
-        root = shlex.quote(str(self.root))
-        links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-        return [
-            f"mount -t proc -o nosuid,nodev,noexec proc {root}/proc",
-            f"mount -t tmpfs -o nosuid,mode=755,size=1m dev {root}/dev",
-            *(f": > {root}/dev/{name}; mount --bind /dev/{name} {root}/dev/{name}" for name in DEVICES),
-            *(f"ln -s {target} {root}/dev/{name}" for name, target in links.items()),
-            f"mkdir -m 1777 {root}/dev/shm; mount -t tmpfs -o mode=1777,size=64m shm {root}/dev/shm",
-            f"mount -t tmpfs -o nosuid,nodev,mode=755 run {root}/run",
-        ]
 
     def _bind(self, bind: Bind, mode: str) -> list[str]:
         path, place = bind

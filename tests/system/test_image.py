@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 
 from tests.harness.waiting import wait_for
 from tests.system.dockerfile import Image
-from tests.system.host import Host
-from tests.system.root import base_root, check_machine
+from tests.system.machine import booted
+from tests.system.root import BARE, PACKAGES, Place, base_root, check_machine
 
 SOURCE = Path(__file__).parents[2]
 START_S = 120.0
+UNIT = "etc/systemd/system/roundhouse.service"
 JOB = {
     "agents": [{"id": "a", "model": "tiny", "params": {"max_tokens": 24}}],
     "conversations": [{"id": "q1", "prompt": "Hello?"}],
@@ -37,20 +39,28 @@ print(json.dumps(ask("/" + job + "/result")))
 """
 
 
+def unpack(base: str, root: Path) -> None:
+    """Make a root that is as bare as a base is."""
+    tar = base_root(PACKAGES if base.startswith("python:") else BARE)
+    command = ["tar", "-xf", str(tar), "-C", str(root), "--numeric-owner", "--xattrs", "--exclude=./dev/*"]
+    subprocess.run(command, check=True, timeout=300)
+    assert not list(root.rglob("libgomp.so*")), "the root is to be as bare as the image's base"
+    (root / "etc/resolv.conf").touch()
+
+
+@contextmanager
+def built(**arguments: str) -> Iterator[Image]:
+    check_machine()
+    with tempfile.TemporaryDirectory(prefix="roundhouse-image-") as name:
+        Path(name).chmod(0o755)
+        made = Image(Path(name), SOURCE, unpack, arguments)
+        made.build()
+        yield made
+
+
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    check_machine()
-    tar = base_root()
-    with tempfile.TemporaryDirectory(prefix="roundhouse-image-") as name:
-        folder, root = Path(name), Path(name) / "root"
-        folder.chmod(0o755)
-        root.mkdir()
-        unpack = ["tar", "-xf", str(tar), "-C", str(root), "--numeric-owner", "--xattrs", "--exclude=./dev/*"]
-        subprocess.run(unpack, check=True, timeout=300)
-        assert not list(root.rglob("libgomp.so*")), "the root is to be as bare as the image's base"
-        (root / "etc/resolv.conf").touch()
-        made = Image(root, SOURCE, Host(folder))
-        made.build()
+    with built() as made:
         yield made
 
 
@@ -102,11 +112,13 @@ def running(image: Image, folder: Path) -> Iterator[Container]:
 
 
 def test_it_serves_says_so_and_ends_when_it_is_told(image: Image, tmp_path: Path) -> None:
-    """As uid 10001 and as the first process, which nobody reaps for, with the tiny model that it makes itself."""
+    """As uid 10001, on a root that is read-only, below an init that reaps; with the tiny model that it makes itself."""
     with running(image, tmp_path) as container:
         assert container.health().returncode == 1, "it is not ready at once"
         wait_for(lambda: container.health().returncode == 0, "it is healthy", START_S)
         assert container.inside("id", "-u").stdout == "10001\n"
+        assert container.inside("cat", "/proc/1/comm").stdout == "tini\n"
+        assert "Read-only file system" in container.inside("touch", "/var/tmp/x").stderr
         done = container.inside("python", "-c", ASK, json.dumps(JOB))
         (talk,) = json.loads(done.stdout)["conversations"]
         assert (talk["state"], talk["turns"][0]["state"]) == ("completed", "completed"), container.log()
@@ -114,21 +126,71 @@ def test_it_serves_says_so_and_ends_when_it_is_told(image: Image, tmp_path: Path
         assert container.process.wait(60) == 0, container.log()
 
 
-def test_the_unit_is_one(image: Image) -> None:
-    """Systemd reads it without a word, and calls it hardened."""
+def test_what_was_built_with_is_not_in_it(image: Image) -> None:
+    """The second stage has what runs alone: no source, and nothing that its user may change but its state."""
+    assert not (image.place.root / "source").exists()
+    theirs = [path for path in image.place.root.rglob("*") if path.lstat().st_uid == int(image.place.identity()[0])]
+    assert theirs == [image.place.root / "state"]
+
+
+def test_a_base_without_a_python_gets_one() -> None:
+    """As llama.cpp's server image, whose engine is a program of its own; the embedded one is left out."""
+    with built(BASE="ghcr.io/ggml-org/llama.cpp:server", EXTRAS="gpus") as made:
+        told = made.place.run([*made.entrypoint, "version"])
+        assert told.strip() == tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["version"]
+        made.place.run(["python", "-c", "import gguf, pynvml, service.cli.engine_commands"])
+        missing = "import importlib.util as u, sys; sys.exit(u.find_spec('xllamacpp') is not None)"
+        made.place.run(["python", "-c", missing])
+
+
+@pytest.fixture(scope="module")
+def installed(image: Image) -> Place:
+    """The image's root as a machine that Roundhouse was installed on as docs/how-to/systemd.md says."""
     image.place.user, user = "0", image.place.user
-    try:
-        image.install("systemd")
-        unit = image.place.root / "etc/systemd/system/roundhouse.service"
-        shutil.copyfile(SOURCE / "deploy" / "roundhouse.service", unit)
-        program = image.place.root / "opt/roundhouse/.venv/bin/roundhouse"
-        program.parent.mkdir(parents=True)
-        program.symlink_to("/usr/local/bin/roundhouse")
-        told = image.place.run(["sh", "-c", "systemd-analyze verify --man=no roundhouse.service 2>&1"])
-        assert told == ""
-        image.place.run(["systemd-analyze", "security", "--offline=true", "--threshold=40", "roundhouse.service"])
-    finally:
-        image.place.user = user
+    image.install("systemd", "procps", "dbus")
+    image.place.user = user
+    root = image.place.root
+    shutil.copyfile(SOURCE / "deploy" / "roundhouse.service", root / UNIT)
+    (root / "opt/roundhouse/.venv/bin").mkdir(parents=True)
+    (root / "opt/roundhouse/.venv/bin/roundhouse").symlink_to("/opt/roundhouse/bin/roundhouse")
+    (root / "opt/roundhouse/docs/how-to").mkdir(parents=True)
+    shutil.copyfile(SOURCE / "docs/how-to/systemd.md", root / "opt/roundhouse/docs/how-to/systemd.md")
+    (root / "etc/roundhouse.yaml").write_text("models: {tiny: {engine: embedded}}\n")
+    return Place(root=root)
+
+
+def test_the_unit_is_one(installed: Place) -> None:
+    """Systemd reads it without a word, and calls it hardened: an exposure of 2.0 of 10 at most."""
+    run = installed.run
+    assert run(["sh", "-c", "systemd-analyze verify --man=no roundhouse.service 2>&1"]) == ""
+    run(["systemd-analyze", "security", "--offline=true", "--threshold=20", "roundhouse.service"])
+
+
+def test_systemd_keeps_the_service(installed: Place) -> None:
+    """A machine boots; the service serves a job within its walls, is ended when it hangs, and comes back.
+
+    Its end is calm, and nothing of it is left.
+    """
+    more = (installed.root / UNIT).with_suffix(".service.d")
+    more.mkdir()
+    (more / "soon.conf").write_text("[Service]\nWatchdogSec=6\n")
+    with booted(installed.root) as machine:
+        machine.run("systemctl", "start", "roundhouse")
+        assert machine.unit("roundhouse", "StatusText") == "serving at http://127.0.0.1:8080"
+        assert '"state": "completed"' in machine.run("/opt/roundhouse/bin/python", "-c", ASK, json.dumps(JOB))
+        first = machine.unit("roundhouse", "MainPID")
+        told = machine.run("cat", f"/proc/{first}/status").replace("\t", " ")
+        for line in ("NoNewPrivs: 1", "Seccomp: 2", "CapBnd: 0000000000000000"):
+            assert line in told
+        machine.run("kill", "-STOP", first)
+        wait_for(lambda: machine.unit("roundhouse", "NRestarts") == "1", "the watchdog has bitten", START_S)
+        wait_for(lambda: machine.unit("roundhouse", "ActiveState") == "active", "it serves again", START_S)
+        assert "Fatal Python error: Aborted" in machine.run("journalctl", "--unit=roundhouse", "--output=cat")
+        assert '"state": "completed"' in machine.run("/opt/roundhouse/bin/python", "-c", ASK, json.dumps(JOB))
+        machine.run("systemctl", "stop", "roundhouse")
+        ended = (machine.unit("roundhouse", "Result"), machine.unit("roundhouse", "ExecMainStatus"))
+        assert ended == ("success", "0")
+        machine.run("pgrep", "--uid", "roundhouse", status=1)
 
 
 def test_without_what_its_engine_needs_it_is_unhealthy(image: Image, tmp_path: Path) -> None:

@@ -128,6 +128,15 @@ def test_roundhouse_carries_the_client(roundhouse_wheel: Path, client_wheel: Pat
     assert refused == ""
 
 
+def test_roundhouse_carries_the_dashboard(roundhouse_wheel: Path) -> None:
+    """Every file of the page, as it is here."""
+    with zipfile.ZipFile(roundhouse_wheel) as wheel:
+        there = [name for name in wheel.namelist() if name.startswith("service/web/static/")]
+        carried = {Path(name).name: wheel.read(name) for name in there}
+    assert carried == {file.name: file.read_bytes() for file in (ROOT / "service" / "web" / "static").iterdir()}
+    assert "index.html" in carried
+
+
 def test_both_have_one_version(client_wheel: Path, roundhouse_wheel: Path) -> None:
     """Who has one knows which of the other fits."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

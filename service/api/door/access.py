@@ -33,6 +33,8 @@ _SUBMIT: Final = Access(scope=KeyScope.SUBMIT, is_metered=True)
 _ADMIN: Final = Access(scope=KeyScope.ADMIN)
 
 ROUTES: Final[Mapping[tuple[str, str], Access]] = {
+    ("GET", "/"): _ANY,
+    ("GET", "/web/{name}"): _ANY,
     ("GET", "/healthz"): _ANY,
     ("HEAD", "/healthz"): _ANY,
     ("GET", "/readyz"): _ANY,
@@ -44,10 +46,12 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/v1/usage"): _READ,
     ("GET", "/v1/upgrade"): _ADMIN,
     ("POST", "/v1/upgrade"): _ADMIN,
+    ("GET", "/v1/overview/events"): _READ,
     ("POST", "/v1/jobs"): _SUBMIT,
     ("GET", "/v1/jobs"): _READ,
     ("GET", "/v1/jobs/{job_id}"): _READ,
     ("GET", "/v1/jobs/{job_id}/events"): _READ,
+    ("GET", "/v1/jobs/{job_id}/overview/events"): _READ,
     ("GET", "/v1/jobs/{job_id}/timeline"): _READ,
     ("GET", "/v1/jobs/{job_id}/result"): _READ,
     ("GET", "/v1/jobs/{job_id}/conversations/{conversation_id}"): _READ,
@@ -80,6 +84,11 @@ def caller_of(request: Request) -> Caller:
     """Return who asks, as the gate found it."""
     caller: Caller = request.scope["state"][CALLER]
     return caller
+
+
+def is_unknown(request: Request) -> bool:
+    """Whether nobody is known to ask: it has no key, and the path needs none."""
+    return request.scope["state"][CALLER] is None
 
 
 CallerNow = Annotated[Caller, Depends(caller_of)]

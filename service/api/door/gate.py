@@ -19,8 +19,10 @@ from service.api.openai.forms import error_of_service, is_relayed
 from service.api.problems import problem
 from service.conversations.callers import Caller
 from service.errors import NotAuthorised, PathNotFound, ServiceError
+from service.web.page_files import page_files
 
-OPEN_PATHS: Final = frozenset({"/healthz"})
+OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page asks for what it shows with a key
+BARE_PATH: Final = "/readyz"  # to whom has no key it tells a status, and no names
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us
 MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -60,7 +62,8 @@ class Gate:
     def _refusal(self, method: str, path: str, headers: Headers, caller: Caller | None) -> ServiceError | None:
         if "\0" in path:
             return PathNotFound("no name of ours holds a NUL")
-        if path not in OPEN_PATHS and caller is None:
+        is_open = path in OPEN_PATHS or (path == BARE_PATH and not _brings_key(headers))
+        if not is_open and caller is None:
             return NotAuthorised("send Authorization: Bearer KEY with one of the configured api_keys or keys")
         fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None
         if fault is not None:
@@ -80,8 +83,8 @@ class Gate:
             return f"Host {host[:100]!r} is not a name of this machine's own; server.hosts lists further ones"
         for origin in origins:
             named_origin = origin.lower()
-            if named_origin in self._origins or (not self._keys and named_origin.partition("://")[2] == host.lower()):
-                continue
+            if named_origin in self._origins or named_origin.partition("://")[2] == host.lower():
+                continue  # our own page's: with keys one that has a key, whatever name it reached us by
             return f"Origin {origin[:100]!r} is another page's; server.origins lists those that may ask"
         return None
 
@@ -104,6 +107,10 @@ def _key_of(headers: Headers) -> str:
     """Return the key as ``Authorization`` has it; clients of Anthropic bring ``x-api-key``."""
     key = headers.get("x-api-key")
     return headers.get("authorization", "" if key is None else f"Bearer {key}")
+
+
+def _brings_key(headers: Headers) -> bool:
+    return "authorization" in headers or "x-api-key" in headers
 
 
 def _has_body(headers: Headers) -> bool:

@@ -74,7 +74,8 @@ class TestFlags:
 
     def test_a_llama_server_is_given_what_its_defaults_leave_to_chance(self) -> None:
         """The port, the slots, the context of all slots, and a cache that is not shared."""
-        command = command_for(spec(args={"threads": 2}, env={"A": "1"}), {"PATH": "/bin"})
+        ours = dict.fromkeys(("ROUNDHOUSE_API_KEYS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"), "x")
+        command = command_for(spec(args={"threads": 2}, env={"A": "1"}), {"PATH": "/bin", **ours})
         assert command.argv == (
             *("llama-server", "--model", "/models/m.gguf", "--alias", "m", "--host", "127.0.0.1", "--port", "9100"),
             *("--parallel", "3", "--ctx-size", "6144", "--metrics", "--slots", "--no-kv-unified", "--threads", "2"),

@@ -31,6 +31,7 @@ OWNED: Final = {
     "c": "context",
     "ctx-size": "context",
 }
+OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")  # of the environment
 BATCH_FLAGS: Final = frozenset({"b", "batch-size", "ub", "ubatch-size"})
 CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/batches.py)
 CACHE_FLAGS: Final = frozenset({"kv-unified", "no-kv-unified", "kvu", "no-kvu"})
@@ -94,5 +95,8 @@ def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:
 
 
 def for_engines(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what is ours: an engine, and the tools that it may start, have no business with our keys."""
-    return {name: value for name, value in environment.items() if not name.startswith("ROUNDHOUSE_")}
+    """Leave out what is ours: an engine, and the tools that it may start, have no business with our keys.
+
+    Nor has it with who started us: what systemd hears on that socket it takes for our word.
+    """
+    return {name: value for name, value in environment.items() if not name.startswith(OURS)}

@@ -1,0 +1,44 @@
+"""The files of the dashboard, read once: which there are, of which kind, and how a browser knows that one has changed.
+
+The page has no build step: what is in ``static`` is what browsers get.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Final
+
+KINDS: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+PREFIX: Final = "/web/"
+INDEX: Final = "index.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFile:
+    """One file; ``tag`` is another one where the content is another (an ``ETag``)."""
+
+    content: bytes
+    kind: str
+    tag: str
+
+
+@cache
+def page_files() -> Mapping[str, PageFile]:
+    """Return the files by the paths that browsers ask for; the page itself is at ``/``."""
+    found = {}
+    for entry in resources.files("service.web").joinpath("static").iterdir():
+        kind = KINDS.get("." + entry.name.rpartition(".")[2])
+        if kind is not None:
+            content = entry.read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+            path = "/" if entry.name == INDEX else PREFIX + entry.name
+            found[path] = PageFile(content=content, kind=kind, tag=tag)
+    return MappingProxyType(found)

@@ -1,0 +1,175 @@
+/** How the page asks: with its key, with a limit on every wait, again and again with growing pauses. */
+
+const KEY = "roundhouse.key"; // in the tab's own storage: it is gone with the tab
+const LIMIT_MS = 20_000;
+const SILENCE_MS = 40_000; // of a stream, which says something every 15 s
+const FIRST_PAUSE_MS = 500;
+const MOST_PAUSE_MS = 15_000;
+
+export const keys = {
+  get: () => sessionStorage.getItem(KEY),
+  set: (key) => sessionStorage.setItem(KEY, key),
+  forget: () => sessionStorage.removeItem(KEY),
+};
+
+/** What the service refused, as it told it. */
+export class Problem extends Error {
+  constructor(status, document) {
+    super(document.detail || document.title || `the service answered ${status}`);
+    this.status = status;
+    this.code = document.code ?? "";
+    this.title = document.title ?? "";
+    this.errors = document.errors ?? [];
+  }
+}
+
+/** The service cannot be reached. */
+export class Unreachable extends Error {}
+
+/** What the page is told of its connection: `up()`, `down(why, pause)`, `needsKey(isWrong)`. */
+export const listener = { up() {}, down() {}, needsKey() {} };
+const waiting = new Set(); // what wakes each loop before its pause is over
+
+/** Have everything that pauses try at once. */
+export function tryNow() {
+  for (const wake of [...waiting]) wake();
+}
+window.addEventListener("online", tryNow);
+document.addEventListener("visibilitychange", tryNow);
+
+async function answerTo(path, { method = "GET", body, headers = {}, signal } = {}) {
+  const key = keys.get();
+  const sent = { ...headers };
+  if (key) sent.Authorization = `Bearer ${key}`;
+  if (body !== undefined) sent["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(path, { method, body, headers: sent, signal, cache: "no-store", credentials: "omit" });
+  } catch (error) {
+    throw new Unreachable("Roundhouse cannot be reached", { cause: error });
+  }
+  if (answer.ok) return answer;
+  const document = await answer.json().catch(() => ({}));
+  if (answer.status === 401) listener.needsKey(key !== null);
+  throw new Problem(answer.status, document);
+}
+
+/** Return the JSON of an answer. */
+export async function ask(path, options = {}) {
+  const limit = new AbortController();
+  const timer = setTimeout(() => limit.abort("late"), LIMIT_MS);
+  try {
+    const answer = await answerTo(path, { ...options, signal: limit.signal });
+    return answer.status === 204 ? null : await answer.json();
+  } catch (error) {
+    if (error instanceof Problem || error instanceof Unreachable) throw error;
+    throw new Unreachable("the answer of Roundhouse broke off", { cause: error });
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/**
+ * Follow frames of a stream until it has told its last, or until the function that is returned is called.
+ *
+ * Nothing is open while the page is hidden: a browser has six connections for all tabs of a service.
+ */
+export function follow(path, onFrame, onProblem = () => {}) {
+  return again(async (closing, succeeded) => {
+    const silence = new AbortController();
+    closing.addEventListener("abort", () => silence.abort("closed"));
+    let timer = 0;
+    const heard = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => silence.abort("silent"), SILENCE_MS);
+    };
+    const hide = () => document.hidden && silence.abort("closed");
+    document.addEventListener("visibilitychange", hide);
+    try {
+      heard();
+      const answer = await answerTo(path, { signal: silence.signal });
+      return (await readEvents(answer.body, heard, (frame) => {
+        succeeded();
+        onFrame(frame);
+      })) ? null : 0;
+    } finally {
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", hide);
+    }
+  }, onProblem);
+}
+
+/** Read a stream to its end; return whether it said that nothing will follow. */
+async function readEvents(stream, heard, onFrame) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { done, value } = await reader.read();
+    if (done) throw new Unreachable("the stream of Roundhouse broke off");
+    heard();
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const kind = /^event: (.*)$/m.exec(event)?.[1];
+      if (kind === "end") return true;
+      if (kind === "stopping") throw new Unreachable("Roundhouse is stopping");
+      if (kind !== "frame") continue;
+      listener.up();
+      onFrame(JSON.parse(/^data: (.*)$/m.exec(event)[1]));
+    }
+  }
+}
+
+/** Ask again and again: `look()` returns after how many milliseconds, or null where that was the last time. */
+export function poll(look, onProblem = () => {}) {
+  return again(async () => {
+    const pause = await look();
+    listener.up();
+    return pause;
+  }, onProblem);
+}
+
+/** Do something for as long as nobody ends it; what fails is done again after a pause that grows. */
+function again(act, onProblem) {
+  const closing = new AbortController();
+  (async () => {
+    for (let failures = 0; !closing.signal.aborted; ) {
+      let pause;
+      try {
+        if (document.hidden) await seen(closing.signal);
+        pause = await act(closing.signal, () => (failures = 0));
+        if (pause === null) return;
+        failures = 0;
+      } catch (error) {
+        if (closing.signal.aborted) return;
+        if (document.hidden) continue;
+        pause = Math.min(MOST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures) * (0.8 + 0.4 * Math.random());
+        failures += 1;
+        if (error instanceof Problem) {
+          onProblem(error);
+          if (error.status < 500 && error.status !== 429) return;
+        }
+        listener.down(error.message, pause);
+      }
+      await nap(pause, closing.signal);
+    }
+  })();
+  return () => closing.abort("closed");
+}
+
+function nap(milliseconds, signal) {
+  return new Promise((wake) => {
+    const done = () => {
+      clearTimeout(timer);
+      waiting.delete(done);
+      signal.removeEventListener("abort", done);
+      wake();
+    };
+    const timer = setTimeout(done, milliseconds);
+    waiting.add(done);
+    signal.addEventListener("abort", done);
+  });
+}
+
+async function seen(signal) {
+  while (document.hidden && !signal.aborted) await nap(3_600_000, signal);
+}

@@ -1,0 +1,88 @@
+/** A conversation as it grows: what each agent said, and folded with it how it came about. */
+
+import { ask, poll } from "./api.js";
+import { badge, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
+import { plural, to } from "./format.js";
+import { problemNode } from "./problem.js";
+import { turnNode } from "./turn.js";
+
+const LOOK_MS = 1000;
+const A_PAGE = 40; // turns on the page at a time
+const HUES = 8;
+const ENDED = new Set(["completed", "failed", "cancelled"]);
+
+/** Show it. */
+export function open(root, [jobId, id], title) {
+  title(id);
+  const path = `/v1/jobs/${encodeURIComponent(jobId)}/conversations/${encodeURIComponent(id)}`;
+  const state = badge("queued");
+  const reason = h("span", { class: "beside" });
+  const faults = h("div");
+  const turns = turnsOf(path);
+  let ended = []; // they do not change, so only what comes after them is asked for
+  root.append(
+    h("nav", { class: "path", "aria-label": "Where this is" },
+      h("a", { href: "#/jobs" }, "Jobs"), " / ", h("a", { href: to("jobs", jobId) }, jobId)),
+    h("div", { class: "head" }, h("h1", {}, id), state, reason), faults, turns.node,
+  );
+  return poll(async () => {
+    const transcript = await ask(`${path}?after=${ended.length}`);
+    faults.replaceChildren();
+    setBadge(state, transcript.state);
+    setText(reason, transcript.reason ?? "");
+    const places = new Map(ended.map((turn) => [placeOf(turn), turn]));
+    const fresh = transcript.turns.filter((turn) => !places.has(placeOf(turn)));
+    const isOver = ENDED.has(transcript.state);
+    // A turn that is in flight may be told among those that have ended by the next look: those are counted alone.
+    ended = [...ended, ...fresh.filter((turn) => ENDED.has(turn.state))];
+    turns.update([...ended, ...fresh.filter((turn) => !ENDED.has(turn.state))], transcript.state);
+    return isOver ? null : LOOK_MS;
+  }, (problem) => faults.replaceChildren(problemNode(problem)));
+}
+
+const placeOf = (turn) => `${turn.round} ${turn.agent}`;
+
+function turnsOf(path) {
+  const agents = new Map(); // the place of each, for its colour
+  let all = [];
+  let state = "queued";
+  let last = null; // the place behind the last turn that is shown; null follows the newest
+  const chosen = h("select", { id: "agent", onchange: () => { last = null; draw(); } }, h("option", { value: "" }, "all"));
+  const earlier = h("button", { type: "button", onclick: () => move(-A_PAGE) }, "Earlier");
+  const later = h("button", { type: "button", onclick: () => move(A_PAGE) }, "Later");
+  const told = h("span", { class: "beside", role: "status" });
+  const list = h("ol", { class: "turns" });
+  const nothing = h("p", { class: "empty" });
+
+  function move(by) {
+    const rows = matching();
+    last = Math.min(Math.max((last ?? rows.length) + by, A_PAGE), rows.length);
+    if (last === rows.length) last = null;
+    draw();
+  }
+  const matching = () => (chosen.value ? all.filter((turn) => turn.agent === chosen.value) : all);
+  function draw() {
+    const rows = matching();
+    const end = last ?? rows.length;
+    const begin = Math.max(0, end - A_PAGE);
+    keyed(list, rows.slice(begin, end), placeOf, (turn) => turnNode(turn, agents.get(turn.agent) % HUES, path));
+    earlier.disabled = begin === 0;
+    later.disabled = end >= rows.length;
+    setText(told, rows.length > A_PAGE ? `turns ${begin + 1} to ${end} of ${rows.length}` : plural(rows.length, "turn"));
+    setText(nothing, rows.length ? "" : (ENDED.has(state) ? "Nothing was said." : "Nothing has been said yet."));
+  }
+  return {
+    node: h("div", {}, h("div", { class: "tools" }, h("label", { for: "agent" }, "Agent"), chosen, earlier, later, told), list, nothing),
+    update(turns, now) {
+      all = turns;
+      state = now;
+      for (const { agent } of turns) {
+        if (agents.has(agent)) continue;
+        agents.set(agent, agents.size);
+        chosen.append(h("option", { value: agent }, agent));
+      }
+      setAttribute(list, "aria-busy", ENDED.has(state) ? "false" : "true");
+      draw();
+    },
+  };
+}

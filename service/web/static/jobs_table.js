@@ -1,0 +1,51 @@
+/** The table of jobs, on the overview and in the list of all. */
+
+import { badge, bar, h, setBadge, setText } from "./dom.js";
+import { between, clock, to, whole } from "./format.js";
+import { link, table } from "./table.js";
+
+const TURNS = ["completed", "failed", "cancelled", "in_flight", "ready"];
+
+/** Return a bar with how many turns are how far, and its numbers. */
+export function progress() {
+  const shown = bar("Turns");
+  const numbers = h("span", { class: "numbers" });
+  return {
+    node: h("div", { class: "progress" }, shown.node, numbers),
+    update({ progress: { turns } }) {
+      shown.update(Object.fromEntries(TURNS.map((kind) => [kind.replace("_", " "), turns[kind]])), turns.total);
+      const ended = turns.completed + turns.failed + turns.cancelled;
+      setText(numbers, `${whole(ended)} of ${whole(turns.total)}`);
+    },
+  };
+}
+
+/** Return a cell with a state. */
+export function stateCell(row) {
+  const node = badge(row.state);
+  return { node, update: ({ state }) => setBadge(node, state) };
+}
+
+function conversations({ progress: { conversations: all } }) {
+  const failed = all.failed ? `, ${whole(all.failed)} failed` : "";
+  return `${whole(all.completed + all.failed + all.cancelled)} of ${whole(all.total)}${failed}`;
+}
+
+/** Return the table. */
+export function jobsTable(caption) {
+  return table({
+    caption,
+    empty: "No jobs yet. Post one, or run: roundhouse submit job.yaml",
+    keyOf: (job) => job.id,
+    columns: [
+      { title: "Job", make: link((job) => to("jobs", job.id), (job) => job.name), kind: "name" },
+      { title: "State", make: stateCell },
+      { title: "Turns", make: progress },
+      { title: "Conversations", text: conversations, kind: "number" },
+      { title: "Took", text: (job) => between(job.started_at, job.finished_at), kind: "number" },
+      { title: "Posted", text: (job) => clock(job.created_at), kind: "number wide" },
+      { title: "Key", text: (job) => job.key ?? "", kind: "wide" },
+      { title: "Id", text: (job) => job.id, kind: "id wide" },
+    ],
+  });
+}

@@ -1,0 +1,40 @@
+/** Asks for a key, where the service wants one. */
+
+import { keys } from "./api.js";
+import { h, setText } from "./dom.js";
+
+let dialog = null;
+
+/** Ask for a key, once at a time; `isWrong`: the one that was given is not known. */
+export function askForKey(isWrong, onKey) {
+  keys.forget();
+  if (!dialog) dialog = dialogFor(onKey);
+  if (isWrong || !dialog.node.open) setText(dialog.fault, isWrong ? "Roundhouse does not know this key." : "");
+  if (dialog.node.open) return; // several requests were refused alike: whoever types already is not disturbed
+  dialog.node.showModal();
+  dialog.input.setAttribute("aria-invalid", isWrong ? "true" : "false");
+  dialog.input.value = "";
+  dialog.input.focus();
+}
+
+function dialogFor(onKey) {
+  const fault = h("p", { class: "fault", role: "alert", id: "key-fault" });
+  const input = h("input", {
+    id: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "key-fault",
+  });
+  const form = h("form", { onsubmit: (event) => {
+    event.preventDefault();
+    if (!input.value.trim()) return;
+    keys.set(input.value.trim());
+    node.close();
+    onKey();
+  } },
+    h("h1", { id: "key-title" }, "A key is needed"),
+    h("p", {}, "This Roundhouse answers those who have a key. It stays in this tab, and is gone when the tab is closed."),
+    h("label", { for: "key" }, "Key"), input, fault,
+    h("button", { class: "main" }, "Go on"),
+  );
+  const node = h("dialog", { "aria-labelledby": "key-title", class: "key", oncancel: (event) => event.preventDefault() }, form);
+  document.body.append(node);
+  return { node, input, fault };
+}

@@ -1,0 +1,25 @@
+/** What is amiss: the store, tool servers, and what waits for models that are elsewhere. */
+
+import { h, keyed, setText } from "./dom.js";
+
+/** Return the list; it takes no place while all is well. */
+export function notesOf() {
+  const node = h("ul", { class: "notes", "aria-label": "What is amiss" });
+  return {
+    node,
+    update({ status }) {
+      const notes = [
+        ...(status.store.trouble ? [`The store: ${status.store.trouble}`] : []),
+        ...status.tool_servers.filter((server) => server.trouble)
+          .map((server) => `The tool server ${server.name} of ${server.model}: ${server.trouble}`),
+        ...Object.values(status.unclaimed).map((text) => `Claimed by no node, ${text}`),
+        ...status.lanes.filter((lane) => lane.sick).map((lane) => `${lane.lane} is left alone: ${lane.sick}`),
+      ];
+      node.hidden = notes.length === 0;
+      keyed(node, notes, (note) => note, (note) => {
+        const line = h("li", {}, note);
+        return { node: line, update: (text) => setText(line, text) };
+      });
+    },
+  };
+}

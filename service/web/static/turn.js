@@ -1,0 +1,179 @@
+/** One turn: what was said, and folded below it thoughts, tool calls, signals, attempts, and what was asked. */
+
+import { ask } from "./api.js";
+import { badge, facts, folded, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
+import { between, clock, plural, pretty, seconds, whole } from "./format.js";
+import { problemNode } from "./problem.js";
+
+const MOST = 20_000; // characters of one text on the page; more are shown when they are asked for
+
+/** Return a turn's place in the list; `hue` is its agent's. */
+export function turnNode(first, hue, path) {
+  const state = badge(first.state);
+  const told = h("span", { class: "beside" });
+  const words = longText("div", "words");
+  const failure = h("p", { class: "fault" });
+  const thinking = longText("pre");
+  const thoughts = folded("Thoughts", thinking.node);
+  const calls = listOf(callNode);
+  const signals = listOf(signalNode);
+  const attempts = listOf(attemptNode);
+  const times = facts();
+  const node = h("li", { class: "turn", "data-hue": hue },
+    h("div", { class: "line" },
+      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, round ${first.round}`)),
+      state, told),
+    failure, words.node,
+    h("div", { class: "folds" }, thoughts.node, calls.node, signals.node, attempts.node,
+      folded("Times and tokens", times.node).node, promptNode(first, path)),
+  );
+  let seen = "";
+  return {
+    node,
+    update(turn) {
+      const now = JSON.stringify(turn);
+      if (now === seen) return;
+      seen = now;
+      setBadge(state, turn.state);
+      setText(told, lineOf(turn));
+      setText(failure, [turn.reason, turn.detail].filter(Boolean).join(": "));
+      words.update(turn.text || (turn.state === "in_flight" ? "…" : ""));
+      setAttribute(words.node, "data-open", turn.state === "in_flight");
+      thoughts.node.hidden = turn.thinking === "";
+      thoughts.setTitle(`Thoughts, ${plural(turn.thinking.length, "character")}`);
+      thinking.update(turn.thinking);
+      calls.update(turn.tool_calls, plural(turn.tool_calls.length, "tool call"));
+      signals.update(turn.signals, plural(turn.signals.length, "signal"));
+      const failed = turn.attempts.filter((attempt) => attempt.outcome !== "completed").length;
+      attempts.update(failed || turn.attempts.length > 1 ? turn.attempts : [],
+        `${plural(turn.attempts.length, "attempt")}${failed ? `, ${failed} of them failed` : ""}`);
+      times.update(timesOf(turn));
+    },
+  };
+}
+
+function lineOf(turn) {
+  const parts = [];
+  if (turn.worker) parts.push(turn.worker);
+  if (turn.started_at) parts.push(between(turn.started_at, turn.finished_at));
+  if (turn.usage.completion_tokens) parts.push(plural(turn.usage.completion_tokens, "token"));
+  return parts.join(", ");
+}
+
+function timesOf(turn) {
+  const { prompt_tokens: prompt, cached_tokens: cached, completion_tokens: answer } = turn.usage;
+  return [
+    ["Waited", turn.started_at && between(turn.queued_at, turn.started_at)],
+    ["First token after", turn.first_token_at && between(turn.started_at, turn.first_token_at)],
+    ["Took", turn.finished_at && between(turn.started_at, turn.finished_at)],
+    ["Ended", clock(turn.finished_at)],
+    ["Prompt", prompt !== null && plural(prompt, "token")],
+    ["Cached", cached && plural(cached, "token")],
+    ["Answer", answer !== null && plural(answer, "token")],
+    ["Stopped for", turn.finish_reason],
+    ["Worker", turn.worker && `${turn.worker}, incarnation ${turn.incarnation}`],
+    ["Weights", turn.weight_version !== null && `version ${turn.weight_version}`],
+  ].filter(([, value]) => value !== false);
+}
+
+/** Return text that is cut where it is very long, until its reader asks for all of it. */
+function longText(tag, kind) {
+  const text = h(tag, { class: kind });
+  const more = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { isWhole = true; draw(); } });
+  let isWhole = false;
+  let all = "";
+  function draw() {
+    setText(text, isWhole ? all : all.slice(0, MOST));
+    more.hidden = isWhole || all.length <= MOST;
+    setText(more, `Show all ${whole(all.length)} characters`);
+  }
+  return {
+    node: h("div", { class: "text" }, text, more),
+    update(value) {
+      all = value;
+      draw();
+    },
+  };
+}
+
+/** Return a folded list that is hidden while it is empty. */
+function listOf(make) {
+  const list = h("ol", { class: "inner" });
+  const shown = folded("", list);
+  return {
+    node: shown.node,
+    update(rows, title) {
+      shown.node.hidden = rows.length === 0;
+      shown.setTitle(title);
+      keyed(list, rows.map((row, place) => ({ ...row, place })), (row) => row.place, make);
+    },
+  };
+}
+
+function callNode() {
+  const name = h("code");
+  const told = h("span", { class: "beside" });
+  const asked = longText("pre");
+  const answered = longText("pre");
+  const failure = h("p", { class: "fault" });
+  return {
+    node: h("li", {}, h("p", {}, name, " ", told), h("h3", {}, "Arguments"), asked.node, h("h3", {}, "Result"), failure, answered.node),
+    update(call) {
+      setText(name, call.name);
+      setText(told, seconds(call.duration_s));
+      asked.update(pretty(call.arguments));
+      answered.update(pretty(call.result));
+      setText(failure, [call.reason, call.detail].filter(Boolean).join(": "));
+    },
+  };
+}
+
+function signalNode() {
+  const name = h("code");
+  const told = longText("pre");
+  return {
+    node: h("li", {}, h("p", {}, name), told.node),
+    update(signal) {
+      setText(name, signal.name);
+      told.update(pretty(signal.arguments ?? signal.raw ?? ""));
+    },
+  };
+}
+
+function attemptNode() {
+  const state = badge("completed");
+  const told = h("span", { class: "beside" });
+  const failure = h("p", { class: "fault" });
+  const text = longText("pre");
+  return {
+    node: h("li", {}, h("p", { class: "line" }, state, told), failure, text.node),
+    update(attempt) {
+      setBadge(state, attempt.outcome);
+      const held = attempt.constrained_by ? `, held by ${attempt.constrained_by}` : "";
+      setText(told, `${attempt.worker}, incarnation ${attempt.incarnation}, ${between(attempt.started_at, attempt.finished_at)}${held}`);
+      setText(failure, [attempt.reason, attempt.detail].filter(Boolean).join(": "));
+      text.update(attempt.text);
+    },
+  };
+}
+
+/** Return what was asked, which is asked for when it is unfolded. */
+function promptNode(turn, path) {
+  const place = h("div");
+  const { node } = folded("What was asked", place);
+  node.addEventListener("toggle", async () => {
+    if (!node.open) return;
+    try {
+      const { attempts } = await ask(`${path}/turns/${encodeURIComponent(turn.agent)}/${turn.round}/prompt`);
+      const messages = attempts.at(-1)?.messages ?? [];
+      place.replaceChildren(...messages.map((message) => {
+        const text = longText("pre");
+        text.update(message.content || pretty(message.tool_calls ?? ""));
+        return h("div", {}, h("h3", {}, message.role), text.node);
+      }), messages.length ? "" : "Nothing yet.");
+    } catch (error) {
+      place.replaceChildren(problemNode(error));
+    }
+  });
+  return node;
+}

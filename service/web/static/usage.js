@@ -1,0 +1,57 @@
+/** Usage: what keys, jobs, agents and models have taken. */
+
+import { ask } from "./api.js";
+import { h, setText } from "./dom.js";
+import { plural, seconds, whole } from "./format.js";
+import { showing } from "./problem.js";
+import { table } from "./table.js";
+
+const BY = ["key", "model", "day", "job", "agent"];
+const FIRST = new Set(["key", "model", "day"]);
+const MOST = 300; // rows on the page
+const COUNTS = [
+  ["Turns", "turns"], ["Attempts", "attempts"], ["Prompt tokens", "prompt_tokens"], ["Cached", "cached_tokens"],
+  ["Answer tokens", "answer_tokens"], ["Wasted", "wasted_tokens"],
+];
+
+/** Show it. */
+export function open(root) {
+  const boxes = BY.map((name) => h("input", { type: "checkbox", id: `by-${name}`, checked: FIRST.has(name), onchange: look }));
+  const since = h("input", { type: "date", id: "since", onchange: look });
+  const again = h("button", { type: "button", onclick: look }, "Look again");
+  const place = h("div");
+  const faults = h("div");
+  const told = h("p", { class: "beside", role: "status" });
+  root.append(h("h1", {}, "Usage"),
+    h("div", { class: "tools" },
+      h("fieldset", {}, h("legend", {}, "By"), ...boxes.map((box, at) => h("label", { for: box.id }, box, ` ${BY[at]}`))),
+      h("label", { for: "since" }, "Since"), since, again), faults, told, place);
+  async function look() {
+    const by = BY.filter((_, at) => boxes[at].checked);
+    const query = new URLSearchParams({ by: by.join(","), limit: MOST });
+    if (since.value) query.set("since", since.value);
+    await showing(faults, async () => {
+      const { usage, is_cut: isCut } = await ask(`/v1/usage?${query}`);
+      const shown = usageTable(by);
+      shown.update(usage);
+      place.replaceChildren(shown.node);
+      setText(told, isCut ? `The first ${MOST} rows; choose fewer columns, or a later day.` : plural(usage.length, "row"));
+    });
+  }
+  look();
+}
+
+function usageTable(by) {
+  const none = { key: "no key", job: "no job", agent: "no agent" };
+  return table({
+    caption: "Usage",
+    empty: "Nothing was used.",
+    keyOf: (row) => JSON.stringify(by.map((name) => row[name])),
+    columns: [
+      ...(by.length ? by.map((name) => ({ title: name[0].toUpperCase() + name.slice(1), text: (row) => row[name] ?? none[name] ?? "" }))
+        : [{ title: "Of", text: () => "all" }]),
+      ...COUNTS.map(([title, name]) => ({ title, text: (row) => whole(row[name]), kind: "number" })),
+      { title: "Slot time", text: (row) => seconds(row.slot_s), kind: "number" },
+    ],
+  });
+}

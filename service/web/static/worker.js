@@ -1,0 +1,119 @@
+/** A worker: its engine, what is on it and on what evidence, its log as it grows, and what broke before. */
+
+import { ask, poll } from "./api.js";
+import { badge, facts, folded, h, keyed, setBadge, setText } from "./dom.js";
+import { bytes, clock, plural, pretty, seconds, short, whole } from "./format.js";
+import { subscribe } from "./live.js";
+import { logNode } from "./log.js";
+import { evidenceOf } from "./pools.js";
+import { problemNode, showing } from "./problem.js";
+import { table } from "./table.js";
+
+const LOOK_MS = 5000;
+
+/** Show it. */
+export function open(root, [id], title) {
+  title(id);
+  const path = `/v1/workers/${encodeURIComponent(id)}`;
+  const state = badge("starting");
+  const because = h("p", { class: "beside" });
+  const faults = h("div");
+  const told = facts();
+  const requests = requestsTable();
+  const incidents = incidentsNode(path);
+  const log = logNode(path);
+  const act = (verb, question) => h("button", { type: "button", class: verb === "restart" ? "danger" : "", onclick: () => {
+    if (!question || window.confirm(question)) showing(faults, () => ask(`${path}/${verb}`, { method: "POST" }));
+  } }, verb[0].toUpperCase() + verb.slice(1));
+  root.append(
+    h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/workers" }, "Workers")),
+    h("div", { class: "head" }, h("h1", {}, id), state), because,
+    h("div", { class: "tools" }, act("restart", "Replace the engine now? Its turns run again."), act("drain"), act("resume")),
+    faults, told.node, requests.node, incidents.node, log.node,
+  );
+  const leave = subscribe(({ status: { workers } }) => {
+    const worker = workers.find((each) => each.id === id);
+    if (!worker) {
+      faults.replaceChildren(problemNode(new Error("There is no such worker.")));
+      return;
+    }
+    setBadge(state, worker.state);
+    setText(because, worker.because);
+    told.update(factsOf(worker));
+    requests.update(worker.requests);
+  });
+  return () => {
+    leave();
+    incidents.close();
+    log.close();
+  };
+}
+
+function factsOf(worker) {
+  const pace = (spread) => spread && `${spread.middle.toFixed(1)} ms a token (${spread.least.toFixed(1)} to ${spread.most.toFixed(1)})`;
+  const { kv, pace: { prefill_ms: prefill, decode_ms: decode } } = worker;
+  return [
+    ["Model", worker.model], ["Engine", worker.engine],
+    ["Slots", `${whole(worker.slots.in_use)} of ${whole(worker.slots.total)}`], ["Fewer slots", worker.slots_because],
+    ["Tokens/s", short(worker.tokens_per_s)], ["Verdict", worker.verdict ?? "idle"],
+    ["Incarnation", worker.incarnation], ["Restarts", whole(worker.restarts)],
+    ["Process", worker.pid], ["Port", worker.port], ["Last exit", worker.last_exit?.text],
+    ["Reads", pace(prefill)], ["Writes", pace(decode)],
+    ["KV cache", kv && `${short(kv.used)} used, ${short(kv.reserved)} reserved of ${short(kv.budget)} tokens`],
+    ["Weights", worker.weight_version === null ? null : `version ${worker.weight_version}`],
+  ];
+}
+
+function requestsTable() {
+  return table({
+    caption: "Requests in flight, those that have been silent for longest",
+    empty: "Nothing is in flight.",
+    keyOf: (request) => request.id,
+    columns: [
+      { title: "Turn", text: (request) => request.job_name || `request ${request.id}` },
+      { title: "Verdict", make: (first) => {
+        const node = badge(first.verdict);
+        return { node, update: (request) => setBadge(node, request.verdict) };
+      } },
+      { title: "Evidence", text: (request) => evidenceOf(request.evidence), kind: "because" },
+      { title: "Held", text: (request) => seconds(request.held_s), kind: "number" },
+    ],
+  });
+}
+
+function incidentsNode(path) {
+  const list = h("ol", { class: "incidents" });
+  const told = h("p", { class: "empty" });
+  const close = poll(async () => {
+    const { incidents } = await ask(`${path}/incidents`);
+    setText(told, incidents.length ? "" : "No engine of this worker has broken.");
+    keyed(list, incidents, (each) => `${each.incarnation} ${each.at}`, incidentNode);
+    return LOOK_MS;
+  }, (problem) => setText(told, problem.message));
+  return { node: h("section", { "aria-labelledby": "incidents" }, h("h2", { id: "incidents" }, "Incidents"), list, told), close };
+}
+
+function incidentNode(first) {
+  const reason = badge(first.reason);
+  const told = h("span", { class: "beside" });
+  const finding = h("p");
+  const more = facts();
+  const tail = h("pre", { tabindex: "0", "aria-label": "Last lines" });
+  return {
+    node: h("li", {}, h("p", { class: "line" }, reason, told), finding, folded("Evidence", more.node, tail).node),
+    update(incident) {
+      setBadge(reason, incident.reason);
+      setText(told, `${clock(incident.at)}, incarnation ${incident.incarnation}`);
+      setText(finding, [incident.because, incident.finding].filter(Boolean).join("; "));
+      more.update([
+        ["Exit", incident.exit?.text], ["Peak memory", bytes(incident.exit?.max_rss_bytes)], ["Verdict", incident.verdict],
+        ["Model", incident.model], ["Device", incident.device],
+        ["In flight", incident.in_flight.length ? incident.in_flight.map((each) => each.job_name || each.id).join(", ") : null],
+        ["Processes", incident.kernel.processes.map((each) => `${each.name} ${each.pid} (${each.state})`).join(", ")],
+        ["Pools", incident.pools && pretty(incident.pools)],
+        ["Lines", plural(incident.stderr_tail.length + incident.stdout_tail.length, "line")],
+      ]);
+      setText(tail, [...incident.stdout_tail, ...incident.stderr_tail].join("\n"));
+    },
+  };
+}

@@ -1,0 +1,163 @@
+"""What the dashboard is served: its files, and frames that all viewers share."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.web.page_files import page_files
+from tests.harness.service import Document, Service, scripted_model, serving
+
+AGENTS = [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]
+KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "root")}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    keys: list[Document] = [{"name": name, "key": KEYS[name]} for name in ("alice", "bob")]
+    keys.append({"name": "root", "key": KEYS["root"], "scopes": ["admin"]})
+    models = {"m": scripted_model(free_ports(1), slots=4), "dead": scripted_model(free_ports(1), exit_at_once=3)}
+    folder = tmp_path_factory.mktemp("dashboard")
+    with serving(folder, free_ports(1), models, {"keys": keys}, ready=False) as running:
+        running.http.headers["Authorization"] = f"Bearer {KEYS['root']}"
+        yield running
+
+
+def frames(service: Service, path: str, name: str = "root", most: int = 1) -> list[tuple[str, Document]]:
+    """Return the first events of a stream, each with its kind."""
+    found: list[tuple[str, Document]] = []
+    headers = {"Authorization": f"Bearer {KEYS[name]}"}
+    with httpx.stream("GET", service.url + path, headers=headers, timeout=20) as answer:
+        assert answer.status_code == 200, answer.read()
+        kind = ""
+        for line in answer.iter_lines():
+            kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
+            if line.startswith("data: "):
+                found.append((kind, json.loads(line.removeprefix("data: "))))
+            if len(found) == most:
+                break
+    return found
+
+
+def test_the_page_and_its_files_need_no_key(service: Service) -> None:
+    """They hold nothing of anybody's; each is told with its policy, and again only when it has changed."""
+    assert "/" in page_files()
+    assert len(page_files()) > 15
+    for path, file in page_files().items():
+        answer = httpx.get(service.url + path)
+        assert (answer.status_code, answer.content) == (200, file.content)
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["Cache-Control"] == "no-cache"
+        again = httpx.get(service.url + path, headers={"If-None-Match": answer.headers["ETag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        other = httpx.get(service.url + path, headers={"If-None-Match": '"another"'})
+        assert other.status_code == 200
+    assert service.http.get("/web/nowhere.js").status_code == 404
+
+
+def test_the_page_asks_nobody_else_and_writes_no_markup() -> None:
+    """Every address in its files is its own, every file that it names is there, and text is never read as markup."""
+    for path, file in page_files().items():
+        text = file.content.decode()
+        assert not set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}, path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
+            path
+        )
+        assert not re.search(r"\sstyle=|<style|\son\w+=", text), path
+        names = re.findall(r'from "\./([\w.]+)"', text) + re.findall(r'(?:href|src)="/web/([\w.]+)"', text)
+        assert {f"/web/{name}" for name in names} <= set(page_files()), path
+
+
+def test_readiness_without_a_key_names_nobody(service: Service) -> None:
+    """A probe learns whether, and nothing else; a key learns what is missing; a wrong key is told."""
+    bare = httpx.get(f"{service.url}/readyz")
+    assert (bare.status_code, bare.json()["code"], bare.json()["errors"]) == (503, "not_ready", [])
+    assert "dead" not in bare.text
+    assert httpx.head(f"{service.url}/readyz").status_code == 503
+    assert service.http.get("/readyz").json()["errors"][0]["path"] == "models.dead"
+    for headers in ({"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+        assert httpx.get(f"{service.url}/readyz", headers=headers).status_code == 401
+
+
+def test_the_services_own_page_may_post(service: Service) -> None:
+    """A browser sends the page's origin with what it posts; another page's is refused, with a key or without."""
+    job = {"agents": AGENTS, "conversations": [{"prompt": "Go."}]}
+    assert service.http.post("/v1/jobs", json=job, headers={"Origin": service.url}).status_code == 202
+    refused = service.http.post("/v1/jobs", json=job, headers={"Origin": "http://another.example"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "foreign_origin")
+    bare = httpx.post(f"{service.url}/v1/jobs", json=job, headers={"Origin": service.url})
+    assert bare.status_code == 401
+
+
+def test_a_frame_tells_all_that_its_viewer_may_see(service: Service) -> None:
+    """The newest jobs with their progress, and the status; to each key only what is its own."""
+    ids = {}
+    for name in ("alice", "bob"):
+        job = {"name": f"of-{name}", "agents": AGENTS, "conversations": [{"prompt": "Go."}]}
+        answer = service.http.post("/v1/jobs", json=job, headers={"Authorization": f"Bearer {KEYS[name]}"})
+        ids[name] = answer.json()["id"]
+        service.wait_ended(ids[name])
+    ((kind, seen),) = frames(service, "/v1/overview/events", "alice")
+    assert kind == "frame"
+    assert [job["id"] for job in seen["jobs"]] == [ids["alice"]]
+    assert seen["jobs"][0] == service.get(f"/v1/jobs/{ids['alice']}")
+    ((_, all_of_it),) = frames(service, "/v1/overview/events")
+    assert [job["id"] for job in all_of_it["jobs"][:2]] == [ids["bob"], ids["alice"]]
+    told, status = all_of_it["status"], service.get("/v1/status")
+    assert told.keys() == status.keys()
+    assert [worker["id"] for worker in told["workers"]] == [worker["id"] for worker in status["workers"]]
+    headers = {"Authorization": f"Bearer {KEYS['bob']}"}
+    hidden = httpx.get(f"{service.url}/v1/jobs/{ids['alice']}/overview/events", headers=headers)
+    assert (hidden.status_code, hidden.json()["code"]) == (404, "job_not_found")
+
+
+def test_a_jobs_conversations_come_in_pages(service: Service) -> None:
+    """A hundred at a time, in the job's order, and those of one state; the stream of an ended job ends."""
+    many = [{"id": f"c{number}", "prompt": "Go."} for number in range(120)]
+    job_id = service.post_job({"name": "many", "agents": AGENTS, "conversations": many})
+    service.wait_ended(job_id)
+    path = f"/v1/jobs/{job_id}/overview/events"
+    (_, first), (end, _) = frames(service, path, most=2)
+    assert end == "end"
+    assert [row["id"] for row in first["conversations"]] == [f"c{number}" for number in range(100)]
+    assert first["conversations"][0] == {"id": "c0", "position": 0, "state": "completed", "reason": None, "turns": 2}
+    ((_, second),) = frames(service, f"{path}?after={first['next_after']}")
+    assert [row["id"] for row in second["conversations"]] == [f"c{number}" for number in range(100, 120)]
+    assert second["next_after"] is None
+    ((_, failed),) = frames(service, f"{path}?state=failed")
+    assert (failed["conversations"], failed["job"]["state"]) == ([], "completed")
+    assert service.http.get("/v1/jobs/gone/overview/events").status_code == 404
+
+
+def test_a_transcript_is_read_on_from_a_turn(service: Service) -> None:
+    """Who has read the first turns asks for the rest alone."""
+    job = {"rounds": 3, "agents": AGENTS, "conversations": [{"id": "c", "prompt": "Go."}]}
+    job_id = service.post_job(job)
+    service.wait_ended(job_id)
+    path = f"/v1/jobs/{job_id}/conversations/c"
+    turns = service.get(path)["turns"]
+    assert len(turns) == 6
+    assert service.get(f"{path}?after=4")["turns"] == turns[4:]
+    assert service.get(f"{path}?after=6")["turns"] == []
+    assert service.http.get(f"{path}?after=-1").status_code == 400
+
+
+def test_the_address_of_the_page_is_logged(service: Service) -> None:
+    """Whoever starts the service finds it."""
+    assert f"the dashboard is at {service.url}/" in service.log()
+
+
+def test_all_files_of_the_page_are_of_the_package() -> None:
+    """What is served is read from the package itself, whichever way it is installed."""
+    there = {path.name for path in (Path(__file__).parents[2] / "service" / "web" / "static").iterdir()}
+    assert {path.removeprefix("/web/") or "index.html" for path in islice(page_files(), None)} - {"/"} <= there | {"/"}
+    assert len(page_files()) == len(there)

@@ -1,0 +1,243 @@
+"""The dashboard in a real Chromium: what it shows, at three widths, in light and dark, and when all goes wrong."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.axe import axe_script, violations
+from tests.harness.browser import Page, browsing
+from tests.harness.proxy import cutting
+from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import wait_for
+
+PICTURES = Path(__file__).parents[2] / "output" / "dashboard"
+WIDTHS = (360, 768, 1280)
+HOSTILE = '<img src=x onerror="window.harmed=1"><script>window.harmed=1</script>'
+AGENTS = [{"id": "pro", "model": "m"}, {"id": "con", "model": "m", "role": "opponent"}]
+MOST_NODES = 5000
+FIRST_PAINT_MS, LONGEST_TASK_MS = 1000, 50
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    """Return a service with a model that answers, one that is slow, and one with hostile words and a tool call."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    calls = [{"id": name, "name": name, "arguments": json.dumps({"at": HOSTILE})} for name in ("look", "done")]
+    says = {"content": f"<thinking>{HOSTILE}</thinking>{HOSTILE}", "tool_calls": calls[1:]}
+    script = folder / "script.json"
+    script.write_text(json.dumps([{"tool_calls": calls[:1]}, says]))
+    (folder / "mytools.py").write_text("def look(at):\n    return {at: at}\n")
+    hostile = scripted_model(free_ports(1), slots=1, script=str(script))
+    models = {
+        "m": scripted_model(free_ports(2), replicas=2, slots=2, tokens=30),
+        "slow": scripted_model(free_ports(1), slots=2, tokens=4000, interval=0.05),
+        "words": {**hostile, "tools": {"python": {"look": "mytools:look"}}},
+    }
+    with serving(folder, free_ports(1), models) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture
+def shown(service: Service, page: Page) -> Iterator[Page]:
+    """Return the page on the overview, live; nothing may have gone wrong in it when the test has ended."""
+    page.resize(1280)
+    page.colour("light")
+    page.complaints.clear()
+    page.open(f"{service.url}/#/")
+    page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
+    yield page
+    assert page.complaints == []
+
+
+@pytest.fixture(scope="module")
+def debate(service: Service) -> str:
+    """Return a job that has ended, of two conversations."""
+    both = [{"id": name, "prompt": "Go."} for name in ("cars", "bikes")]
+    job = {"name": "debate", "rounds": 2, "agents": AGENTS, "conversations": both, "metadata": {"study": "A"}}
+    job_id = service.post_job(job)
+    service.wait_ended(job_id)
+    return job_id
+
+
+def go(page: Page, place: str, text: str) -> None:
+    page.run(f"location.hash = {json.dumps(place)}")
+    page.wait_text(text)
+
+
+def picture(page: Page, name: str) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.picture(PICTURES / f"{name}.png")
+    print(f"picture: {PICTURES / name}.png")
+
+
+def test_every_view_fits_every_width_and_is_accessible(service: Service, page: Page, debate: str) -> None:
+    """At 360, 768 and 1280 pixels, light and dark: nothing sticks out, axe-core finds nothing, a picture is kept."""
+    script = axe_script()
+    slow = service.post_job(
+        {"name": "slow", "agents": [{"id": "a", "model": "slow"}], "conversations": [{"prompt": "Go."}] * 3}
+    )
+    views = {
+        "overview": ("#/", "Newest jobs"),
+        "jobs": ("#/jobs", "debate"),
+        "job": (f"#/jobs/{debate}", "bikes"),
+        "conversation": (f"#/jobs/{debate}/cars", "opponent, round 1"),
+        "growing": (f"#/jobs/{slow}/c0", "in flight"),
+        "post": ("#/post", "Example: a debate"),
+        "pools": ("#/pools", "waits for a slot of slow"),
+        "workers": ("#/workers", "slow-0"),
+        "worker": ("#/workers/m-0", "No engine of this worker has broken"),
+        "lanes": ("#/lanes", "No model is placed on lanes"),
+        "models": ("#/models", "words"),
+        "usage": ("#/usage", "Slot time"),
+    }
+    page.complaints.clear()
+    page.open(f"{service.url}/#/")
+    faults = []
+    for name, (place, text) in views.items():
+        go(page, place, text)
+        page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        for scheme in ("light", "dark"):
+            page.colour(scheme)
+            faults += [f"{name} {scheme}: {fault}" for fault in violations(page, script)]
+            for width in WIDTHS:
+                page.resize(width)
+                wide = page.run("document.documentElement.scrollWidth")
+                faults += [f"{name} at {width} px is {wide} px wide"] if wide > width else []
+                picture(page, f"{name}-{width}-{scheme}")
+    service.http.post(f"/v1/jobs/{slow}/cancel")
+    assert faults == []
+    assert page.complaints == []
+
+
+def test_a_job_is_posted_and_grows(shown: Page) -> None:
+    """From the form to the last word, without a reload; the number of what is on the page stays small."""
+    shown.click('a[href="#/post"]')
+    shown.wait('document.querySelector("#job").value.includes(\'"m"\')', "the example names a model of this service")
+    shown.click("form button.main")
+    shown.wait_text("completed")
+    shown.click('a[href$="/cars"]')
+    shown.wait_text("moderator, round 2")
+    assert "chair" in shown.text
+    shown.click("details summary")
+    assert shown.run("document.querySelector('details').open")
+    assert shown.run("document.querySelectorAll('*').length") < MOST_NODES
+
+
+def test_what_is_refused_is_told_at_the_form(shown: Page) -> None:
+    """Every fault by its path, as the service names it, and what was written stays; broken JSON as well."""
+    go(shown, "#/post", "Post the job")
+    wrong = {"agents": [{"id": "a", "model": "m", "rloe": 1}], "conversations": [{"prompt": "Go."}], "moad": HOSTILE}
+    shown.write("#job", json.dumps(wrong))
+    shown.click("form button.main")
+    shown.wait_text("agents[0].rloe")
+    assert "moad" in shown.text
+    assert shown.run("document.querySelector('#job').value") == json.dumps(wrong)
+    assert shown.run("document.activeElement.id") == "job"
+    shown.write("#job", "{")
+    shown.click("form button.main")
+    shown.wait_text("This is not JSON")
+    shown.complaints[:] = [each for each in shown.complaints if "422" not in each]  # the browser's own remark
+
+
+def test_hostile_words_stay_words(service: Service, shown: Page) -> None:
+    """Names, words, thoughts, arguments and results of tools are text, wherever they stand."""
+    look, done = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "done"))
+    agent = {"id": "a", "model": "words", "role": HOSTILE, "markup": True, "tools": [look], "exit_tools": [done]}
+    job = {"name": HOSTILE, "agents": [agent], "conversations": [{"id": "c", "prompt": HOSTILE}]}
+    job_id = service.post_job({**job, "metadata": {HOSTILE: HOSTILE}})
+    assert service.wait_ended(job_id)["state"] == "completed"
+    for place in ("#/", "#/jobs", f"#/jobs/{job_id}", "#/pools"):
+        go(shown, place, "onerror" if place != "#/pools" else "Pending")
+    go(shown, f"#/jobs/{job_id}/c", "What was asked")
+    shown.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    shown.wait("document.querySelectorAll('details details, details h3').length > 3", "what was asked is there")
+    for title in ("Thoughts", "1 tool call", "1 signal"):
+        assert title in shown.text
+    assert shown.text.count("onerror") > 6
+    assert shown.run("document.querySelectorAll('main img, main script').length") == 0
+    assert shown.run("window.harmed") is None
+    go(shown, f"#/jobs/{HOSTILE.partition('<script')[0]}", "No such job")
+    shown.complaints[:] = [each for each in shown.complaints if "404" not in each]
+
+
+def test_an_engine_that_is_killed_is_seen(service: Service, shown: Page) -> None:
+    """Its restart, its incident with the signal, and the log that goes on, without a reload."""
+    go(shown, "#/workers/m-1", "No engine of this worker has broken")
+    before = service.get("/v1/workers/m-1")
+    os.kill(before["pid"], signal.SIGKILL)
+    shown.wait_text("killed by SIGKILL")
+    wait_for(lambda: service.get("/v1/workers/m-1")["state"] == "ready", "the next engine is ready")
+    shown.wait("document.querySelector('.head .state').dataset.state === 'ready'", "the page shows it")
+    shown.wait("document.querySelectorAll('.incidents li').length === 1", "the incident is there")
+    shown.wait("document.querySelector('.log').innerText.includes('#2 scripted engine')", "the log has followed")
+    shown.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    shown.wait_text("Process")
+    assert service.get("/v1/workers/m-1")["pid"] != before["pid"]
+
+
+def test_a_broken_network_is_told_and_heals(service: Service, page: Page) -> None:
+    """The banner says since when; the pauses grow; when the network is back the page goes on by itself."""
+    port = int(service.url.rpartition(":")[2])
+    with cutting(port) as proxy:
+        address = proxy.url
+        page.open(f"{address}/#/")
+        page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
+        page.send("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        proxy.cut_all()
+        page.wait("!document.getElementById('banner').hidden", "the banner is shown")
+        assert "No connection" in page.text
+        assert "What you see is from" in page.text
+        page.wait("/in [2-9] s/.test(document.getElementById('banner').innerText)", "the pauses have grown")
+        page.send(
+            "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
+        )
+        page.wait("document.getElementById('banner').hidden", "the page has healed")
+        assert page.run("document.querySelector('#link .state').dataset.state") == "live"
+    page.complaints.clear()
+
+
+def test_the_keyboard_reaches_everything(shown: Page) -> None:
+    """The first stop skips to the content; each further one is seen; Enter opens a view and moves the focus to it."""
+    shown.run("document.activeElement.blur()")
+    shown.press("Tab")
+    assert shown.run("document.activeElement.className") == "skip"
+    stops = []
+    for _ in range(9):
+        shown.press("Tab")
+        stops.append(shown.run("document.activeElement.innerText"))
+        assert shown.run("getComputedStyle(document.activeElement).outlineStyle") != "none", stops
+    assert stops[1:] == ["Overview", "Jobs", "Post a job", "Pools", "Workers", "Lanes", "Models", "Usage"]
+    shown.press("Enter")
+    shown.wait_text("Slot time")
+    assert shown.run("document.activeElement.id") == "main"
+
+
+def test_the_page_is_quick(service: Service, shown: Page) -> None:
+    """The first paint comes within a second; nothing holds the page up later, though all of it changes each second."""
+    shown.open("about:blank")
+    shown.open(f"{service.url}/#/")
+    paint = "performance.getEntriesByType('paint')"
+    shown.wait(f"{paint}.length > 0", "something is painted")
+    assert shown.run(f"{paint}[0].startTime") < FIRST_PAINT_MS
+    shown.run("""window.longest = 0; new PerformanceObserver((list) => {
+        for (const each of list.getEntries()) window.longest = Math.max(window.longest, each.duration);
+    }).observe({ type: "longtask" })""")
+    many = [{"id": f"c{number}", "prompt": "Go."} for number in range(300)]
+    job_id = service.post_job({"name": "many", "rounds": 2, "agents": AGENTS, "conversations": many})
+    go(shown, f"#/jobs/{job_id}", "c99")
+    service.wait_ended(job_id)
+    shown.wait_text("1,200 of 1,200")
+    assert shown.run("document.querySelectorAll('tbody tr').length") == 100
+    shown.click(".tools button:last-of-type")
+    shown.wait_text("c199")
+    assert shown.run("window.longest") <= LONGEST_TASK_MS
