@@ -26,7 +26,15 @@ from tests.harness.service import (
     scripted_model,
     serving,
 )
-from tests.harness.upgrades import Engine, engines_of, probing_health, upgrade, upgrades_of, wait_upgraded
+from tests.harness.upgrades import (
+    UPGRADE_LIMIT_S,
+    Engine,
+    engines_of,
+    probing_health,
+    upgrade,
+    upgrades_of,
+    wait_upgraded,
+)
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 KILL_WITHIN_S = 2.0
@@ -219,12 +227,12 @@ def test_a_program_that_fails_after_the_exec_takes_every_engine_with_it(tmp_path
         assert service.http.post("/v1/upgrade", timeout=60).status_code == 202
         service.config.write_text("models: [")
         assert service.process is not None
-        assert service.process.wait(LIMIT_S) == 2
+        assert service.process.wait(UPGRADE_LIMIT_S) == 2
         wait_for(lambda: not any(map(is_alive, tree)), "nothing of it is left", KILL_WITHIN_S)
     finally:
         service.http.close()
         if service.process is not None:
-            service.process.kill()
+            service.kill()
 
 
 @pytest.mark.system
@@ -255,7 +263,7 @@ def test_a_sigkill_at_any_moment_of_an_upgrade_leaves_nothing(tmp_path: Path, fr
     finally:
         service.http.close()
         if service.process is not None:
-            service.process.kill()
+            service.kill()
     print(f"{times} kills ({dict(phases)}), the slowest tree was gone after {slowest * 1000:.0f} ms")
 
 
