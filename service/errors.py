@@ -56,6 +56,22 @@ class InvalidJob(ServiceError, status=422, code="invalid_job", title="The job is
         self.faults = tuple(faults)
 
 
+class ConfigRefused(ServiceError, status=422, code="config_invalid", title="The configuration is not usable"):
+    """A reload found a configuration that no start would take; ``faults`` are what a start would have said."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
+
+
+class ReloadNeedsRestart(ServiceError, status=409, code="restart_needed", title="Only a restart can change that"):
+    """A reload would change what cannot change while Roundhouse runs; ``faults`` name each setting with the reason."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
+
+
 class NotAuthorised(ServiceError, status=401, code="not_authorised", title="A key is needed"):
     """No key, or one that is not known."""
 

@@ -1,31 +1,35 @@
 """The service: HTTP over a running node, from the first signal to the last process."""
 
+import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectSendStream
+from fastapi import FastAPI
 
 from service.api.app import build_app
 from service.api.door.connections import most_connections
 from service.api.door.http_server import BACKLOG, HttpServer, server_config
-from service.config.schema import Config
-from service.conversations.callers import Caller, shares_of
+from service.api.front import Front
+from service.config.source import LoadedConfig
+from service.conversations.callers import shares_of
 from service.errors import ConfigError
-from service.node.node import Left, open_node
+from service.node.node import Left, Node, open_node
+from service.node.reloader import Reloader, reload_on
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
 from service.systemd import ServiceManager
 from service.upgrade.handover import Inherited, let_signals_in
 from service.upgrade.upgrader import Upgrader
 from workers.notifier import Notifier
-from workers.spec import WorkerSpec
 
 COLLECTOR_THRESHOLDS: Final = (50_000, 10, 10)
 logger = logging.getLogger(__name__)
@@ -64,60 +68,66 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    config: Config,
-    specs: Sequence[WorkerSpec],
-    state_dir: Path,
-    roots: Sequence[Path],
-    callers: Mapping[bytes, Caller],
+    loaded: LoadedConfig,
+    load: Callable[[], LoadedConfig],
     listener: socket.socket,
     inherited: Inherited | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
 
-    ``roots`` are where callers may have adapters and checkpoints read from, ``callers`` who may ask, by the digests of
-    their keys. ``inherited`` is what an earlier program of this process has left; SIGUSR2 leaves it to another one.
+    SIGHUP has the configuration read anew, by ``load``. ``inherited`` is what an earlier program of this process has
+    left; SIGUSR2 leaves it to another one.
 
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
     """
     spare_the_collector()
     stop, hurry, upgrade = anyio.Event(), anyio.Event(), Notifier()
-    manager = ServiceManager.of(os.environ)
+    # One that comes while another is acted on is kept, and is enough for any number of them.
+    ask_reload, reloads = anyio.create_memory_object_stream[None](1)
+    config, manager = loaded.config, ServiceManager.of(os.environ)
     # Signals are ours from before the first engine to after the last.
-    with listener, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR2) as signals:
+    with (
+        listener,
+        ask_reload,
+        reloads,
+        anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2) as signals,
+    ):
         let_signals_in()
         async with anyio.create_task_group() as watching:
-            watching.start_soon(_watch_signals, signals, stop, hurry, upgrade)
+            watching.start_soon(_watch_signals, signals, stop, hurry, ask_reload, upgrade)
             watching.start_soon(manager.feed)
             async with (
-                open_node(config, specs, state_dir, shares_of(callers.values()), _left(inherited)) as node,
+                open_node(
+                    config, loaded.specs, config.server.state_dir, shares_of(loaded.callers.values()), _left(inherited)
+                ) as node,
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,
             ):
                 await node.intake.claim_first()
                 tasks.start_soon(node.intake.run)
-                keeping.start_soon(Webhooks(node.store, config.webhooks).run)
-                keeping.start_soon(release_always, node.store, config.store)
-                most = most_connections(len(specs), sum(spec.slots for spec in specs))
-                upgrader = Upgrader(node, config, listener.fileno(), inherited)
-                app = build_app(node, config, roots, callers, upgrader)
+                webhooks = Webhooks(node.store, config.webhooks)
+                keeping.start_soon(webhooks.run)
+                keeping.start_soon(release_always, node.store, lambda: node.live.config.store)
+                reloader = Reloader(node, loaded, load)
+                upgrader = Upgrader(node, listener.fileno(), inherited)
+                front = Front(_app_of(node, loaded, reloader, upgrader))
                 accepted = inherited.handover.connections if inherited else ()
-                front = HttpServer(server_config(app, most), listener, accepted)
-                tasks.start_soon(front.run_until_told)
+                server = HttpServer(server_config(front, _connections_of(loaded)), listener, accepted)
+                reloader.follow(partial(_prepare, node, front, webhooks, server, reloader, upgrader))
                 serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
+                keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, serving))
+                tasks.start_soon(server.run_until_told)
                 logger.info(serving)
                 manager.tell_ready(serving)
                 logger.info("the dashboard is at %s", page_address(listener))
-                async with anyio.create_task_group() as upgrading:
-                    upgrading.start_soon(upgrader.run, front)
-                    upgrading.start_soon(_upgrade_when_told, upgrader, upgrade, upgrading)
-                    await stop.wait()
-                    upgrading.cancel_scope.cancel()  # and undone, before the rest is drained
-                draining = f"draining for up to {config.server.drain_s:g} s"
+                await _upgrade_until(stop, upgrader, server, upgrade)
+                drain_s = node.live.config.server.drain_s
+                draining = f"draining for up to {drain_s:g} s"
                 logger.info(draining)
                 manager.tell_stopping(draining)
-                await node.shut_down(config.server.drain_s, hurry)
-                front.should_exit = True
+                await node.shut_down(drain_s, hurry)
+                server.should_exit = True
                 keeping.cancel_scope.cancel()
             watching.cancel_scope.cancel()
     logger.info("stopped")
@@ -137,6 +147,15 @@ def _left(inherited: Inherited | None) -> Left:
     return Left(lock_fd=handover.lock_fd, fleet=handover.fleet, children=inherited.children)
 
 
+async def _upgrade_until(stop: anyio.Event, upgrader: Upgrader, server: HttpServer, told: Notifier) -> None:
+    """Perform upgrades until ``stop``; one that is under way then is undone before this returns."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(upgrader.run, server)
+        tasks.start_soon(_upgrade_when_told, upgrader, told, tasks)
+        await stop.wait()
+        tasks.cancel_scope.cancel()
+
+
 async def _upgrade_when_told(upgrader: Upgrader, told: Notifier, tasks: TaskGroup) -> None:
     while True:
         await told.wait()
@@ -144,12 +163,52 @@ async def _upgrade_when_told(upgrader: Upgrader, told: Notifier, tasks: TaskGrou
 
 
 async def _watch_signals(
-    signals: AsyncIterator[signal.Signals], stop: anyio.Event, hurry: anyio.Event, upgrade: Notifier
+    signals: AsyncIterator[signal.Signals],
+    stop: anyio.Event,
+    hurry: anyio.Event,
+    ask_reload: MemoryObjectSendStream[None],
+    upgrade: Notifier,
 ) -> None:
     async for number in signals:
         if number is signal.SIGUSR2:
             logger.info("SIGUSR2: upgrading in place")
             upgrade.notify()
             continue
+        if number is signal.SIGHUP:
+            logger.info("SIGHUP: the configuration is read anew")
+            with contextlib.suppress(anyio.WouldBlock):
+                ask_reload.send_nowait(None)
+            continue
         logger.info("%s: %s", number.name, "stopping at once" if stop.is_set() else "stopping; once more stops at once")
         (hurry if stop.is_set() else stop).set()
+
+
+def _app_of(node: Node, loaded: LoadedConfig, reloader: Reloader, upgrader: Upgrader) -> FastAPI:
+    return build_app(node, loaded.config, loaded.roots, loaded.callers, reloader, upgrader)
+
+
+def _prepare(
+    node: Node,
+    front: Front,
+    webhooks: Webhooks,
+    server: HttpServer,
+    reloader: Reloader,
+    upgrader: Upgrader,
+    new: LoadedConfig,
+) -> Callable[[], None]:
+    """Make what stands in front of the node with a new configuration; return what puts it into force."""
+    old, app = reloader.loaded, front.current
+    seen_by_app = (new.config.server, new.config.limits, new.roots, new.callers)
+    if (old.config.server, old.config.limits, old.roots, old.callers) != seen_by_app:
+        app = _app_of(node, new, reloader, upgrader)
+
+    def put_in_force() -> None:
+        front.current = app
+        webhooks.use(new.config.webhooks)
+        server.config.limit_concurrency = _connections_of(new)
+
+    return put_in_force
+
+
+def _connections_of(loaded: LoadedConfig) -> int:
+    return most_connections(len(loaded.specs), sum(spec.slots for spec in loaded.specs))

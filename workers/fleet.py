@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,9 +22,11 @@ from workers.process.identity import ProcessId
 from workers.process.leftovers import end_children
 from workers.process.orphans import end_orphans, patrol
 from workers.process.registry import open_registry, run_id
+from workers.roster import Roster
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
+from workers.upkeep import ModelUpkeep
 from workers.weights.model_weights import ModelWeights
 from workers.weights.update_run import Observe
 
@@ -45,42 +48,74 @@ class Fleet:
         swap_rule: SwapRule = SwapRule.FAIR,
         health: DeviceHealth | None = None,
     ) -> None:
-        diaries = {spec.id: Diary.of(spec) for spec in specs}  # one for all models of a lane
-        workers = [
-            SupervisedWorker(
-                spec,
-                environment,
-                self._tell,
-                tries_suspects=tries_suspects,
-                count_pools=count_pools,
-                diary=diaries[spec.id],
-                health=health,
-            )
-            for spec in specs
-        ]
-        self._fixed = {worker.spec.id: worker for worker in workers if worker.spec.lane is None}
-        self.lanes = LanePool(swap_rule, is_changed=self._is_changed, health=health)
-        self.lanes.add(worker for worker in workers if worker.spec.lane is not None)
-        self._all = workers
+        self._diaries: dict[WorkerId, Diary] = {}  # one for all models of a lane, and for all workers of an id
+        self._make = partial(
+            SupervisedWorker,
+            environment=environment,
+            on_change=self._tell,
+            tries_suspects=tries_suspects,
+            count_pools=count_pools,
+            health=health,
+        )
+        self._look_after = partial(ModelUpkeep, state_dir=state_dir, observe=observe)
         self._state_dir = state_dir
-        self.weights: dict[str, ModelWeights] = {}
-        self.adapters: dict[str, ModelAdapters] = {}
-        for name in self.models():
-            workers, lock = [worker for worker in self._all if worker.spec.name == name], anyio.Lock()
-            if workers[0].weights is not None:
-                self.weights[name] = ModelWeights(name, workers, state_dir, observe, lock)
-            if workers[0].owns_engine and state_dir is not None:  # copies are kept there
-                self.adapters[name] = ModelAdapters(name, workers, state_dir, lock)
+        self._roster = Roster([spec for spec in specs if spec.lane is None], self._worker_of, self._look_after)
+        self._on_lanes = [self._worker_of(spec) for spec in specs if spec.lane is not None]
+        self.lanes = LanePool(swap_rule, is_changed=self._is_changed, health=health)
+        self.lanes.add(self._on_lanes)
+        of_lanes: dict[str, list[SupervisedWorker]] = {}
+        for worker in self._on_lanes:
+            of_lanes.setdefault(worker.spec.name, []).append(worker)
+        self._upkeep_of_lanes = {name: self._look_after(workers) for name, workers in of_lanes.items()}
         self._subscribers: list[Callable[[SupervisedWorker], None]] = []
         self._environment = environment
+
+    def _worker_of(self, spec: WorkerSpec) -> SupervisedWorker:
+        if spec.id not in self._diaries:
+            self._diaries[spec.id] = Diary.of(spec)
+        return self._make(spec, diary=self._diaries[spec.id])
 
     def __repr__(self) -> str:
         return f"<Fleet {[(worker.spec.id, str(worker.state)) for worker in self]}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
         """Iterate over the workers of fixed models in the configuration's order, then over those on the lanes."""
-        yield from self._fixed.values()
+        yield from self._roster
         yield from self.lanes
+
+    @property
+    def _all(self) -> list[SupervisedWorker]:
+        return [*self._roster, *self._on_lanes]
+
+    @property
+    def _upkeep(self) -> Mapping[str, ModelUpkeep]:
+        return {**self._roster.upkeep, **self._upkeep_of_lanes}
+
+    @property
+    def weights(self) -> Mapping[str, ModelWeights]:
+        """The weights of each model whose weights can change."""
+        return {name: each.weights for name, each in self._upkeep.items() if each.weights is not None}
+
+    @property
+    def adapters(self) -> Mapping[str, ModelAdapters]:
+        """The adapters of each model that takes adapters here."""
+        return {name: each.adapters for name, each in self._upkeep.items() if each.adapters is not None}
+
+    def want(self, specs: Sequence[WorkerSpec]) -> None:
+        """Have these workers of fixed models from now on; those on lanes stay as they are.
+
+        Workers come and leave one after the other, and turns in flight end first: ``under_way`` says what is left.
+        """
+        self._roster.want([spec for spec in specs if spec.lane is None])
+
+    async def wait_gone(self, model: str) -> None:
+        """Return when no worker of a fixed model is left that was to leave."""
+        await self._roster.wait_gone(model)
+
+    @property
+    def under_way(self) -> list[str]:
+        """What is yet to be done until the workers are those that are wanted, in words."""
+        return self._roster.under_way
 
     def subscribe(self, on_change: Callable[[SupervisedWorker], None]) -> None:
         """Have ``on_change`` called, in the event loop, after every change of a worker's state."""
@@ -89,7 +124,7 @@ class Fleet:
     def get(self, worker_id: str) -> SupervisedWorker | None:
         """Return the worker of that id, if there is one."""
         lane = self.lanes.find(worker_id)
-        return lane.current if lane is not None else self._fixed.get(WorkerId(worker_id))
+        return lane.current if lane is not None else self._roster.get(worker_id)
 
     def slots_on_demand(self, model: str) -> int:
         """Count the slots that a model would have if it were loaded on one of the lanes now."""
@@ -102,13 +137,13 @@ class Fleet:
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
-        ready = {worker.spec.name for worker in self._fixed.values() if worker.is_available}
+        ready = {worker.spec.name for worker in self._roster if worker.is_available}
         on_demand = {model for model in self.lanes.models if self.lanes.has_room(model)}
         return [model for model in self.models() if model not in ready | on_demand]
 
     def models(self) -> list[str]:
-        """List the models that there are workers of, ready or not, in the configuration's order."""
-        return list(dict.fromkeys(worker.spec.name for worker in self._all))
+        """List the models of the configuration, ready or not: fixed ones in its order, then those of the lanes."""
+        return list(dict.fromkeys([*self._roster.models, *(worker.spec.name for worker in self._on_lanes)]))
 
     def served_names(self) -> list[str]:
         """List what may be asked of workers here by name: models that are not lost, and the adapters on them."""
@@ -119,7 +154,8 @@ class Fleet:
         """Whether no worker of a model will be ready again without an operator."""
         if model in self.lanes.models:
             return self.lanes.is_lost(model)
-        return all(worker.has_given_up for worker in self._fixed.values() if worker.spec.name == model)
+        workers = self._roster.of(model)
+        return bool(workers) and all(worker.has_given_up for worker in workers)
 
     def trouble_of(self, model: str) -> str:
         """Return why no worker of a model is ready."""
@@ -136,7 +172,7 @@ class Fleet:
         Raises:
             StartFailed: all workers of a model have given up.
         """
-        hopeful = {worker.spec.name for worker in self._fixed.values() if worker.state is not WorkerState.FAILED}
+        hopeful = {worker.spec.name for worker in self._roster if worker.state is not WorkerState.FAILED}
         hopeful |= {model for model in self.lanes.models if self.lanes.has_room(model)}
         for worker in self._all:
             if worker.spec.name not in hopeful:
@@ -163,14 +199,18 @@ class Fleet:
         for name, adapters in self.adapters.items():
             if adapters.changing is not None:
                 return f"model {name}: {adapters.changing} is under way"
-        return self.lanes.unsettled()
+        return next(iter(self._roster.under_way), None) if self._roster.is_leaving else self.lanes.unsettled()
 
     async def inherit(self, held: HeldFleet, children: Sequence[ProcessId]) -> Adoption:
         """Have workers take over engines that run, and end what none of them does; to be called before ``running``.
 
         ``children`` are all that this process had as the program began.
         """
-        workers = {(worker.spec.id, worker.spec.name): worker for worker in self._all if worker.owns_engine}
+        workers = {
+            (worker.spec.id, worker.spec.name): worker
+            for worker in [*self._roster, *self._on_lanes]
+            if worker.owns_engine
+        }
         wanted = [launch_of(worker.spec, self._environment, worker.adapters.wanted) for worker in workers.values()]
         plan = plan_adoption([launch_of_held(each) for each in held.workers], wanted)
         kept = [each for each in held.workers if each.id in plan.kept and each.engine.process.is_as_told]
@@ -198,14 +238,11 @@ class Fleet:
         gate = StartGate()
         async with open_registry(self._state_dir) as registry, anyio.create_task_group() as tasks:
             tasks.start_soon(patrol)
-            for weights in self.weights.values():
-                await tasks.start(weights.run)
-            for adapters in self.adapters.values():
-                await tasks.start(adapters.run)
-            for worker in self._all:
+            for upkeep in self._upkeep_of_lanes.values():
+                await tasks.start(upkeep.run)
+            for worker in self._on_lanes:
                 await tasks.start(worker.run, registry, gate)
-            for worker in self._fixed.values():
-                worker.start_nowait()
+            await tasks.start(self._roster.run, registry, gate)
             self.lanes.start_adopted_nowait()
             await tasks.start(self.lanes.run, gate)
             tasks.start_soon(self.lanes.look_after_devices)
@@ -220,12 +257,12 @@ class Fleet:
         Raises:
             StartFailed: one of them will not be.
         """
-        for worker in self._fixed.values():
+        for worker in self._roster:
             await worker.wait_ready(first_try_only=first_try_only)
 
     def drain_nowait(self, because: str) -> None:
         """Let no worker admit anything new, and load no model."""
-        self.lanes.close()
+        self._close()
         for worker in self._all:
             worker.drain_nowait(because)
 
@@ -236,10 +273,14 @@ class Fleet:
 
     async def stop(self, because: str, *, at_once: bool = False) -> None:
         """Stop all workers at the same time; one that cannot be stopped does not keep the others."""
-        self.lanes.close()
+        self._close()
         async with anyio.create_task_group() as tasks:
             for worker in self._all:
                 tasks.start_soon(_stop, worker, because, at_once)
+
+    def _close(self) -> None:
+        self.lanes.close()
+        self._roster.close()
 
     def _is_changed(self, worker: SupervisedWorker) -> bool:
         """Whether a model's weights are on their way to its engines, or being written for those that come later."""
@@ -247,13 +288,11 @@ class Fleet:
         return weights is not None and (weights.running is not None or weights.is_keeping)
 
     def _tell(self, worker: SupervisedWorker) -> None:
-        weights = self.weights.get(worker.spec.name)
-        adapters = self.adapters.get(worker.spec.name)
         # First: what is behind must not be taken for ready.
-        if weights is not None:
-            weights.take_change(worker)
-        if adapters is not None:
-            adapters.take_change(worker)
+        if worker.spec.lane is None:
+            self._roster.take_change(worker)
+        else:
+            self._upkeep_of_lanes[worker.spec.name].take_change(worker)
         self.lanes.take_change(worker)
         if self.get(worker.spec.id) is not worker:  # it slept, and another model has its lane
             return

@@ -24,6 +24,7 @@ class Hold(StrEnum):
 
     ADAPTERS = "adapters"
     ASLEEP = "asleep"
+    LEAVING = "leaving"
     STALE_WEIGHTS = "stale_weights"
     OPERATOR = "operator"
     REFUSING = "refusing"
@@ -36,6 +37,7 @@ LASTING: Final = frozenset({Hold.ADAPTERS, Hold.STALE_WEIGHTS, Hold.OPERATOR})
 HELD: Final[Mapping[Hold, str]] = {
     Hold.ADAPTERS: "its adapters are being changed",
     Hold.ASLEEP: "it sleeps, and its lane is free for another model",
+    Hold.LEAVING: "the configuration has no use for it, or other settings",
     Hold.STALE_WEIGHTS: "its weights are not the model's current ones",
     Hold.OPERATOR: "drained by an operator",
     Hold.REFUSING: "it refused a request and a probe of ours, and is asked until it answers one",

@@ -77,7 +77,7 @@ class SupervisedWorker:
         self._client = EngineClient(spec.endpoint, DIALECTS[spec.engine])
         self._on_change = on_change
         self._slots = Slots(spec.slots)
-        self._in_flight = InFlightRequests()
+        self.in_flight = InFlightRequests()
         self.moves = diary.moves  # its newest changes of state
         self.supervisor = Supervisor(
             spec,
@@ -96,13 +96,13 @@ class SupervisedWorker:
         self._probes = EngineProbes(
             self._client, partial(self._asked, None), lambda: self.root_pid, lambda: self.log.bytes_taken
         )
-        self._watch = HealthWatch(self._in_flight, self._probes, spec.timeouts, self, time.monotonic)
+        self._watch = HealthWatch(self.in_flight, self._probes, spec.timeouts, self, time.monotonic)
         self._calibration = EngineCalibration(spec, self._probes, self._watch.observations)
         self.recorder = IncidentRecorder(spec, self.supervisor, self._watch, count_pools, diary.incidents, health)
-        self._breaker = CircuitBreaker(self, self._probes, self._in_flight, time.monotonic)
-        recovery = Recovery(self, self._probes, self._in_flight, self._breaker)
+        self._breaker = CircuitBreaker(self, self._probes, self.in_flight, time.monotonic)
+        recovery = Recovery(self, self._probes, self.in_flight, self._breaker)
         self._limit: SlotLimit | None = None
-        self.weights = LoadedWeights(self._in_flight) if spec.engine is EngineKind.VLLM else None
+        self.weights = LoadedWeights(self.in_flight) if spec.engine is EngineKind.VLLM else None
         self._runner = RequestRunner(
             spec, self._client, self.supervisor, self._watch, recovery, adapted=self._asked, weights=self.weights
         )
@@ -130,7 +130,7 @@ class SupervisedWorker:
             watches = [self._watch.run, self._breaker.run, self.kv.run, *([self._pool.run] if self._pool else [])]
             await self.supervisor.run(registry, gate, *watches, task_status=task_status)
         finally:
-            for running in self._in_flight:
+            for running in self.in_flight:
                 running.end(Cancelled(reason=CancelReason.SHUTDOWN))
 
     def start_nowait(self, because: str = "asked to start", *, after: int = 0) -> None:
@@ -272,7 +272,7 @@ class SupervisedWorker:
             last_exit=self.supervisor.last_exit,
             verdict=self._watch.verdict(),
             requests=self._watch.views(),
-            tokens_per_s=self._in_flight.tokens_per_s,
+            tokens_per_s=self.in_flight.tokens_per_s,
             weight_version=self.weights.version if self.weights else None,
         )
 
@@ -336,7 +336,7 @@ class SupervisedWorker:
 
     def end_requests(self, outcome: Outcome) -> None:
         """End all requests in flight."""
-        for running in self._in_flight:
+        for running in self.in_flight:
             running.end(outcome)
 
     def want_adapters(self, adapters: Mapping[str, str]) -> None:
@@ -376,12 +376,12 @@ class SupervisedWorker:
         if action.suspects is not None:
             word = "killed" if self.owns_engine else "let go"
             logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, action.because)
-        for running in self._in_flight:
+        for running in self.in_flight:
             running.end(ending_of(running, action, owns_engine=self.owns_engine))
 
     def _has_suspects(self) -> bool:
         """Whether a death of this moment is to be found out about by trying what is in flight."""
-        return self._tries_suspects and self.owns_engine and any(map(may_be_cause, self._in_flight))
+        return self._tries_suspects and self.owns_engine and any(map(may_be_cause, self.in_flight))
 
     def _moved(self) -> None:
         if self.is_starting:

@@ -173,6 +173,7 @@ class AsyncClient:
     get_usage = _Asks(node_calls.get_usage)
     get_upgrade = _Asks(node_calls.get_upgrade)
     upgrade = _Asks(node_calls.upgrade)
+    reload_configuration = _Asks(node_calls.reload_configuration)
     get_health = _Asks(node_calls.get_health)
     get_readiness = _Asks(node_calls.get_readiness)
     wait_ready = _Runs(waiting.wait_ready)

@@ -7,7 +7,7 @@ A field that may be None is None where it is missing. Any other that is missing 
 import json
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from datetime import datetime
 from functools import cache
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -61,11 +61,16 @@ def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type as annotations write 
 def _value(kind: type[Value]) -> Reader:
     hints = get_type_hints(kind)
     readers = [(each.name, _reader(hints[each.name])) for each in fields(kind) if each.name != "document"]
+    newer = {each.name for each in fields(kind) if each.default is not MISSING}  # an older service has not told them
 
     def read(document: Any, path: str) -> Value:  # noqa: ANN401 - any JSON
         if not isinstance(document, dict):
             raise AnswerMalformed(f"{path}: not an object")
-        found = {name: reader(document.get(name), f"{path}.{name}") for name, reader in readers}
+        found = {
+            name: reader(document.get(name), f"{path}.{name}")
+            for name, reader in readers
+            if name in document or name not in newer
+        }
         return kind(document=document, **found)
 
     return read

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.api import problems
+from service.api.configuration import configuration_router
 from service.api.door.access import AccessCheck
 from service.api.door.gate import Gate
 from service.api.door.key_ring import KeyRing
@@ -37,11 +38,17 @@ from service.config.schema import Config
 from service.conversations.callers import Caller
 from service.conversations.spec import JobSpec
 from service.node.node import Node
+from service.node.reloader import Reloader
 from service.upgrade.upgrader import Upgrader
 
 
 def build_app(
-    node: Node, config: Config, roots: Sequence[Path], callers: Mapping[bytes, Caller], upgrader: Upgrader
+    node: Node,
+    config: Config,
+    roots: Sequence[Path],
+    callers: Mapping[bytes, Caller],
+    reloader: Reloader,
+    upgrader: Upgrader,
 ) -> FastAPI:
     """Return the ASGI application over a running node; files are read from below ``roots`` alone.
 
@@ -69,6 +76,7 @@ def build_app(
     app.include_router(tools_router(node.catalog))
     app.include_router(model_router(node))
     app.include_router(status_router(node))
+    app.include_router(configuration_router(reloader))
     app.include_router(overview_router(node))
     app.include_router(speaking_router(node))
     app.include_router(metrics_router(node.metrics))

@@ -243,6 +243,7 @@ def job_document(view: JobView) -> dict[str, object]:
             },
         },
         "key": view.stored.owner,
+        "waits_for": list(view.waits_for),
         "metadata": dict(view.stored.metadata),
         "is_metadata_cut": view.stored.is_metadata_cut,
     }

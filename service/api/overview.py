@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import StreamingResponse
 
 from service import __version__
-from service.api import schemas
+from service.api import status_schemas
 from service.api.door.access import CallerNow
 from service.api.jobs import job_document
 from service.api.shared_frames import FramesBySubject, SharedFrames
@@ -85,7 +85,7 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
     return _encoded(status, version=__version__, jobs=jobs), False
 
 
-def _encoded(status: schemas.StatusOut, **others: object) -> bytes:
+def _encoded(status: status_schemas.StatusOut, **others: object) -> bytes:
     head = msgspec.json.encode({"at": rfc3339(datetime.now(UTC)), **others})
     return head[:-1] + b',"status":' + status.model_dump_json().encode() + b"}"
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import TokenUsage
-from service.node.status import ConversationsSoFar, Head, Pools, PrefixTokens
+from service.node.status import Pools
 from workers.health.incident import RequestView
 from workers.health.probes import KernelView
 from workers.policy.pace import Spread
@@ -60,6 +60,7 @@ class JobOut(Body):
     key: str | None  # the name of the key that it was posted with
     metadata: dict[str, object]
     is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
+    waits_for: list[str]  # what it waits for that only an operator brings: models that were removed
 
 
 class JobList(Body):
@@ -366,33 +367,3 @@ class Problem(Body):
     detail: str
     code: str
     errors: list[ProblemFault]
-
-
-class HeadsOut(Body):
-    """The turns that wait at the heads of the pools."""
-
-    pending: list[Head]
-    ready: list[Head]
-
-
-class StoreOut(Body):
-    """The store as this node sees it; ``trouble`` is what ails it."""
-
-    node: str
-    trouble: str | None
-
-
-class StatusOut(Body):
-    """A moment of this node; ``unclaimed`` says for what conversations wait that no node runs, by their next model."""
-
-    jobs: int  # that have not ended
-    conversations: ConversationsSoFar
-    ended_turns: int  # of jobs, since the start
-    pools: Pools
-    prefix_tokens: PrefixTokens
-    heads: HeadsOut
-    unclaimed: dict[str, str]
-    store: StoreOut
-    tool_servers: list[ToolServerOut]
-    lanes: list[LaneOut]
-    workers: list[WorkerOut]

@@ -5,7 +5,8 @@ from types import MappingProxyType
 
 from fastapi import APIRouter
 
-from service.api import schemas
+from service.api import status_schemas
+from service.api.configuration import configuration_document
 from service.api.door.access import CallerNow
 from service.api.lanes import lane_document
 from service.api.problems import refused
@@ -20,7 +21,7 @@ def status_router(node: Node) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["status"])
 
     @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
-    async def status(caller: CallerNow) -> schemas.StatusOut:
+    async def status(caller: CallerNow) -> status_schemas.StatusOut:
         return status_document(node, await node.unclaimed(), caller)
 
     return router
@@ -28,18 +29,19 @@ def status_router(node: Node) -> APIRouter:
 
 def status_document(
     node: Node, unclaimed: Mapping[str, str] = MappingProxyType({}), caller: Caller = ANYBODY
-) -> schemas.StatusOut:
+) -> status_schemas.StatusOut:
     """Return a snapshot as a caller is shown it: the heads are of jobs that it may know of."""
     now = status_of(node.scheduler, node.fleet, is_seen=None if caller.sees_all else caller.sees)
-    return schemas.StatusOut(
+    return status_schemas.StatusOut(
         jobs=now.jobs,
         conversations=now.conversations,
         ended_turns=now.ended_turns,
         pools=now.pools,
         prefix_tokens=now.prefix_tokens,
-        heads=schemas.HeadsOut(pending=list(now.pending), ready=list(now.ready)),
+        heads=status_schemas.HeadsOut(pending=list(now.pending), ready=list(now.ready)),
         unclaimed=dict(unclaimed),
-        store=schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
+        store=status_schemas.StoreOut(node=node.store.node_id, trouble=node.store.trouble),
+        configuration=configuration_document(node),
         tool_servers=tool_servers(node.tools),
         lanes=[lane_document(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes],
         workers=[worker_document(node.scheduler.reserved, worker, is_named=caller.sees_all) for worker in node.fleet],

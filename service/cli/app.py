@@ -9,6 +9,7 @@ from rich.console import Console
 from roundhouse_client import RoundhouseError
 from service import __version__
 from service.cli import local, remote
+from service.cli.config_reload import reload
 from service.cli.exits import Exit
 from service.cli.gpus import gpus
 from service.cli.new_key import key
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 local.add_commands(app)
 remote.add_commands(app)
+app.command()(reload)
 app.command()(tools)
 app.command()(timeline)
 app.command()(top)

@@ -19,14 +19,12 @@ from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.cli.prompt_display import PromptDisplay
 from service.cli.run_display import display
-from service.config.keys import callers_of
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config
-from service.config.roots import roots_of
 from service.config.schema import Config
 from service.config.secrets import masked
-from service.config.workers import SMALL, TINY, models_without_file, own_models, tiny_model_path, worker_specs
-from service.conversations.callers import Caller
+from service.config.source import ConfigSource, callers_of_config, usable_specs
+from service.config.workers import TINY, models_without_file, tiny_model_path, worker_specs
 from service.errors import ConfigError
 from service.export import folder_for
 from service.formats.documents import parse_document, read_text
@@ -58,16 +56,16 @@ def serve(
     """Run the service until it is stopped; ``is_check`` only says whether it could take over from one that runs."""
     inherited = take_handover()  # before anything is started that could keep a copy of what is in it
     os.umask(0o077)  # what it writes holds prompts and answers
-    settings = load_config(config, {"host": host, "port": port, "state_dir": state_dir})
-    settings = with_mig(settings, enable_mig=enable_mig)
-    callers = _callers(settings, config.parent)
-    specs = _specs(settings, config.parent, settings.server.state_dir)
-    roots = roots_of(settings, config.parent)
+    overrides = {"host": host, "port": port, "state_dir": state_dir}
+    source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
+    loaded = source.load()
+    server = loaded.config.server
     if is_check:
-        typer.echo(answer_check(settings, specs))
+        typer.echo(answer_check(loaded.config, loaded.specs))
         return
-    listener = inherited.listener() if inherited else listen(settings.server.host, settings.server.port)
-    run_async(serve_until_stopped, settings, specs, settings.server.state_dir, roots, callers, listener, inherited)
+    _tell_stand_ins(loaded.config, server.state_dir)
+    listener = inherited.listener() if inherited else listen(server.host, server.port)
+    run_async(serve_until_stopped, loaded, source.load, listener, inherited)
 
 
 def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, words: bool, enable_mig: bool) -> None:
@@ -127,7 +125,7 @@ def _demo_model(model: dict[str, object]) -> str:
 def check(config: Path, state_dir: Path | None) -> None:
     """Validate a configuration, and print the effective one."""
     settings = load_config(config, {"state_dir": state_dir})
-    _callers(settings, config.parent)
+    callers_of_config(settings, config.parent)
     worker_specs(settings, config.parent, settings.server.state_dir)
     shown = masked(settings.model_dump(mode="json"))
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
@@ -177,33 +175,17 @@ async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments
     return results[0]
 
 
-def _callers(config: Config, base: Path) -> dict[bytes, Caller]:
-    server = config.server
-    file = None if server.keys_file is None else base / server.keys_file.expanduser()
-    return callers_of(server.api_keys, server.keys, file)
-
-
 def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
-    specs = worker_specs(config, base, state_dir)
-    own = own_models(config)
-    if SMALL in own:
-        ensure_small_model()
-    if TINY in own:
-        path = _make_tiny(state_dir)
-        standing_in = models_without_file(config)
-        if standing_in:
-            names = ", ".join(standing_in)
-            typer.echo(f"{names}: no model is named, so {path} stands in; its text is noise", err=True)
+    specs = usable_specs(config, base, state_dir)
+    _tell_stand_ins(config, state_dir)
     return specs
 
 
-def _make_tiny(state_dir: Path) -> Path:
-    try:
-        from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
-    except ImportError as error:
-        text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
-        raise ConfigError(text) from error
-    return ensure_tiny_model(tiny_model_path(state_dir))
+def _tell_stand_ins(config: Config, state_dir: Path) -> None:
+    standing_in = models_without_file(config)
+    if standing_in:
+        names, path = ", ".join(standing_in), tiny_model_path(state_dir)
+        typer.echo(f"{names}: no model is named, so {path} stands in; its text is noise", err=True)
 
 
 def _check_writable(output: Path) -> None:

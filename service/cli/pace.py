@@ -6,7 +6,9 @@ from typing import Final
 WINDOW_S: Final = 60.0  # what was longer ago says nothing about now
 LEAST_S: Final = 5.0
 LEAST_TURNS: Final = 10
-SECOND, MINUTE, HOUR = 1, 60, 3600
+SOON: Final = 10
+MINUTE: Final = 60
+HOUR: Final = 3600
 
 
 class Pace:
@@ -45,8 +47,10 @@ class Pace:
 
 def about(seconds: float) -> str:
     """Return an estimate as exactly as it is known: ``about 40 s``, ``about 12 min``, ``about 3 h 20 min``."""
+    if seconds < SOON:
+        return f"less than {SOON} s"
     if seconds < MINUTE:
-        return f"about {max(10, round(seconds, -1)):.0f} s"
+        return f"about {round(seconds, -1):.0f} s"
     minutes = round(seconds / MINUTE)
     if seconds < HOUR:
         return f"about {minutes} min"

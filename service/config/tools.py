@@ -1,24 +1,27 @@
-"""The tool runners that the configuration names, open for as long as the node runs."""
+"""The tool runners that the configuration names, open for as long as it names them."""
 
 import importlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import anyio
+from anyio.abc import TaskGroup
 
-from service.config.schema import Config, ToolsConfig
+from service.config.schema import Config, McpServerConfig, ToolsConfig
 from service.errors import ConfigError
 from workers.spec import WorkerSpec
-from workers.tools.http import http_tools
+from workers.tools.http import HttpTools, open_http_tools
 from workers.tools.mcp import McpServer, McpState, McpTools
-from workers.tools.runner import PythonTools, ToolRunner, ToolRunners
+from workers.tools.runner import PythonTools, SwitchedTools, ToolRunners
+
+WaitGone = Callable[[str], Coroutine[object, object, None]]
+LET_GO_S: Final = 5.0  # beyond a call's own limit
 
 
 def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonTools | None:
@@ -37,44 +40,154 @@ def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonToo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equipment:
-    """The specifications with all that runs their tools, and the MCP servers of each model."""
+class _Server:
+    """One MCP server of one model; its connection is held until ``scope`` is cancelled."""
 
-    specs: list[WorkerSpec]
-    servers: Mapping[str, Sequence[McpTools]]
-    python: Mapping[str, PythonTools]
+    config: McpServerConfig
+    tools: McpTools
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    async def run(self) -> None:
+        with self.scope:
+            await self.tools.run_connection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ToolsOfModel:
+    """What runs one model's tools now."""
+
+    config: ToolsConfig
+    timeout_s: float
+    switched: SwitchedTools
+    python: PythonTools | None = None
+    http: HttpTools | None = None
+    servers: Mapping[str, _Server] = field(default_factory=dict)
+
+    def runners(self) -> ToolRunners | None:
+        servers = {name: server.tools for name, server in self.servers.items()}
+        known = [each for each in (self.python, self.http, *servers.values()) if each is not None]
+        return ToolRunners(known, servers) if known else None
+
+
+class Equipment:
+    """All that runs tools, by model; ``tasks`` hold the connections."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._models: dict[str, _ToolsOfModel] = {}
+
+    def __repr__(self) -> str:
+        return f"<Equipment {list(self._models)}>"
+
+    @property
+    def servers(self) -> Mapping[str, Sequence[McpTools]]:
+        """The MCP servers of each model."""
+        return {model: [each.tools for each in tools.servers.values()] for model, tools in self._models.items()}
+
+    @property
+    def python(self) -> Mapping[str, PythonTools]:
+        """The callables of each model that has any."""
+        return {model: tools.python for model, tools in self._models.items() if tools.python is not None}
 
     def states(self) -> list[tuple[str, McpState]]:
         """List the servers with their models, as they stand now."""
         return [(model, server.state) for model, servers in self.servers.items() for server in servers]
 
+    def equipped(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        """Return specifications with what runs their models' tools."""
+        return [replace(spec, tool_runner=self._models[spec.name].switched) for spec in specs]
+
+    def change(self, config: Config, specs: Sequence[WorkerSpec], wait_gone: WaitGone) -> None:
+        """Have the tools of a configuration from now on. Calls that run go on; what is unchanged stays connected.
+
+        A server that is not there is tried again, and keeps nothing from starting. ``wait_gone`` returns when no worker
+        of a model that was removed is left: until then its turns may call its tools.
+        """
+        callables = {spec.name: spec.tool_runner for spec in specs}
+        before, self._models = self._models, {}
+        for name, model in config.models.items():
+            python = callables.get(name)
+            self._models[name] = self._tools_of(
+                model.tools, before.pop(name, None), python if isinstance(python, PythonTools) else None
+            )
+        for name, left in before.items():
+            self._tasks.start_soon(self._retire, left, wait_gone(name))
+
+    async def _retire(self, left: _ToolsOfModel, gone: Awaitable[None]) -> None:
+        await gone
+        self._switch(left, _ToolsOfModel(config=ToolsConfig(), timeout_s=0.0, switched=left.switched))
+
+    def _tools_of(self, config: ToolsConfig, old: _ToolsOfModel | None, python: PythonTools | None) -> _ToolsOfModel:
+        if old is not None and old.config.python == config.python:
+            python = old.python
+        if old is not None and old.config.http == config.http:
+            http = old.http
+        else:
+            http = open_http_tools(str(config.http.url), config.http.headers) if config.http is not None else None
+        new = _ToolsOfModel(
+            config=config,
+            timeout_s=config.timeout_s,
+            switched=old.switched if old is not None else SwitchedTools(),
+            python=python,
+            http=http,
+            servers={name: self._server(name, each, old) for name, each in config.mcp.items()},
+        )
+        self._switch(old, new)
+        return new
+
+    def _server(self, name: str, config: McpServerConfig, old: _ToolsOfModel | None) -> _Server:
+        known = old.servers.get(name) if old is not None else None
+        if known is not None and known.config == config:
+            return known
+        server = _Server(config=config, tools=_mcp(name, config))
+        self._tasks.start_soon(server.run)
+        return server
+
+    def _switch(self, old: _ToolsOfModel | None, new: _ToolsOfModel) -> None:
+        if old is not None and (old.python, old.http, old.servers) == (new.python, new.http, new.servers):
+            return
+        runners = new.switched.current
+        new.switched.switch(new.runners())
+        if old is None or runners is None:
+            return
+        servers = [each for name, each in old.servers.items() if new.servers.get(name) is not each]
+        http = old.http if old.http is not new.http else None
+        self._tasks.start_soon(self._let_go, old, runners, servers, http)
+
+    async def _let_go(
+        self, old: _ToolsOfModel, runners: ToolRunners, servers: Sequence[_Server], http: HttpTools | None
+    ) -> None:
+        """Close what no call needs any more; a call has ``tools.timeout_s`` at most."""
+        with anyio.move_on_after(old.timeout_s + LET_GO_S):
+            await old.switched.wait_unused(runners)
+        for server in servers:
+            server.scope.cancel()
+        if http is not None:
+            await http.close()
+
+    async def close(self) -> None:
+        """Close what connections to endpoints there are."""
+        for tools in self._models.values():
+            if tools.http is not None:
+                await tools.http.close()
+
 
 @asynccontextmanager
 async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterator[Equipment]:
-    """Connect to every tool server for a block.
+    """Connect to every tool server for a block."""
+    async with anyio.create_task_group() as tasks:
+        equipment = Equipment(tasks)
+        equipment.change(config, specs, _nobody)
+        try:
+            yield equipment
+        finally:
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await equipment.close()
 
-    A server that is not there is tried again, and keeps nothing from starting.
-    """
-    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        runners: dict[str, ToolRunner] = {}
-        servers: dict[str, list[McpTools]] = {}
-        python: dict[str, PythonTools] = {}
-        for name, model in config.models.items():
-            mcp = servers[name] = _mcp(model.tools)
-            http = model.tools.http
-            known: list[ToolRunner] = [spec.tool_runner for spec in specs if spec.name == name and spec.tool_runner][:1]
-            if known and isinstance(known[0], PythonTools):
-                python[name] = known[0]
-            if http is not None:
-                known.append(await stack.enter_async_context(http_tools(str(http.url), http.headers)))
-            known += mcp
-            if known:
-                runners[name] = ToolRunners(known, {server.state.name: server for server in mcp})
-        for connection in chain.from_iterable(servers.values()):
-            tasks.start_soon(connection.run_connection)
-        equipped = [replace(spec, tool_runner=runners.get(spec.name)) for spec in specs]
-        yield Equipment(specs=equipped, servers=servers, python=python)
-        tasks.cancel_scope.cancel()
+
+async def _nobody(_model: str) -> None:
+    """Return at once: there were no workers before."""
 
 
 def check_programs(config: Config) -> None:
@@ -91,20 +204,17 @@ def check_programs(config: Config) -> None:
                 )
 
 
-def _mcp(tools: ToolsConfig) -> list[McpTools]:
-    return [
-        McpTools(
-            McpServer(
-                name=name,
-                command=tuple(server.command),
-                env=server.env,
-                url=None if server.url is None else str(server.url),
-                headers=server.headers,
-            ),
-            {key: value for key, value in os.environ.items() if not key.startswith("ROUNDHOUSE_")},
-        )
-        for name, server in tools.mcp.items()
-    ]
+def _mcp(name: str, server: McpServerConfig) -> McpTools:
+    return McpTools(
+        McpServer(
+            name=name,
+            command=tuple(server.command),
+            env=server.env,
+            url=None if server.url is None else str(server.url),
+            headers=server.headers,
+        ),
+        {key: value for key, value in os.environ.items() if not key.startswith("ROUNDHOUSE_")},
+    )
 
 
 def _load(key: str, place: str) -> Callable[..., object]:

@@ -1,7 +1,7 @@
 """LoRA adapters by their names, which agents use as models: those of the configuration, and those loaded since."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +19,9 @@ SETTLE_LIMIT_S: Final = 10.0
 class Adapters:
     """The one list of names; a name means one version of one adapter of one model."""
 
-    def __init__(self, fleet: Fleet, models: Iterable[str]) -> None:
+    def __init__(self, fleet: Fleet, models: Collection[str]) -> None:
         self._fleet = fleet
-        self._models = frozenset(models)
+        self._models = models  # of this moment
         self._arriving: Counter[tuple[str, str]] = Counter()
         self._leaving: set[str] = set()
 

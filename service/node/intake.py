@@ -52,7 +52,7 @@ class Intake:
     ) -> None:
         self._store = store
         self._scheduler = scheduler
-        self._models = tuple(models)
+        self._models = models  # of this moment
         self._adapters = adapters
         self._is_shared = is_shared
         self._hint = Notifier()
@@ -74,7 +74,7 @@ class Intake:
     async def claim_first(self) -> None:
         """Claim what the life before has left, so that nothing of it is anybody's when this one begins to serve."""
         if not self._is_shared:
-            self._claimed = await self._store.claim(self._models, None)
+            self._claimed = await self._store.claim(tuple(self._models), None)
 
     async def run(self) -> None:
         """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
@@ -119,7 +119,7 @@ class Intake:
         if self._scheduler.is_closing or self._is_starting_over:
             return
         if not self._is_shared:
-            await self._take(self._models, None, job_id)
+            await self._take(tuple(self._models), None, job_id)
             return
         # A conversation that another node has left may want an adapter by its name. Not one that a job here took for
         # another node's, before it was loaded here: that job would let it go again.
@@ -252,7 +252,9 @@ class Intake:
         job = resumed.job
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
-            logger.warning("job %s waits for models that are configured no more: %s", job.id, ", ".join(missing))
+            logger.warning(
+                "job %s waits for models that were removed from the configuration: %s", job.id, ", ".join(missing)
+            )
         if resumed.ended or resumed.unfinished:
             logger.info("job %s goes on with %d of %d turns done", job.id, len(resumed.ended), job.total_turns)
         is_cancelled = resumed.is_cancelled or job.id in self._cancelled

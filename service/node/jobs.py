@@ -30,6 +30,7 @@ from service.errors import (
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.queue_bounds import QueueBounds
+from service.node.status import removed
 from service.node.tool_catalog import ToolCatalog
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
@@ -52,6 +53,7 @@ class JobView:
     tally: Tally
     ready: int
     in_flight: int
+    waits_for: Sequence[str] = ()  # what only an operator brings
 
 
 class Jobs:
@@ -201,6 +203,7 @@ class Jobs:
             tally=tally,
             ready=counts[TurnState.READY] + ready,
             in_flight=counts[TurnState.IN_FLIGHT] + in_flight,
+            waits_for=self._missed_by(stored.id),
         )
 
     async def deliveries(self, job_id: JobId) -> list[dict[str, object]]:
@@ -344,6 +347,10 @@ class Jobs:
 
     async def _view(self, stored: StoredJob) -> JobView:
         return self.view_of(stored, await self._store.read(queries.tally(stored.id)))
+
+    def _missed_by(self, job_id: JobId) -> Sequence[str]:
+        wanted = self._scheduler.view.models_of(job_id)
+        return [removed(model) for model in sorted(wanted - set(self._rules().models))] if wanted else ()
 
 
 def _key_of(caller: Caller, key: str) -> str:

@@ -22,6 +22,7 @@ from service.node.database_choice import is_shared, open_database
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.jobs import Jobs
+from service.node.live_config import LiveConfig
 from service.node.metrics import Metrics
 from service.node.prompt_history import PromptHistory
 from service.node.status import pools_of
@@ -69,6 +70,8 @@ class Node:
     metrics: Metrics
     adapters: Adapters
     tools: Equipment
+    live: LiveConfig
+    state_dir: Path
     catalog: ToolCatalog
     lock_fd: int  # what holds the state directory
     adoption: Adoption | None  # what became of engines that were there already
@@ -147,7 +150,8 @@ async def open_node(
     Raises:
         StoreError: the store cannot be opened, or a write failed while the block ran (then in a group).
     """
-    followers, models = JobFollowers(), tuple(config.models)
+    live = LiveConfig(config, specs, shares)
+    followers, models = JobFollowers(), live.models
     with (
         own_folder(state_dir, left.lock_fd) as lock_fd,
         open_database(config.store, state_dir, models) as database,
@@ -155,7 +159,7 @@ async def open_node(
     ):
         async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics()
-            specs = [replace(spec, state_dir=state_dir) for spec in tools.specs]
+            specs = [replace(spec, state_dir=state_dir) for spec in tools.equipped(specs)]
 
             def count_pools() -> dict[str, int]:
                 return asdict(pools_of(scheduler, fleet))
@@ -180,7 +184,7 @@ async def open_node(
                 fleet,
                 outlet,
                 order.group_by,
-                shares,
+                live.shares,
                 most_waiting=config.server.queue,
                 prewarm=order.prewarm,
             )
@@ -197,18 +201,11 @@ async def open_node(
                 await tasks.start(cluster.run, news.take)
                 # One that gets ready has slots for what waits.
                 fleet.subscribe(lambda _worker: intake.hint(is_work=True))
-            by_model = {spec.name: spec for spec in specs}
             prompts = PromptHistory(
-                store, scheduler, adapters.names, partial(_constrain, by_model), partial(_sends_tools, by_model)
+                store, scheduler, adapters.names, partial(_constrain, live), partial(_sends_tools, live)
             )
-            rules = partial(_rules, config, adapters, neighbours)
-            catalog = ToolCatalog(
-                {
-                    model: ToolRunnersOfModel(python=tools.python.get(model), servers=servers)
-                    for model, servers in tools.servers.items()
-                },
-                adapters.names,
-            )
+            rules = partial(_rules, live, adapters, neighbours)
+            catalog = ToolCatalog(runners_of(tools), adapters.names)
             jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
             adoption = await fleet.inherit(left.fleet, left.children) if left.fleet is not None else None
             async with fleet.running():
@@ -224,6 +221,8 @@ async def open_node(
                     metrics=metrics,
                     adapters=adapters,
                     tools=tools,
+                    live=live,
+                    state_dir=state_dir,
                     catalog=catalog,
                     lock_fd=lock_fd,
                     adoption=adoption,
@@ -237,17 +236,27 @@ def _health(config: Config, specs: Sequence[WorkerSpec]) -> DeviceHealth | None:
     return DeviceHealth(MachineReader()) if has_lanes and config.gpus.inventory is None else None
 
 
-def _constrain(specs: Mapping[str, WorkerSpec], model: str, constraint: Constraint) -> Mapping[str, object]:
+def runners_of(tools: Equipment) -> dict[str, ToolRunnersOfModel]:
+    """Return what runs the tools of each model."""
+    return {
+        model: ToolRunnersOfModel(python=tools.python.get(model), servers=servers)
+        for model, servers in tools.servers.items()
+    }
+
+
+def _constrain(live: LiveConfig, model: str, constraint: Constraint) -> Mapping[str, object]:
     """Return the parameters of a constraint; of a model that another node has, none that are known here."""
-    return (DIALECTS[specs[model].engine].constrain(constraint) or {}) if model in specs else {}
+    spec = live.spec_of(model)
+    return (DIALECTS[spec.engine].constrain(constraint) or {}) if spec is not None else {}
 
 
-def _sends_tools(specs: Mapping[str, WorkerSpec], model: str) -> bool:
-    return model in specs and takes_tools(specs[model])
+def _sends_tools(live: LiveConfig, model: str) -> bool:
+    spec = live.spec_of(model)
+    return spec is not None and takes_tools(spec)
 
 
-def _rules(config: Config, adapters: Adapters, neighbours: Neighbours) -> JobRules:
-    return rules_of(config, adapters.names(), neighbours.known_models())
+def _rules(live: LiveConfig, adapters: Adapters, neighbours: Neighbours) -> JobRules:
+    return rules_of(live.config, adapters.names(), neighbours.known_models())
 
 
 def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster | None":

@@ -1,6 +1,7 @@
 """Releases what was kept for long enough: ended jobs, old events, messages that were delivered, usage, dead nodes."""
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -20,10 +21,11 @@ TURNS_A_WRITE: Final = 10_000  # with as many turns, or one job of more
 logger = logging.getLogger(__name__)
 
 
-async def release_always(store: Store, config: StoreConfig) -> None:
-    """Release what is due, until cancelled."""
-    pause_s = INTERVAL_S if config.keep_jobs_s is None else max(1.0, min(INTERVAL_S, config.keep_jobs_s / 2))
+async def release_always(store: Store, in_force: Callable[[], StoreConfig]) -> None:
+    """Release what is due by the configuration of each moment, until cancelled."""
     while True:
+        config = in_force()
+        pause_s = INTERVAL_S if config.keep_jobs_s is None else max(1.0, min(INTERVAL_S, config.keep_jobs_s / 2))
         try:
             await release(store, config, datetime.now(UTC))
         except StoreUnavailable as error:

@@ -150,8 +150,13 @@ def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) ->
             reason += f", and whose worker runs turns of other {GROUPED[group_by]} until it is empty (group_by)"
         return reason
     if model not in fleet.models():
-        return f"the model {model}, which is configured no more"
+        return removed(model)
     return f"a worker of {model}: {fleet.trouble_of(model)}"
+
+
+def removed(model: str) -> str:
+    """Return what is said of turns whose model is configured here no more."""
+    return f"model {model} was removed from the configuration"
 
 
 def _head(scheduler: Scheduler, key: TurnKey, waits_for: str) -> Head:

@@ -45,16 +45,20 @@ class ToolCatalog:
     """The tools of all models here; ``adapters`` gives the names of adapters, each with its model."""
 
     def __init__(self, models: Mapping[str, ToolRunnersOfModel], adapters: Callable[[], Mapping[str, str]]) -> None:
-        self._models = models
         self._adapters = adapters
+        self.change(models)
+
+    def __repr__(self) -> str:
+        return f"<ToolCatalog {sorted(self._models)}>"
+
+    def change(self, models: Mapping[str, ToolRunnersOfModel]) -> None:
+        """List the tools of other runners from now on."""
+        self._models = models
         self._callables = {
             model: [callable_tool(name, call) for name, call in runners.python.callables.items()]
             for model, runners in models.items()
             if runners.python is not None
         }
-
-    def __repr__(self) -> str:
-        return f"<ToolCatalog {sorted(self._models)}>"
 
     @property
     def models(self) -> Sequence[str]:

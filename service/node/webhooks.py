@@ -51,6 +51,11 @@ class Webhooks:
     def __repr__(self) -> str:
         return f"<Webhooks to {self._config.hosts}>"
 
+    def use(self, config: WebhooksConfig) -> None:
+        """Go by another configuration from the next message on."""
+        self._config = config
+        self._http.timeout = httpx.Timeout(config.timeout_s)
+
     async def run(self) -> None:
         """Send whatever is due, until cancelled."""
         async with self._http, anyio.create_task_group() as tasks:

@@ -340,8 +340,11 @@ class Scheduler:
             self._note_model(model)
 
     def _note_model(self, model: str) -> None:
-        if self._fleet.is_lost(model):
+        is_here = model in self._fleet.models()
+        if self._fleet.is_lost(model) if is_here else self._outlet.is_elsewhere(model):
             self._post(events.ModelLost(model=model, is_elsewhere=self._outlet.is_elsewhere(model)))
+        else:
+            self._post(events.ModelRegained(model=model))
 
     async def _end_hold(self, hold: events.DeferTurn) -> None:
         await anyio.sleep(hold.seconds)
@@ -369,10 +372,7 @@ class Scheduler:
             )
         else:
             self._post(events.WorkerNotReady(worker=worker.spec.id, returns=worker.is_coming))
-            model = worker.spec.name
-            self._note_model(model)
-            if not self._fleet.is_lost(model):
-                self._post(events.ModelRegained(model=model))
+            self._note_model(worker.spec.name)
 
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""

@@ -19,7 +19,6 @@ from typing import Final, Protocol
 import anyio
 
 from service import __version__
-from service.config.schema import Config
 from service.errors import ServiceError, StoreUnavailable, UpgradeRefused
 from service.node.node import Node
 from service.scheduling.outlet import Pause
@@ -47,7 +46,7 @@ class UpgradePhase(StrEnum):
     LEAVING = "leaving"  # clients get their last answers
 
 
-class Front(Protocol):
+class RestingServer(Protocol):
     """The HTTP server as an upgrade needs it."""
 
     async def wait_answered(self, limit_s: float) -> None:
@@ -82,9 +81,8 @@ class UpgradeEnd:
 class Upgrader:
     """``run`` must be running; it owns the upgrade that is under way."""
 
-    def __init__(self, node: Node, config: Config, listener_fd: int, inherited: Inherited | None = None) -> None:
+    def __init__(self, node: Node, listener_fd: int, inherited: Inherited | None = None) -> None:
         self._node = node
-        self._config = config
         self._listener_fd = listener_fd
         self.phase = UpgradePhase.IDLE
         self.last: UpgradeEnd | None = None
@@ -138,7 +136,7 @@ class Upgrader:
         except UpgradeRefused:
             return  # it is in the log
 
-    async def run(self, front: Front) -> None:
+    async def run(self, front: RestingServer) -> None:
         """Perform what was agreed to, until cancelled; one that succeeds ends this program."""
         while True:
             await self._asked.wait_until(lambda: bool(self._agreed))
@@ -161,19 +159,21 @@ class Upgrader:
         trouble = self._node.store.trouble
         if trouble is not None:
             raise UpgradeRefused(f"the store is in trouble: {trouble}")
-        verdict = await ask_child(self._argv, facts_of(self._config, self._node.fleet))
+        verdict = await ask_child(self._argv, facts_of(self._node.live.config, self._node.fleet))
         if verdict.refusals:
             raise UpgradeRefused("; ".join(verdict.refusals))
         return verdict
 
-    async def _perform(self, verdict: UpgradeVerdict, front: Front) -> None:
+    async def _perform(self, verdict: UpgradeVerdict, front: RestingServer) -> None:
         """Hand over to the next program; this returns only by an error.
 
         Raises:
             UpgradeRefused: it cannot be done now; this program goes on.
         """
         logger.info(
-            "upgrading in place to %s; turns under way have %g s", verdict.roundhouse, self._config.server.drain_s
+            "upgrading in place to %s; turns under way have %g s",
+            verdict.roundhouse,
+            self._node.live.config.server.drain_s,
         )
         async with self._paused():
             await self._drain()
@@ -194,7 +194,7 @@ class Upgrader:
 
     async def _drain(self) -> None:
         """Have nothing in flight, and nothing under way that only this program can end."""
-        drain_s, scheduler, fleet = self._config.server.drain_s, self._node.scheduler, self._node.fleet
+        drain_s, scheduler, fleet = self._node.live.config.server.drain_s, self._node.scheduler, self._node.fleet
         with anyio.move_on_after(drain_s):
             await scheduler.wait_idle()
         with anyio.move_on_after(max(drain_s, SETTLE_S)):
@@ -209,7 +209,7 @@ class Upgrader:
         raise UpgradeRefused(f"turns that were cut off have not ended within {INTERRUPT_S:g} s")
 
     @asynccontextmanager
-    async def _quiet(self, front: Front) -> AsyncIterator[None]:
+    async def _quiet(self, front: RestingServer) -> AsyncIterator[None]:
         """Have clients' requests answered, and take no more of them for a block; they wait in their sockets."""
         followers, requests = self._node.jobs.watch, self._node.scheduler.requests
         followers.close()
@@ -233,7 +233,7 @@ class Upgrader:
         except (TimeoutError, StoreUnavailable) as error:
             raise UpgradeRefused(f"the store is in trouble: {self._node.store.trouble or error}") from error
 
-    def _replace(self, front: Front) -> None:
+    def _replace(self, front: RestingServer) -> None:
         fleet = self._node.fleet
         if (detail := fleet.unsettled()) is not None:
             raise UpgradeRefused(detail)

@@ -16,8 +16,10 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from service.api.app import build_app
 from service.api.door.access import ROUTES
 from service.config.load import build_config
+from service.config.source import LoadedConfig
 from service.config.workers import worker_specs
 from service.node.node import open_node
+from service.node.reloader import Reloader
 from service.upgrade.upgrader import Upgrader
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
@@ -92,8 +94,11 @@ async def test_no_route_is_missing_from_the_table(tmp_path: Path) -> None:
     """Every route of the app has its row, and passes the check that reads it; no row is of a route that is gone."""
     document = {"store": {"url": "memory"}, "models": {"m": {"engine": "attached", "url": "http://127.0.0.1:9"}}}
     config = build_config(document, {}, "test", {})
-    async with open_node(config, worker_specs(config, tmp_path, tmp_path), tmp_path) as node:
-        app = build_app(node, config, [tmp_path], {}, Upgrader(node, config, listener_fd=0))
+    loaded = LoadedConfig(config=config, specs=worker_specs(config, tmp_path, tmp_path))
+    async with open_node(config, loaded.specs, tmp_path) as node:
+        app = build_app(
+            node, config, [tmp_path], {}, Reloader(node, loaded, lambda: loaded), Upgrader(node, listener_fd=0)
+        )
         found: set[tuple[str, str]] = set()
         for route in iter_route_contexts(app.routes):
             assert isinstance(route.original_route, APIRoute), f"{route.path}: nothing stands before it"

@@ -246,7 +246,7 @@ async def test_one_batch_of_many_times_the_limit_is_left_alone(subject: Subject,
 
 
 def _has_begun(worker: Worker) -> bool:
-    return any(running.answer.generation.begun_at is not None for running in worker._in_flight)
+    return any(running.answer.generation.begun_at is not None for running in worker.in_flight)
 
 
 async def test_the_json_fallback_runs_tools_of_a_model_that_knows_none(subject: Subject) -> None:

@@ -69,7 +69,7 @@ def answer_of(worker: Worker, request: int) -> Answer:
 
 def holdings(worker: Worker) -> dict[int, int]:
     """Return what each request in flight holds, in tokens."""
-    return {running.id: running.answer.held_tokens for running in worker._in_flight}
+    return {running.id: running.answer.held_tokens for running in worker.in_flight}
 
 
 async def results(worker: Worker, *requests: int) -> list[RequestResult]:

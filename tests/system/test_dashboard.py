@@ -133,6 +133,15 @@ def test_a_job_is_posted_and_grows(shown: Page) -> None:
     assert shown.run("document.querySelectorAll('*').length") < MOST_NODES
 
 
+def test_the_timeline_of_a_job_is_drawn(shown: Page, debate: str) -> None:
+    """When it is unfolded, inside the page and under its policy."""
+    go(shown, f"#/jobs/{debate}", "Timeline of slots")
+    shown.click(".view > details > summary")
+    shown.wait("document.querySelector('canvas')?.width > 200", "the chart is there")
+    shown.wait_text("8 attempts")
+    picture(shown, "timeline-1280-light")
+
+
 def test_what_is_refused_is_told_at_the_form(shown: Page) -> None:
     """Every fault by its path, as the service names it, and what was written stays; broken JSON as well."""
     go(shown, "#/post", "Post the job")

@@ -80,6 +80,11 @@ class ModelAdapters:
         """The adapters that requests may ask for."""
         return [*self.configured, *self.loaded]
 
+    def add(self, worker: SupervisedWorker) -> None:
+        """Take one more worker, of which no engine has been started; the caller holds the lock."""
+        self.workers.append(worker)
+        self._want()
+
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own the tasks until cancelled."""
         async with anyio.create_task_group() as self._tasks:

@@ -106,6 +106,11 @@ class LanePool:
         self._rooms |= {lane.lane.device.uuid: lane.lane.device.room_mib for lane in self.lanes}
         self._changed.notify()
 
+    def follow(self, rule: SwapRule) -> None:
+        """Place models by another rule from now on."""
+        self._placement.rule = rule
+        self._changed.notify()
+
     @property
     def lanes(self) -> Collection[LaneWorkers]:
         """All lanes, device by device."""
@@ -175,8 +180,7 @@ class LanePool:
     def start_adopted_nowait(self) -> None:
         """Have the workers whose engines are there already go on with them."""
         for worker in self._adopted:
-            lane = self._lanes[worker.spec.id]
-            lane.used_at = lane.idle_since = time.monotonic()
+            self._lanes[worker.spec.id].used_at = self._lanes[worker.spec.id].idle_since = time.monotonic()
             worker.start_nowait("its engine is there already")
         self._adopted.clear()
 

@@ -136,11 +136,11 @@ class Placement:
 
     def __init__(self, rooms: Mapping[str, int | None], rule: SwapRule, patience_s: float = PATIENCE_S) -> None:
         self._rooms = rooms
-        self._rule = rule
+        self.rule = rule
         self._patience_s = patience_s
 
     def __repr__(self) -> str:
-        return f"<Placement {self._rule} {dict(self._rooms)}>"
+        return f"<Placement {self.rule} {dict(self._rooms)}>"
 
     def decide(self, lanes: Sequence[LaneView], models: Iterable[ModelDemand], now: float) -> list[PlacementAction]:
         """Return what is to be done now."""
@@ -163,7 +163,7 @@ class Placement:
             and (keep_s := by_name[lane.resident].keep_s) is not None
             and not by_name[lane.resident].is_pinned
         ]
-        if self._rule is SwapRule.FEW:
+        if self.rule is SwapRule.FEW:
             ends += [
                 model.waits_since + self._patience_s for model in by_name.values() if model.waits_since is not None
             ]
@@ -185,7 +185,7 @@ class Placement:
         unplaced = [model for model in moment.models.values() if model.name not in there]
         pinned = [model for model in unplaced if model.is_pinned]
         waiting = [model for model in unplaced if model.waiting and not model.is_pinned]
-        if self._rule is SwapRule.FAIR:
+        if self.rule is SwapRule.FAIR:
             return pinned + sorted(waiting, key=lambda model: model.oldest)
         return pinned + sorted(
             waiting,
@@ -206,12 +206,12 @@ class Placement:
                 return True
             if resident.is_pinned:
                 return False
-            if self._rule is SwapRule.FEW and not self._is_overdue(model, now) and not model.is_pinned:
+            if self.rule is SwapRule.FEW and not self._is_overdue(model, now) and not model.is_pinned:
                 return not resident.waiting and not lane.in_flight
             return not resident.waiting or resident.oldest > oldest
 
         chosen = moment.cheapest(model, may_leave)
-        if chosen is not None and (self._rule is SwapRule.FEW or not moment.has_better(chosen, model)):
+        if chosen is not None and (self.rule is SwapRule.FEW or not moment.has_better(chosen, model)):
             yield moment.assign(chosen, model, "a turn of it waits" if model.waiting else "it is pinned")
 
 

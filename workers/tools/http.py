@@ -29,6 +29,10 @@ class HttpTools:
     def __repr__(self) -> str:
         return f"<HttpTools {self._url}>"
 
+    async def close(self) -> None:
+        """Close what connections there are."""
+        await self._client.aclose()
+
     def knows(self, _name: str) -> None:
         """Only the endpoint itself can tell."""
         return
@@ -51,8 +55,16 @@ class HttpTools:
         return httpx.Response(response.status_code, content=bytes(content)).json()
 
 
+def open_http_tools(url: str, headers: Mapping[str, str]) -> HttpTools:
+    """Return the tools of an endpoint with a connection pool of their own, to be closed; callers bound each call."""
+    return HttpTools(httpx.AsyncClient(headers=dict(headers), timeout=None, trust_env=False), url)  # noqa: S113
+
+
 @asynccontextmanager
 async def http_tools(url: str, headers: Mapping[str, str]) -> AsyncIterator[HttpTools]:
     """Hold a connection pool to the endpoint for a block; every call is bounded by its caller."""
-    async with httpx.AsyncClient(headers=dict(headers), timeout=None, trust_env=False) as client:  # noqa: S113
-        yield HttpTools(client, url)
+    tools = open_http_tools(url, headers)
+    try:
+        yield tools
+    finally:
+        await tools.close()

@@ -2,11 +2,13 @@
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from workers.errors import UnknownTool
+from workers.notifier import Notifier
 from workers.tools.definition import ToolOrigin
 from workers.tools.threads import ToolThreads
 
@@ -120,3 +122,49 @@ class ToolRunners:
                 with contextlib.suppress(UnknownTool):
                     return await runner.run(use)
         raise UnknownTool(use.name)
+
+
+class SwitchedTools:
+    """The runners of one model, which may be others from one moment to the next: a call stays with those it began by.
+
+    ``current`` None has no tool.
+    """
+
+    def __init__(self, current: ToolRunners | None = None) -> None:
+        self._current = current
+        self._calls: Counter[ToolRunners] = Counter()
+        self._ended = Notifier()
+
+    def __repr__(self) -> str:
+        return f"<SwitchedTools {self._current!r}>"
+
+    @property
+    def current(self) -> ToolRunners | None:
+        """What calls are given to that begin now."""
+        return self._current
+
+    def switch(self, current: ToolRunners | None) -> None:
+        """Give calls that begin from now on to other runners."""
+        self._current = current
+
+    async def wait_unused(self, runners: ToolRunners) -> None:
+        """Return when no call is with runners any more that were current before."""
+        await self._ended.wait_until(lambda: not self._calls[runners])
+
+    def knows(self, name: str) -> bool | None:
+        """Whether the current ones know it."""
+        return False if self._current is None else self._current.knows(name)
+
+    async def run(self, use: ToolUse) -> object:
+        """Have it run."""
+        runners = self._current
+        if runners is None:
+            raise UnknownTool(use.name)
+        self._calls[runners] += 1
+        try:
+            return await runners.run(use)
+        finally:
+            self._calls[runners] -= 1
+            if not self._calls[runners]:
+                del self._calls[runners]
+            self._ended.notify()

@@ -11,6 +11,7 @@ from roundhouse_client.values.node import (
     Health,
     Lanes,
     Readiness,
+    Reload,
     ServiceProgram,
     Speaking,
     Status,
@@ -64,6 +65,16 @@ def upgrade() -> Call[AgreedUpgrade]:
         StateConflict: it has not; the service goes on as it was.
     """
     return post("/v1/upgrade", into(AgreedUpgrade), limit_s=CHECK_LIMIT_S)
+
+
+def reload_configuration() -> Call[Reload]:
+    """Have the service read its configuration anew; return what changes of it.
+
+    Raises:
+        InvalidRequest: the configuration is not usable; nothing has changed.
+        StateConflict: something in it cannot change while the service runs; nothing has changed.
+    """
+    return post("/v1/config/reload", into(Reload))
 
 
 def get_health() -> Call[Health]:

@@ -55,6 +55,7 @@ class Job(Value):
     metadata: Mapping[str, object]
     is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
     key: str | None  # the name of the key that it was posted with
+    waits_for: tuple[str, ...] = ()  # what it waits for that only an operator brings: models that were removed
 
     @property
     def has_ended(self) -> bool:

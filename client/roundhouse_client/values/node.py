@@ -102,6 +102,39 @@ class Lanes(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadFailure(Value):
+    """The last reload of the configuration, where it changed nothing."""
+
+    at: datetime
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration(Value):
+    """The configuration in force; ``under_way`` says what workers have yet to do until they are as it wants them."""
+
+    loaded_at: datetime
+    failure: ReloadFailure | None
+    under_way: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload(Value):
+    """What a reload has changed: settings that are in force by now, and models by their names.
+
+    ``restarted`` and ``resized`` models are changed worker after worker, from then on.
+    """
+
+    changed: tuple[str, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    resized: tuple[str, ...]
+    restarted: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status(Value):
     """A moment of a node; ``jobs`` are those that have not ended, ``ended_turns`` those of jobs since its start.
 
@@ -119,6 +152,7 @@ class Status(Value):
     tool_servers: tuple[ToolServer, ...]
     lanes: tuple[Lane, ...]
     workers: tuple[Worker, ...]
+    configuration: Configuration | None = None  # None of an older service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

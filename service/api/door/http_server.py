@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from service.api.door.connections import Door
 
@@ -24,7 +24,7 @@ BACKLOG: Final = 2048
 POLL_S: Final = 0.005
 
 
-def server_config(app: FastAPI, most: int) -> uvicorn.Config:
+def server_config(app: ASGIApp, most: int) -> uvicorn.Config:
     """Return how ``app`` is served, on at most ``most`` connections."""
     return uvicorn.Config(
         app,

@@ -59,6 +59,11 @@ class PoolsView:
         """Return every model that a job asks for whose turns are not over."""
         return frozenset(agent.model for live in self._jobs.values() for agent in live.job.agents)
 
+    def models_of(self, job_id: JobId) -> frozenset[str]:
+        """Return the models that the agents of a job have; none of a job that has no turn here which is not over."""
+        live = self._jobs.get(job_id)
+        return frozenset(agent.model for agent in live.job.agents) if live is not None else frozenset()
+
     def jobs(self) -> tuple[JobId, ...]:
         """List the jobs that have turns here which are not over."""
         return tuple(self._jobs)

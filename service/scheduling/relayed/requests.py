@@ -3,7 +3,7 @@
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -40,7 +40,7 @@ class RelayedRequests:
         self._blame = blame
         self._counters = counters
         self._post = post
-        self._most_waiting = most_waiting
+        self.most_waiting = most_waiting
         self._requests: dict[JobId, RelayedRequest] = {}
         self._on_slots: dict[TurnKey, RelayAttempt] = {}
         self._programs = Programs()
@@ -78,7 +78,7 @@ class RelayedRequests:
         """
         if self._closed_by is not None:
             raise ShuttingDown(f"{self._closed_by} and takes no new requests")
-        if self.waiting >= self._most_waiting:
+        if self.waiting >= self.most_waiting:
             raise QueueFull(self.waiting, self._after_s(slots))
         request = RelayedRequest(JobId(f"request-{secrets.token_hex(ID_BYTES)}"), posted)
         self._requests[request.key.job_id] = request
@@ -93,6 +93,12 @@ class RelayedRequests:
             request.finish(failure or RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone"))
         if request.key.job_id in self._requests:
             self._post(events.JobCancelled(job_id=request.key.job_id))
+
+    def end_waiting_for(self, models: Collection[str]) -> None:
+        """End those that wait for models which are served here no more: unlike jobs they cannot wait for ever."""
+        for request in [each for each in self._requests.values() if each.is_waiting and each.agent.model in models]:
+            detail = f"model {request.agent.model} was removed from the configuration"
+            self.withdraw(request, RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail))
 
     def open(self) -> None:
         """Take requests again."""

@@ -46,7 +46,7 @@ class SharedMembership:
     def __init__(self, lease_s: float, models: Sequence[str]) -> None:
         self.node_id = new_node_id()
         self._lease_s = lease_s
-        self._models = list(models)
+        self._models = models  # of this moment
         self._signed_at = 0.0
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class SharedMembership:
         self.node_id = new_node_id()
         connection.execute(
             f"INSERT INTO nodes (id, is_live, started_at, lease_until, models) VALUES (?, 1, ?, now() + {LEASE}, ?)",  # noqa: S608
-            (self.node_id, datetime.now(UTC).isoformat(), self._lease_s, self._models),
+            (self.node_id, datetime.now(UTC).isoformat(), self._lease_s, list(self._models)),
         )
 
     def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:

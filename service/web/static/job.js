@@ -3,6 +3,7 @@
 import { ask, follow } from "./api.js";
 import { bar, badge, facts, folded, h, setBadge, setText } from "./dom.js";
 import { between, clock, pretty, to, whole } from "./format.js";
+import { timelineNode } from "./job_timeline.js";
 import { progress, stateCell } from "./jobs_table.js";
 import { problemNode, showing } from "./problem.js";
 import { link, table } from "./table.js";
@@ -17,6 +18,7 @@ export function open(root, [id], title) {
   const cancel = h("button", { type: "button", class: "danger", hidden: true }, "Cancel the job");
   const head = headOf(id);
   const faults = h("div");
+  const timeline = timelineNode(`/v1/jobs/${encodeURIComponent(id)}`);
   const conversations = conversationsTable(id);
   const pages = pager((query) => follow(
     `/v1/jobs/${encodeURIComponent(id)}/overview/events?${query}`, update, (problem) => faults.replaceChildren(problemNode(problem)),
@@ -25,7 +27,7 @@ export function open(root, [id], title) {
     && showing(faults, () => ask(`/v1/jobs/${encodeURIComponent(id)}/cancel`, { method: "POST" })));
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/jobs" }, "Jobs")),
-    h("div", { class: "head" }, heading, state, cancel), faults, head.node, pages.node, conversations.node,
+    h("div", { class: "head" }, heading, state, cancel), faults, head.node, timeline.node, pages.node, conversations.node,
   );
   function update({ job, conversations: rows, next_after: next }) {
     setText(heading, job.name);
@@ -37,7 +39,10 @@ export function open(root, [id], title) {
     pages.update(next);
   }
   pages.turn([-1]);
-  return pages.close;
+  return () => {
+    pages.close();
+    timeline.close();
+  };
 }
 
 function headOf(id) {

@@ -254,7 +254,7 @@ class Chart {
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
     this.paint.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.redraw();
+    this.draw(); // at once: a canvas of another size is empty, and would be seen so for a frame
   }
 
   get seconds() { return this.view.to - this.view.from; }
@@ -425,10 +425,14 @@ class Chart {
   redraw() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = undefined;
-      drawChart(this);
-      const isAll = this.seconds >= this.model.to - this.model.from;
-      this.range.textContent = `${isAll ? "all" : `${lengthOf(this.seconds)} of`} ${lengthOf(this.model.seconds)}`;
+      this.draw();
     });
+  }
+
+  draw() {
+    drawChart(this);
+    const isAll = this.seconds >= this.model.to - this.model.from;
+    this.range.textContent = `${isAll ? "all" : `${lengthOf(this.seconds)} of`} ${lengthOf(this.model.seconds)}`;
   }
 }
 

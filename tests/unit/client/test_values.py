@@ -10,7 +10,7 @@ from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
 from roundhouse_client.values.value import Value
-from service.api import schemas, speaking_route, upgrades, usage
+from service.api import configuration, schemas, speaking_route, status_schemas, upgrades, usage
 from service.api.models import adapters, tools, weights_schemas
 from service.conversations import spec
 from service.conversations.transcript import TokenUsage
@@ -52,12 +52,15 @@ PAIRS: list[tuple[type[Value], type]] = [
     (workers.Process, probes.ProcessView),
     (workers.MemoryAtIncident, schemas.MemoryAtIncident),
     (workers.Pools, status.Pools),
-    (node.Status, schemas.StatusOut),
+    (node.Status, status_schemas.StatusOut),
+    (node.Configuration, status_schemas.ConfigurationOut),
+    (node.ReloadFailure, status_schemas.ReloadFailureOut),
+    (node.Reload, configuration.ReloadOut),
     (node.ConversationsSoFar, status.ConversationsSoFar),
     (node.PrefixTokens, status.PrefixTokens),
-    (node.PoolHeads, schemas.HeadsOut),
+    (node.PoolHeads, status_schemas.HeadsOut),
     (node.WaitingTurn, status.Head),
-    (node.StoreStatus, schemas.StoreOut),
+    (node.StoreStatus, status_schemas.StoreOut),
     (node.Speaking, speaking_route.SpeakingOut),
     (node.SpeakingTurn, speaking.SpeakingTurn),
     (node.ToolServer, schemas.ToolServerOut),

@@ -51,7 +51,7 @@ def test_an_end_is_estimated_only_where_the_pace_is_known() -> None:
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [
-        (0.2, "about 10 s"),
+        (0.2, "less than 10 s"),
         (44, "about 40 s"),
         (61, "about 1 min"),
         (754, "about 13 min"),
@@ -106,7 +106,7 @@ SPEAKS: Document = {
 def test_rates_are_those_of_all_workers() -> None:
     """Turns of all three pools are left."""
     assert rates(status(worker("a"), worker("b")), pace_of((0, 0), (10, 20))) == (
-        "61 tokens/s | 2.0 turns/s | about 10 s left"
+        "61 tokens/s | 2.0 turns/s | less than 10 s left"
     )
 
 
@@ -139,7 +139,7 @@ def test_the_table_on_a_terminal_has_bars_and_rates() -> None:
     """The share of conversations that have ended, and of slots in use."""
     assert drawn(pace=pace_of((0, 0), (10, 20)), hint="q: leave") == [
         "2/8 conversations (2 persisted) | in flight 2/4 | ready 3 | pending 5",
-        "██████░░░░░░░░░░░░░░░░░░ 30 tokens/s | 2.0 turns/s | about 10 s left",
+        "██████░░░░░░░░░░░░░░░░░░ 30 tokens/s | 2.0 turns/s | less than 10 s left",
         "worker  speaking (job/conversation/agent/round)  so far",
         "READY (waits for a slot)                     PENDING (waits for others)",
         "worker  state  slots     kv  tokens/s  verdict  because",

@@ -1,0 +1,237 @@
+"""What a changed configuration means for a service that runs: what changes at once, which workers, what cannot. Pure.
+
+Source: specification, "Reload".
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from service.config.schema import Config, ModelConfig, ToolsConfig
+from service.config.source import LoadedConfig
+from service.errors import Fault
+from workers.spec import WorkerSpec
+
+
+class Effect(StrEnum):
+    """What follows from another value of a setting."""
+
+    AT_ONCE = "at once"  # for what begins from then on
+    RESIZE = "workers join or leave"  # the others go on
+    ROLL = "worker after worker"  # each ends what it runs, and another takes its place
+    RESTART = "restart"  # refused while Roundhouse runs
+
+
+_NOW, _ROLL, _RESTART = Effect.AT_ONCE, Effect.ROLL, Effect.RESTART
+# Every setting; a test compares this table with the schema and with the reference.
+EFFECTS: Final[Mapping[str, Effect]] = {
+    "server.host": _RESTART,
+    "server.port": _RESTART,
+    "server.state_dir": _RESTART,
+    "server.api_keys": _NOW,
+    "server.keys": _NOW,
+    "server.keys_file": _NOW,
+    "server.hosts": _NOW,
+    "server.origins": _NOW,
+    "server.roots": _NOW,
+    "server.drain_s": _NOW,
+    "server.heartbeat_s": _NOW,
+    "server.queue": _NOW,
+    "server.wait_s": _NOW,
+    "store.url": _RESTART,
+    "store.lease_s": _RESTART,
+    "store.keep_jobs_s": _NOW,
+    "store.keep_keys_s": _NOW,
+    "store.keep_events": _NOW,
+    "store.keep_usage_days": _NOW,
+    "webhooks.hosts": _NOW,
+    "webhooks.secrets": _NOW,
+    "webhooks.private": _NOW,
+    "webhooks.timeout_s": _NOW,
+    "webhooks.give_up_s": _NOW,
+    "scheduling.policy": _RESTART,
+    "scheduling.group_by": _RESTART,
+    "scheduling.swap": _NOW,
+    "scheduling.prewarm": _RESTART,
+    "limits": _NOW,
+    "gpus": _RESTART,
+    "models.NAME.engine": _ROLL,
+    "models.NAME.model": _ROLL,
+    "models.NAME.command": _ROLL,
+    "models.NAME.args": _ROLL,
+    "models.NAME.env": _ROLL,
+    "models.NAME.placement": _RESTART,
+    "models.NAME.pin": _RESTART,
+    "models.NAME.keep_s": _RESTART,
+    "models.NAME.replicas": Effect.RESIZE,
+    "models.NAME.host": _ROLL,
+    "models.NAME.port": _ROLL,
+    "models.NAME.socket_dir": _ROLL,
+    "models.NAME.url": _ROLL,
+    "models.NAME.headers": _ROLL,
+    "models.NAME.slots": _ROLL,
+    "models.NAME.capacity": _ROLL,
+    "models.NAME.kv_tokens": _ROLL,
+    "models.NAME.context": _ROLL,
+    "models.NAME.max_answer": _ROLL,
+    "models.NAME.params": _ROLL,
+    "models.NAME.timeouts": _ROLL,
+    "models.NAME.restart": _ROLL,
+    "models.NAME.tools.iterations": _ROLL,
+    "models.NAME.tools.timeout_s": _ROLL,
+    "models.NAME.tools.fallback": _ROLL,
+    "models.NAME.tools.arguments": _ROLL,
+    "models.NAME.tools.python": _NOW,
+    "models.NAME.tools.mcp": _NOW,
+    "models.NAME.tools.http": _NOW,
+    "models.NAME.repetition": _ROLL,
+    "models.NAME.bios": _ROLL,
+    "models.NAME.weights": _ROLL,
+    "models.NAME.adapters": _RESTART,
+    "models.NAME.max_adapters": _RESTART,
+}
+_LANES: Final = "lanes are laid out once, at the start"
+_QUEUES: Final = "what waits is queued by it"
+_ADAPTERS: Final = "adapters come and go by POST and DELETE /v1/models/NAME/adapters while it runs"
+_REASONS: Final[Mapping[str, str]] = {
+    "server.host": "its socket listens there",
+    "server.port": "its socket listens there",
+    "server.state_dir": "its store and its registry of processes lie there",
+    "store.url": "its jobs are stored there",
+    "store.lease_s": "other nodes go by it",
+    "scheduling.policy": _QUEUES,
+    "scheduling.group_by": _QUEUES,
+    "scheduling.prewarm": "what was read ahead is counted from the start on",
+    "gpus": _LANES,
+    "models.NAME.placement": _LANES,
+    "models.NAME.pin": _LANES,
+    "models.NAME.keep_s": _LANES,
+    "models.NAME.adapters": _ADAPTERS,
+    "models.NAME.max_adapters": _ADAPTERS,
+}
+_SECTIONS: Final = ("server", "store", "webhooks", "scheduling")
+_WHOLE: Final = ("limits", "gpus")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadPlan:
+    """What a reload does. ``changed`` are settings that change at once; the others are names of models.
+
+    Where anything is ``refused``, nothing at all changes.
+    """
+
+    changed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    resized: tuple[str, ...] = ()
+    restarted: tuple[str, ...] = ()  # worker after worker
+    unchanged: tuple[str, ...] = ()
+    refused: tuple[Fault, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changes."""
+        return not (self.changed or self.added or self.removed or self.resized or self.restarted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """A setting with another value; ``rule`` is its row of the table."""
+
+    path: str
+    rule: str
+    model: str | None = None
+
+    @property
+    def effect(self) -> Effect:
+        return EFFECTS[self.rule]
+
+
+def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str] = MappingProxyType({})) -> ReloadPlan:
+    """Return what follows where ``new`` comes in place of ``old``.
+
+    ``adapters`` are the names of adapters that can be asked for at the moment, each with its model.
+    """
+    before, after = old.config.models, new.config.models
+    settings = list(_settings(old.config, new.config))
+    both = [name for name in after if name in before]
+    first_before, first_after = _first_specs(old), _first_specs(new)
+    restarted = [name for name in both if first_before.get(name) != first_after.get(name)]
+    resized = [name for name in both if before[name].replicas != after[name].replicas]
+    changed = [each.path for each in settings if each.effect is _NOW or _means_nothing(each, restarted)]
+    if old.callers != new.callers and not any(path.startswith(("server.keys", "server.api_keys")) for path in changed):
+        changed.append("server.keys_file")  # what is in it
+    touched = {each.model for each in settings}
+    refused = _refused(old.config, new.config, settings, adapters)
+    return ReloadPlan(
+        changed=tuple(changed),
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+        resized=tuple(resized),
+        restarted=tuple(restarted),
+        unchanged=tuple(name for name in both if name not in {*touched, *restarted}),
+        refused=tuple(refused),
+    )
+
+
+def _means_nothing(setting: _Setting, restarted: list[str]) -> bool:
+    """Whether a setting is written otherwise, and the model's workers are what they were."""
+    return setting.effect is _ROLL and setting.model not in restarted
+
+
+def _first_specs(loaded: LoadedConfig) -> dict[str, WorkerSpec]:
+    """Return what the first worker of each fixed model runs; what runs its tools changes beside it."""
+    found: dict[str, WorkerSpec] = {}
+    for spec in loaded.specs:
+        if spec.lane is None:
+            found.setdefault(spec.name, replace(spec, tool_runner=None))
+    return found
+
+
+def _settings(old: Config, new: Config) -> Iterator[_Setting]:
+    """Iterate over the settings that have another value, but for models that come or go."""
+    for section in _SECTIONS:
+        before, after = getattr(old, section), getattr(new, section)
+        for name in type(before).model_fields:
+            if getattr(before, name) != getattr(after, name):
+                yield _Setting(path=f"{section}.{name}", rule=f"{section}.{name}")
+    for section in _WHOLE:
+        before, after = getattr(old, section), getattr(new, section)
+        for name in getattr(type(before), "model_fields", None) or [each.name for each in fields(before)]:
+            if getattr(before, name) != getattr(after, name):
+                yield _Setting(path=f"{section}.{name}", rule=section)
+    for model, settings in new.models.items():
+        if model in old.models:
+            yield from _settings_of_model(model, old.models[model], settings)
+
+
+def _settings_of_model(model: str, old: ModelConfig, new: ModelConfig) -> Iterator[_Setting]:
+    for name in ModelConfig.model_fields:
+        if name != "tools" and getattr(old, name) != getattr(new, name):
+            yield _Setting(path=f"models.{model}.{name}", rule=f"models.NAME.{name}", model=model)
+    for name in ToolsConfig.model_fields:
+        if getattr(old.tools, name) != getattr(new.tools, name):
+            yield _Setting(path=f"models.{model}.tools.{name}", rule=f"models.NAME.tools.{name}", model=model)
+
+
+def _refused(old: Config, new: Config, settings: list[_Setting], adapters: Mapping[str, str]) -> Iterator[Fault]:
+    on_lanes = {
+        name for models in (old.models, new.models) for name, each in models.items() if each.placement != "fixed"
+    }
+    for each in settings:
+        if each.effect is _RESTART:
+            yield _fault(each.path, _REASONS[each.rule])
+        elif each.effect is not _NOW and each.model in on_lanes:
+            yield _fault(each.path, f"{each.model} is placed on lanes, and {_LANES}")
+    for name in sorted(on_lanes & (old.models.keys() ^ new.models.keys())):
+        yield _fault(f"models.{name}", f"it is placed on lanes, and {_LANES}")
+    for name in [each for each in new.models if each not in old.models]:
+        for other in (name, *new.models[name].adapters):
+            if other in adapters and adapters[other] in new.models:
+                yield _fault(f"models.{name}", f"{other} is an adapter of {adapters[other]} that was loaded meanwhile")
+
+
+def _fault(path: str, reason: str) -> Fault:
+    return Fault(path=path, message=f"cannot change while Roundhouse runs, since {reason}; restart it")

@@ -1,0 +1,87 @@
+"""Where a service's configuration comes from, and all that is made of it before anything runs by it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.config.keys import callers_of
+from service.config.lane_plan import with_mig
+from service.config.load import load_config
+from service.config.roots import roots_of
+from service.config.schema import Config
+from service.config.workers import SMALL, TINY, own_models, tiny_model_path, worker_specs
+from service.conversations.callers import Caller
+from service.errors import ConfigError
+from workers.engine.embedded.small_model import ensure_small_model
+from workers.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedConfig:
+    """A configuration that was found to be usable: files, programs and keys that it names are there.
+
+    ``roots`` are where callers may have files read from, ``callers`` who may ask, by the digests of their keys.
+    """
+
+    config: Config
+    specs: Sequence[WorkerSpec]
+    roots: Sequence[Path] = ()
+    callers: Mapping[bytes, Caller] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSource:
+    """A file, and what the command line says over it."""
+
+    path: Path
+    overrides: Mapping[str, object] = field(default_factory=dict)  # keys of ``server``
+    enable_mig: bool = False
+
+    def load(self) -> LoadedConfig:
+        """Read the file and all that it names; models of Roundhouse's own are made, which may take long.
+
+        Raises:
+            ConfigError: with every fault.
+            ModelUnavailable: the small model cannot be had.
+        """
+        base = self.path.parent
+        config = with_mig(load_config(self.path, self.overrides), enable_mig=self.enable_mig)
+        callers = callers_of_config(config, base)
+        specs = usable_specs(config, base, config.server.state_dir)
+        return LoadedConfig(config=config, specs=specs, roots=roots_of(config, base), callers=callers)
+
+
+def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:
+    """Return who has each key, by its digest.
+
+    Raises:
+        ConfigError: the file of keys cannot be used, or a name or a key stands twice.
+    """
+    server = config.server
+    file = None if server.keys_file is None else base / server.keys_file.expanduser()
+    return callers_of(server.api_keys, server.keys, file)
+
+
+def usable_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
+    """Return what workers are to run, with the models of Roundhouse's own that they need.
+
+    Raises:
+        ConfigError: a file or a program that the configuration names is not there.
+        ModelUnavailable: the small model cannot be had.
+    """
+    specs = worker_specs(config, base, state_dir)
+    own = own_models(config)
+    if SMALL in own:
+        ensure_small_model()
+    if TINY in own:
+        _make_tiny(state_dir)
+    return specs
+
+
+def _make_tiny(state_dir: Path) -> None:
+    try:
+        from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
+    except ImportError as error:
+        text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
+        raise ConfigError(text) from error
+    ensure_tiny_model(tiny_model_path(state_dir))

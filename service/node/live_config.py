@@ -1,0 +1,76 @@
+"""The configuration that is in force, for those parts of a node that go by it while it may change."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import overload
+
+from service.config.schema import Config
+from workers.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadFailure:
+    """A reload that changed nothing: when, and why."""
+
+    at: datetime
+    detail: str
+
+
+class LiveConfig:
+    """Replaced whole, by a reload alone; ``shares`` are those of keys by their names, None where fair shares are off.
+
+    ``shares`` is one mapping for as long as the node runs: the queues of all models hold it.
+    """
+
+    def __init__(
+        self, config: Config, specs: Sequence[WorkerSpec], shares: Mapping[str | None, float] | None = None
+    ) -> None:
+        self.config = config
+        self.shares = None if shares is None else dict(shares)
+        self.loaded_at = datetime.now(UTC)
+        self.failure: ReloadFailure | None = None  # of the last reload, None where that was none
+        self.models = ServedModels(self)
+        self._specs = _first_of_each(specs)
+
+    def __repr__(self) -> str:
+        return f"<LiveConfig of {self.loaded_at:%H:%M:%S} with {list(self.config.models)}>"
+
+    def spec_of(self, model: str) -> WorkerSpec | None:
+        """Return what a worker of a model runs; None of a model that is not configured here."""
+        return self._specs.get(model)
+
+    def replace(self, config: Config, specs: Sequence[WorkerSpec], shares: Mapping[str | None, float] | None) -> None:
+        """Have another configuration in force from now on."""
+        self.config, self._specs, self.loaded_at = config, _first_of_each(specs), datetime.now(UTC)
+        if self.shares is not None:
+            self.shares.clear()
+            self.shares.update(shares or {})
+
+
+class ServedModels(Sequence[str]):
+    """The names of the models that are configured, as they are at the moment."""
+
+    def __init__(self, live: LiveConfig) -> None:
+        self._live = live
+
+    def __repr__(self) -> str:
+        return f"<ServedModels {list(self)}>"
+
+    def __len__(self) -> int:
+        return len(self._live.config.models)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        """Return a name by its place in the configuration."""
+        return tuple(self._live.config.models)[place]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._live.config.models
+
+
+def _first_of_each(specs: Sequence[WorkerSpec]) -> dict[str, WorkerSpec]:
+    return {spec.name: spec for spec in reversed(specs)}

@@ -1,0 +1,117 @@
+"""Which workers leave and which come, from those that are there to those that are wanted. Pure.
+
+A worker that is to have other settings leaves, and another takes its number. Of a model they do so one after the other:
+the next leaves when every other one takes requests again. So a setting that no engine starts with costs one worker.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+Address = tuple[str, int]
+
+
+class LeaveReason(StrEnum):
+    """Why a worker leaves, as people are told it."""
+
+    REMOVED = "its model was removed from the configuration"
+    FEWER = "the configuration has fewer replicas of its model"
+    CHANGED = "its settings were changed in the configuration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """One worker that is there.
+
+    ``is_current`` says that it has the settings that are wanted, ``is_ready`` that it takes requests or is drained by
+    an operator. ``address`` is where it listens, None where no other could.
+    """
+
+    model: str
+    number: int
+    is_current: bool = True
+    is_leaving: bool = False
+    is_ready: bool = True
+    in_use: int = 0
+    address: Address | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedModel:
+    """How many workers of a model there are to be; ``first`` is where number 0 listens, and the others follow."""
+
+    model: str
+    count: int
+    first: Address | None = None
+
+    def address(self, number: int) -> Address | None:
+        """Return where the worker of a number listens."""
+        return None if self.first is None else (self.first[0], self.first[1] + number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Give a worker nothing new, and end its engine when its last request has ended."""
+
+    model: str
+    number: int
+    because: LeaveReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Start a worker with the settings that are wanted."""
+
+    model: str
+    number: int
+
+
+def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> list[Leave | Join]:
+    """Return what is to be done now; ask again after every change of a worker."""
+    claims = {each.address(number): each.model for each in wanted for number in range(each.count)}
+    # One whose number is beyond the count may stand where another model is to listen.
+    outdated = [each for each in workers if not each.is_current or claims.get(each.address, each.model) != each.model]
+    counts = {each.model: each for each in wanted}
+    taken = {worker.address for worker in workers if worker.address is not None}
+    kept = {worker.address for worker in outdated if not worker.is_leaving}
+    steps: list[Leave | Join] = []
+    for model in dict.fromkeys([*counts, *(worker.model for worker in workers)]):
+        here = [worker for worker in workers if worker.model == model]
+        if model not in counts:
+            steps += [_leave(worker, LeaveReason.REMOVED) for worker in here if not worker.is_leaving]
+            continue
+        of_model = counts[model]
+        missing = _missing(here, of_model)
+        # What stands in the way of those that are missing, and has yet to leave, is not waited for.
+        is_waiting = any(of_model.address(number) not in kept for number in missing)
+        steps += _leaves(here, of_model, [each for each in outdated if each.model == model], is_waiting=is_waiting)
+        steps += [Join(model=model, number=number) for number in missing if of_model.address(number) not in taken]
+    return steps
+
+
+def _missing(here: Sequence[ReplicaView], wanted: WantedModel) -> list[int]:
+    """Return the numbers of workers that are to come."""
+    numbers = {worker.number for worker in here}
+    free = [number for number in range(wanted.count) if number not in numbers]
+    return free[: max(0, wanted.count - len(here))]
+
+
+def _leaves(
+    here: Sequence[ReplicaView], wanted: WantedModel, outdated: Sequence[ReplicaView], *, is_waiting: bool
+) -> list[Leave]:
+    staying = [worker for worker in here if not worker.is_leaving]
+    excess = len(staying) - wanted.count
+    if excess > 0:
+        order = sorted(staying, key=lambda each: (each not in outdated, each.is_ready, each.in_use, -each.number))
+        return [_leave(worker, LeaveReason.FEWER) for worker in order[:excess]]
+    old = [worker for worker in outdated if not worker.is_leaving]
+    idle = [worker for worker in old if not worker.is_ready]
+    if idle:  # they serve nothing that their leaving could cost
+        return [_leave(worker, LeaveReason.CHANGED) for worker in idle]
+    is_settled = not is_waiting and len(staying) == len(here) and all(worker.is_ready for worker in staying)
+    emptiest = sorted(old, key=lambda each: (each.in_use, each.number))[:1] if is_settled else []
+    return [_leave(worker, LeaveReason.CHANGED) for worker in emptiest]
+
+
+def _leave(worker: ReplicaView, because: LeaveReason) -> Leave:
+    return Leave(model=worker.model, number=worker.number, because=because)

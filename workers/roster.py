@@ -1,0 +1,300 @@
+"""The workers of fixed models: those that are there, those that are wanted, and the way from the one to the other."""
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from workers.engine.launch.vllm import socket_of
+from workers.engine.start_gate import StartGate
+from workers.errors import StopTimedOut
+from workers.notifier import Notifier
+from workers.policy.roll import Address, Join, Leave, LeaveReason, ReplicaView, WantedModel, decide
+from workers.process.registry import ProcessRegistry
+from workers.spec import MAX_PORT, WorkerId, WorkerSpec
+from workers.states import Hold
+from workers.supervised import SupervisedWorker
+from workers.upkeep import ModelUpkeep
+
+Supervise = Callable[..., Coroutine[object, object, None]]
+STUCK_S: Final = 10.0  # between two tries to end processes that do not die
+logger = logging.getLogger(__name__)
+
+
+class _Member:
+    """One worker; ``spec`` is what was asked for, before devices were chosen."""
+
+    def __init__(self, worker: SupervisedWorker, spec: WorkerSpec, number: int, upkeep: ModelUpkeep) -> None:
+        self.worker = worker
+        self.spec = spec
+        self.number = number
+        self.upkeep = upkeep
+        self.leaves: LeaveReason | None = None
+        self.is_there = anyio.Event()  # its tasks run
+        self.scope: anyio.CancelScope | None = None  # of its tasks
+
+    def __repr__(self) -> str:
+        return f"<_Member {self.worker!r} leaves={self.leaves}>"
+
+
+class Roster:
+    """Owns the workers of fixed models and their tasks; ``run`` must be running for anything to happen.
+
+    ``make`` returns a worker of a specification, ``look_after`` what the engines of a model share.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        make: Callable[[WorkerSpec], SupervisedWorker],
+        look_after: Callable[[Sequence[SupervisedWorker]], ModelUpkeep],
+    ) -> None:
+        self._make = make
+        self._look_after = look_after
+        self._wanted = _by_model(specs)
+        self.upkeep: dict[str, ModelUpkeep] = {}  # of each model that is wanted, and of none that is gone
+        self._members: dict[WorkerId, _Member] = {}
+        for model, replicas in self._wanted.items():
+            workers = [make(spec) for spec in replicas]
+            upkeep = self.upkeep[model] = look_after(workers)
+            for number, (spec, worker) in enumerate(zip(replicas, workers, strict=True)):
+                self._members[spec.id] = _Member(worker, spec, number, upkeep)
+        self._last_engine: dict[WorkerId, int] = {}  # numbers of engines of workers that have left
+        self._drained: dict[WorkerId, str] = {}  # by an operator, when they left to come back
+        self._changed = Notifier()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Roster {list(self._members)} of {list(self._wanted)}>"
+
+    def __iter__(self) -> Iterator[SupervisedWorker]:
+        """Iterate over the workers in the configuration's order; those of models that were removed come last."""
+        places = {model: place for place, model in enumerate(self._wanted)}
+        order = sorted(
+            self._members.values(), key=lambda each: (places.get(each.worker.spec.name, len(places)), each.number)
+        )
+        return iter([member.worker for member in order])
+
+    def get(self, worker_id: str) -> SupervisedWorker | None:
+        """Return the worker of that id, if there is one."""
+        member = self._members.get(WorkerId(worker_id))
+        return None if member is None else member.worker
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The models that are wanted, in the configuration's order."""
+        return tuple(self._wanted)
+
+    def of(self, model: str) -> list[SupervisedWorker]:
+        """Return the workers of a model that stay."""
+        return [each.worker for each in self._members.values() if each.worker.spec.name == model and not each.leaves]
+
+    def want(self, specs: Sequence[WorkerSpec]) -> None:
+        """Have these workers from now on. What they are to be follows one after the other, turns in flight end first.
+
+        Workers are told apart by their models alone: of those that may stay the emptiest leaves.
+        """
+        self._wanted = _by_model(specs)
+        self._changed.notify()
+
+    def take_change(self, worker: SupervisedWorker) -> None:
+        """Note that a worker's state has changed. Nothing here waits."""
+        member = self._members.get(worker.spec.id)
+        if member is not None and member.worker is worker:
+            member.upkeep.take_change(worker)
+            self._changed.notify()
+
+    @property
+    def under_way(self) -> list[str]:
+        """What is yet to be done until the workers are those that are wanted, in words."""
+        views, wanted = self._views(), self._wanted_models()
+        counts = {each.model: each.count for each in wanted}
+        leaving = [f"{name} leaves: {each.leaves}" for name, each in self._members.items() if each.leaves]
+        stale = [
+            f"{view.model}-{view.number} waits for its turn to have other settings"
+            for view in views
+            if view.model in counts and not view.is_current and not view.is_leaving
+        ]
+        coming = [
+            f"{model} has {have} of {count} replicas"
+            for model, count in counts.items()
+            if (have := sum(view.model == model and view.is_ready and not view.is_leaving for view in views)) < count
+        ]
+        return [*leaving, *stale, *coming]
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether a worker is on its way out."""
+        return any(each.leaves is not None for each in self._members.values())
+
+    async def wait_gone(self, model: str) -> None:
+        """Return when no worker of a model is left that is not wanted."""
+        await self._changed.wait_until(
+            lambda: (
+                not any(
+                    each.worker.spec.name == model and (each.leaves or model not in self._wanted)
+                    for each in self._members.values()
+                )
+            )
+        )
+
+    # Acting
+
+    async def run(
+        self,
+        registry: ProcessRegistry,
+        gate: StartGate,
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Start every worker, and keep them those that are wanted, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            supervise = partial(self._supervise, registry=registry, gate=gate)
+            for upkeep in self.upkeep.values():
+                await tasks.start(upkeep.run)
+            for member in self._members.values():
+                await tasks.start(supervise, member)
+            for member in self._members.values():
+                member.worker.start_nowait()
+                member.is_there.set()
+            task_status.started()
+            while not self._is_closed:
+                changed = self._changed.next  # what follows changes states itself
+                for step in decide(self._views(), self._wanted_models()):
+                    self._act(step, tasks, supervise)
+                await changed.wait()
+
+    def close(self) -> None:
+        """Let nobody join or leave any more."""
+        self._is_closed = True
+        self._changed.notify()
+
+    async def _supervise(
+        self,
+        member: _Member,
+        *,
+        registry: ProcessRegistry,
+        gate: StartGate,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with anyio.CancelScope() as member.scope:
+            await member.worker.run(registry, gate, task_status=task_status)
+
+    def _views(self) -> list[ReplicaView]:
+        return [
+            ReplicaView(
+                model=each.worker.spec.name,
+                number=each.number,
+                is_current=self._is_current(each),
+                is_leaving=each.leaves is not None,
+                is_ready=each.worker.is_available or (Hold.OPERATOR in each.worker.holds and not each.worker.is_coming),
+                in_use=each.worker.slots_in_use,
+                address=_address_of(each.spec),
+            )
+            for each in self._members.values()
+        ]
+
+    def _wanted_models(self) -> list[WantedModel]:
+        return [
+            WantedModel(model=model, count=len(replicas), first=_address_of(replicas[0]))
+            for model, replicas in self._wanted.items()
+        ]
+
+    def _is_current(self, member: _Member) -> bool:
+        replicas = self._wanted.get(member.worker.spec.name)
+        if replicas is None or replicas[0].port + member.number > MAX_PORT:
+            return False
+        return member.spec == _numbered(replicas[0], member.number)
+
+    def _act(self, step: Leave | Join, tasks: TaskGroup, supervise: Supervise) -> None:
+        match step:
+            case Leave():
+                member = next(
+                    each
+                    for each in self._members.values()
+                    if (each.worker.spec.name, each.number) == (step.model, step.number)
+                )
+                member.leaves = step.because
+                tasks.start_soon(self._see_off, member)
+            case Join():
+                spec = _numbered(self._wanted[step.model][0], step.number)
+                worker = self._make(spec)
+                known = self.upkeep.get(step.model)
+                is_new = known is None or not known.fits(spec)
+                upkeep = self._look_after([worker]) if known is None or is_new else known
+                self.upkeep[step.model] = upkeep
+                member = _Member(worker, spec, step.number, upkeep)
+                self._members[spec.id] = member
+                tasks.start_soon(self._bring, member, is_new, tasks, supervise)
+
+    async def _bring(self, member: _Member, is_new: bool, tasks: TaskGroup, supervise: Supervise) -> None:
+        worker, upkeep = member.worker, member.upkeep
+        logger.info("worker %s joins", worker.spec.id)
+        if is_new:
+            await tasks.start(upkeep.run)
+        else:
+            async with upkeep.lock:
+                upkeep.add(worker)
+        await tasks.start(supervise, member)
+        # Who asks by the number of an engine must not take this one for an earlier worker's.
+        worker.start_nowait("it is in the configuration", after=self._last_engine.get(worker.spec.id, 0))
+        if worker.spec.id in self._drained:
+            worker.drain_nowait(self._drained.pop(worker.spec.id))
+        member.is_there.set()
+
+    async def _see_off(self, member: _Member) -> None:
+        """Have a worker end what it runs, and then itself."""
+        worker, upkeep = member.worker, member.upkeep
+        await member.is_there.wait()
+        logger.info("worker %s leaves: %s", worker.spec.id, member.leaves)
+        if Hold.OPERATOR in worker.holds and member.leaves == LeaveReason.CHANGED:
+            self._drained[worker.spec.id] = worker.because
+        worker.drain_nowait(str(member.leaves), Hold.LEAVING)
+        await worker.wait_idle()  # each of its requests has limits of its own
+        await worker.in_flight.left.wait_until(lambda: not len(worker.in_flight))  # some may have lent their slots
+        async with upkeep.lock:
+            await self._end_engine(member)
+            self._last_engine[worker.spec.id] = worker.incarnation
+            del self._members[worker.spec.id]
+            upkeep.remove(worker)
+        if member.scope is not None:
+            member.scope.cancel()
+        if upkeep.is_empty:
+            upkeep.end()
+            if self.upkeep.get(worker.spec.name) is upkeep:
+                del self.upkeep[worker.spec.name]
+        self._changed.notify()
+
+    async def _end_engine(self, member: _Member) -> None:
+        while True:
+            try:
+                await member.worker.end_engine(str(member.leaves))
+            except StopTimedOut:  # nothing is started in its place before it has died
+                logger.exception("worker %s could not be stopped, and is tried again", member.worker.spec.id)
+                await anyio.sleep(STUCK_S)
+            else:
+                return
+
+
+def _by_model(specs: Sequence[WorkerSpec]) -> Mapping[str, Sequence[WorkerSpec]]:
+    found: dict[str, list[WorkerSpec]] = {}
+    for spec in specs:
+        found.setdefault(spec.name, []).append(spec)
+    return found
+
+
+def _numbered(first: WorkerSpec, number: int) -> WorkerSpec:
+    """Return the specification of a model's worker by that of its number 0."""
+    if number == 0:
+        return first
+    worker_id = WorkerId(f"{first.name}-{number}")
+    socket = socket_of(first.socket.parent, worker_id) if first.socket else None
+    return replace(first, id=worker_id, port=first.port + number, socket=socket)
+
+
+def _address_of(spec: WorkerSpec) -> Address | None:
+    return None if spec.socket is not None or not spec.owns_engine else (spec.host, spec.port)
