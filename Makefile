@@ -16,7 +16,7 @@ test: $(READY)
 # What takes long because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
 # image's steps in a plain Debian root, which needs root and one package: apt-get install mmdebstrap. The checkers of
 # chart, compose files and scripts are set up in the user's cache folder.
-# The dashboard is tried in a browser: apt-get install chromium
+# The dashboard is tried in a browser, the board and the alerts in a real Prometheus: apt-get install chromium prometheus
 test-system: $(READY) test-slow
 	$(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=0 tests/system
 
@@ -63,6 +63,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.door
 	$(BIN)/python -m bench.upgrade
+	$(BIN)/python -m bench.telemetry
 	$(BIN)/python -m bench.dashboard
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16

@@ -27,6 +27,7 @@ from service.node.reloader import Reloader, reload_on
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
 from service.systemd import ServiceManager
+from service.telemetry.logs import set_format
 from service.upgrade.handover import Inherited, let_signals_in
 from service.upgrade.upgrader import Upgrader
 from workers.notifier import Notifier
@@ -106,7 +107,7 @@ async def serve(
             ):
                 await node.intake.claim_first()
                 tasks.start_soon(node.intake.run)
-                webhooks = Webhooks(node.store, config.webhooks)
+                webhooks = Webhooks(node.store, config.webhooks, node.metrics.count_delivery)
                 keeping.start_soon(webhooks.run)
                 keeping.start_soon(release_always, node.store, lambda: node.live.config.store)
                 reloader = Reloader(node, loaded, load)
@@ -204,6 +205,7 @@ def _prepare(
 
     def put_in_force() -> None:
         front.current = app
+        set_format(new.config.server.log)
         webhooks.use(new.config.webhooks)
         server.config.limit_concurrency = _connections_of(new)
 

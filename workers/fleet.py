@@ -16,6 +16,7 @@ from workers.errors import StopTimedOut
 from workers.handover import HeldFleet, adopt, hold, launch_of, launch_of_held
 from workers.health.diary import Diary
 from workers.lanes.lane_pool import LanePool
+from workers.log_context import line_about, of_worker
 from workers.policy.adoption import Adoption, plan_adoption
 from workers.policy.placement import SwapRule
 from workers.process.identity import ProcessId
@@ -304,4 +305,5 @@ async def _stop(worker: SupervisedWorker, because: str, at_once: bool) -> None:
     try:
         await worker.end_engine(because, at_once=at_once)
     except StopTimedOut:
-        logger.exception("worker %s could not be stopped", worker.spec.id)
+        line = line_about(of_worker(worker.spec.id, worker.incarnation))
+        logger.exception("worker %s could not be stopped", worker.spec.id, extra=line)

@@ -17,6 +17,7 @@ from service.api.configuration import configuration_router
 from service.api.door.access import AccessCheck
 from service.api.door.gate import Gate
 from service.api.door.key_ring import KeyRing
+from service.api.door.measuring import Measuring
 from service.api.door.rates import Rates
 from service.api.jobs import job_router, jobs_router
 from service.api.lanes import lanes_router
@@ -69,7 +70,7 @@ def build_app(
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(timeline_router(node))
-    app.include_router(workers_router(node.fleet, node.scheduler.reserved))
+    app.include_router(workers_router(node.fleet, node.reserved))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))
@@ -90,6 +91,7 @@ def build_app(
             CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
+    app.add_middleware(Measuring, observe=node.metrics.observe_request)  # around all: refusals count too
     described = cache(partial(_describe, app))
 
     @app.get("/openapi.json", include_in_schema=False)

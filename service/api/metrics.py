@@ -5,7 +5,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from service.api.problems import refused
-from service.node.metrics import Metrics
+from service.telemetry.metrics import Metrics
 
 
 def metrics_router(metrics: Metrics) -> APIRouter:

@@ -44,5 +44,5 @@ def status_document(
         configuration=configuration_document(node),
         tool_servers=tool_servers(node.tools),
         lanes=[lane_document(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes],
-        workers=[worker_document(node.scheduler.reserved, worker, is_named=caller.sees_all) for worker in node.fleet],
+        workers=[worker_document(node.reserved, worker, is_named=caller.sees_all) for worker in node.fleet],
     )

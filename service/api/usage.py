@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query
 from service.api.door.access import CallerNow
 from service.api.problems import refused
 from service.api.schemas import Body
+from service.conversations.measures import UsageCounts
 from service.errors import InvalidParameter
 from service.store import usage
-from service.store.records import UsageCounts
 from service.store.store import Store
 from service.store.usage import UsageBy
 

@@ -20,6 +20,7 @@ from service.cli.tool_listing import tools
 from service.cli.top import top
 from service.cli.upgrade import upgrade
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
+from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
 errors = Console(stderr=True, emoji=False)
@@ -64,8 +65,8 @@ def options(
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if debug else calm,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    set_format("text")
     for chatty in ("httpx", "httpcore", "asyncio", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.INFO if debug else logging.WARNING)
 

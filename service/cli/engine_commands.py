@@ -33,6 +33,7 @@ from service.node.node import Node
 from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
+from service.telemetry.logs import set_format
 from service.upgrade.check import answer_check
 from service.upgrade.handover import take_handover
 from workers.engine.embedded.small_model import ensure_small_model
@@ -63,6 +64,7 @@ def serve(
     if is_check:
         typer.echo(answer_check(loaded.config, loaded.specs))
         return
+    set_format(server.log)
     _tell_stand_ins(loaded.config, server.state_dir)
     listener = inherited.listener() if inherited else listen(server.host, server.port)
     run_async(serve_until_stopped, loaded, source.load, listener, inherited)

@@ -75,6 +75,7 @@ class ServerConfig(StrictModel):
     origins: list[Annotated[str, AfterValidator(canonical_origin)]] = Field(default_factory=list)
     roots: list[Place] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
+    log: Literal["text", "json"] = "text"  # what the service writes to its standard error
     heartbeat_s: Seconds = 15.0
     queue: int = Field(default=1024, ge=0)
     wait_s: Seconds | None = None
@@ -324,6 +325,12 @@ class ModelConfig(StrictModel):
         return self
 
 
+class TelemetryConfig(StrictModel):
+    """What is measured beside metrics; where traces go is for the standard OTEL_* variables to say."""
+
+    traces: bool = False
+
+
 class Config(StrictModel):
     """The whole configuration."""
 
@@ -333,6 +340,7 @@ class Config(StrictModel):
     scheduling: SchedulingConfig = Field(default_factory=SchedulingConfig)
     limits: Limits = Field(default_factory=Limits)
     gpus: GpusConfig = Field(default_factory=GpusConfig)
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from typing import Final
 import anyio
 
 from service.conversations.job import Job, JobId
+from service.conversations.log_fields import of_job
 from service.errors import StoreUnavailable
 from service.node.resumed_jobs import ResumedJob, read_resumed_jobs
 from service.scheduling.admission import Piece
@@ -25,6 +26,7 @@ from service.store import queries
 from service.store.databases.database import Claim
 from service.store.records import NewJob, StoredJob
 from service.store.store import Store
+from workers.log_context import line_about
 from workers.notifier import Notifier
 
 LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
@@ -47,6 +49,7 @@ class Intake:
         scheduler: Scheduler,
         models: Sequence[str],
         adapters: Callable[[], Mapping[str, str]],
+        note_new: Callable[[JobId], None] = lambda _: None,
         *,
         is_shared: bool,
     ) -> None:
@@ -54,6 +57,7 @@ class Intake:
         self._scheduler = scheduler
         self._models = models  # of this moment
         self._adapters = adapters
+        self._note_new = note_new
         self._is_shared = is_shared
         self._hint = Notifier()
         self._is_starting_over = False
@@ -186,6 +190,7 @@ class Intake:
         Raises:
             ServiceError: it is not known to be stored.
         """
+        self._note_new(new.job.id)
         epoch = self._epoch
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._scheduler.is_closing:  # else the next life admits it
@@ -249,14 +254,15 @@ class Intake:
             self.hint(is_work=True)  # some node has to end what no node runs yet
 
     def _go_on(self, resumed: ResumedJob) -> None:
-        job = resumed.job
+        job, line = resumed.job, line_about(of_job(resumed.job.id))
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
-            logger.warning(
-                "job %s waits for models that were removed from the configuration: %s", job.id, ", ".join(missing)
-            )
+            names = ", ".join(missing)
+            text = "job %s waits for models that were removed from the configuration: %s"
+            logger.warning(text, job.id, names, extra=line)
         if resumed.ended or resumed.unfinished:
-            logger.info("job %s goes on with %d of %d turns done", job.id, len(resumed.ended), job.total_turns)
+            done, total = len(resumed.ended), job.total_turns
+            logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)
         is_cancelled = resumed.is_cancelled or job.id in self._cancelled
         self._scheduler.admit(
             Piece(

@@ -23,7 +23,6 @@ from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.jobs import Jobs
 from service.node.live_config import LiveConfig
-from service.node.metrics import Metrics
 from service.node.prompt_history import PromptHistory
 from service.node.status import pools_of
 from service.node.store_news import StoreNews
@@ -34,7 +33,10 @@ from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
 from service.store.databases.sqlite import own_folder
 from service.store.neighbours import Alone, Neighbours, NodeReport
+from service.store.news import StoreEvent, Tell
 from service.store.store import Store, open_store
+from service.telemetry.metrics import Metrics
+from service.telemetry.telemetry import Telemetry, tracing, watch
 from transport.request import Constraint
 from workers.devices.device_health import DeviceHealth
 from workers.devices.readers import MachineReader
@@ -68,6 +70,7 @@ class Node:
     timelines: Timelines
     neighbours: Neighbours
     metrics: Metrics
+    telemetry: Telemetry
     adapters: Adapters
     tools: Equipment
     live: LiveConfig
@@ -75,6 +78,10 @@ class Node:
     catalog: ToolCatalog
     lock_fd: int  # what holds the state directory
     adoption: Adoption | None  # what became of engines that were there already
+
+    def reserved(self, worker: str) -> int:
+        """Return how many tokens of a worker's KV cache the turns on it have reserved."""
+        return self.scheduler.view.reserved(worker)  # another view after a takeover
 
     async def unclaimed(self) -> dict[str, str]:
         """Return what the conversations wait for that no node runs, by the model that they need next."""
@@ -158,7 +165,8 @@ async def open_node(
         open_store(database) as store,
     ):
         async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
-            metrics = Metrics()
+            metrics = Metrics(models)
+            telemetry = Telemetry(metrics)
             specs = [replace(spec, state_dir=state_dir) for spec in tools.equipped(specs)]
 
             def count_pools() -> dict[str, int]:
@@ -174,10 +182,9 @@ async def open_node(
                 swap_rule=config.scheduling.swap,
                 health=_health(config, specs),
             )
-            metrics.watch(fleet)
             cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet))
             neighbours = cluster or Alone()
-            outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours)
+            outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours, telemetry.take)
             order = config.scheduling
             scheduler = Scheduler(
                 POLICIES[order.policy],
@@ -188,17 +195,19 @@ async def open_node(
                 most_waiting=config.server.queue,
                 prewarm=order.prewarm,
             )
-            metrics.watch_read_ahead(lambda: scheduler.view.read_ahead)
+            scheduler.requests.subscribe(telemetry.take_request)
+            tasks.start_soon(watch(metrics, fleet, scheduler, store, tools.states).run)
             adapters = Adapters(fleet, models)
-            intake = Intake(store, scheduler, models, adapters.names, is_shared=cluster is not None)
+            intake = Intake(store, scheduler, models, adapters.names, telemetry.note_job, is_shared=cluster is not None)
             news = StoreNews(store, scheduler, intake, followers)
-            store.subscribe(news.take)
+            tell = partial(_tell_both, metrics.take_news, news.take)
+            store.subscribe(tell)
             tasks.start_soon(news.run)
             await tasks.start(scheduler.run)
             tasks.start_soon(store.wait_failed)
             if cluster is not None:
                 await store.flush()  # the first write makes this node a member
-                await tasks.start(cluster.run, news.take)
+                await tasks.start(cluster.run, tell)
                 # One that gets ready has slots for what waits.
                 fleet.subscribe(lambda _worker: intake.hint(is_work=True))
             prompts = PromptHistory(
@@ -208,7 +217,8 @@ async def open_node(
             catalog = ToolCatalog(runners_of(tools), adapters.names)
             jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
             adoption = await fleet.inherit(left.fleet, left.children) if left.fleet is not None else None
-            async with fleet.running():
+            trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)
+            async with trace, fleet.running():
                 yield Node(
                     fleet=fleet,
                     scheduler=scheduler,
@@ -219,6 +229,7 @@ async def open_node(
                     timelines=Timelines(store, scheduler, fleet),
                     neighbours=neighbours,
                     metrics=metrics,
+                    telemetry=telemetry,
                     adapters=adapters,
                     tools=tools,
                     live=live,
@@ -228,6 +239,11 @@ async def open_node(
                     adoption=adoption,
                 )
             tasks.cancel_scope.cancel()
+
+
+def _tell_both(first: Tell, second: Tell, event: StoreEvent) -> None:
+    first(event)
+    second(event)
 
 
 def _health(config: Config, specs: Sequence[WorkerSpec]) -> DeviceHealth | None:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 from service.conversations.job import Job, JobId
 from service.conversations.job_parser import parse_stored
+from service.conversations.log_fields import of_job
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.conversations.wording import ConversationWords
 from service.errors import InvalidJob, JobNotFound
 from service.store import queries
 from service.store.databases.database import Connection
+from workers.log_context import line_about
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +48,15 @@ def read_resumed_jobs(
         try:
             stored = queries.job(job_id)(connection)
         except JobNotFound:
-            logger.warning("job %s was deleted as it was claimed", job_id)
+            logger.warning("job %s was deleted as it was claimed", job_id, extra=line_about(of_job(job_id)))
             continue
         try:
             whole = known.get(job_id) or replace(
                 parse_stored(queries.document(job_id)(connection), job_id, adapters), owner=stored.owner
             )
         except InvalidJob as error:
-            logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error)  # noqa: TRY400
+            line = line_about(of_job(job_id))
+            logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error, extra=line)  # noqa: TRY400
             continue
         mine = frozenset(names)
         resumed.append(

@@ -12,7 +12,10 @@ from service.store.store import Store
 
 
 class StoreOutlet:
-    """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.SchedulerStore``."""
+    """Where a scheduler's facts and its conversations go: a ``service.scheduling.outlet.SchedulerStore``.
+
+    ``listen`` is told of the facts as they are handed in; it must neither wait nor fail.
+    """
 
     def __init__(
         self,
@@ -21,12 +24,14 @@ class StoreOutlet:
         lease_s: float,
         followers: JobFollowers,
         neighbours: Neighbours,
+        listen: Callable[[Sequence[Record]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._followers = followers
         self._neighbours = neighbours
         self._models = models
         self._lease_s = lease_s
+        self._listen = listen
         self._missed_at: dict[str, float] = {}  # models that no other node had when it was asked for
 
     def __repr__(self) -> str:
@@ -35,6 +40,7 @@ class StoreOutlet:
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
         """Take facts that belong together, in order, and what to call when they are durable."""
         self._store.append_nowait(records, on_durable)
+        self._listen(records)
 
     async def append(self, records: Sequence[Record]) -> bool:
         """Take facts, and return when they are durable; False if they were refused, as another node's by now."""

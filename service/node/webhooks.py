@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
@@ -19,12 +19,14 @@ import httpx
 from anyio.abc import TaskGroup
 
 from service.config.schema import WebhooksConfig
+from service.conversations.log_fields import of_job
 from service.errors import StoreUnavailable
 from service.formats.hosts import canonical_host
 from service.formats.signatures import sign
 from service.store import deliveries
 from service.store.deliveries import Delivery
 from service.store.store import Store
+from workers.log_context import line_about
 from workers.policy.backoff import Backoff
 
 POLL_S: Final = 1.0
@@ -39,11 +41,15 @@ logger = logging.getLogger(__name__)
 
 
 class Webhooks:
-    """Takes messages from the store when they are due; its tasks are those of ``run``."""
+    """Takes messages from the store when they are due; its tasks are those of ``run``.
 
-    def __init__(self, store: Store, config: WebhooksConfig) -> None:
+    ``note_try`` is told how each try has ended: ``delivered``, ``waiting`` for the next one, ``given_up``.
+    """
+
+    def __init__(self, store: Store, config: WebhooksConfig, note_try: Callable[[str], None] = lambda _: None) -> None:
         self._store = store
         self._config = config
+        self._note_try = note_try
         self._sending: Counter[bytes] = Counter()  # by host and port
         # No proxy of the environment, no redirect: what was checked is where it goes.
         self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
@@ -105,16 +111,20 @@ class Webhooks:
         now = datetime.now(UTC)
         is_final |= now - delivery.created_at > timedelta(seconds=self._config.give_up_s)
         state = "delivered" if error is None else "given_up" if is_final else "waiting"
+        self._note_try(state)
         next_at = now + timedelta(seconds=pause_after(delivery.attempts))
         if error is not None:
+            host = httpx.URL(delivery.url).host  # no more of it: paths and queries hold secrets
+            line = line_about(of_job(delivery.job_id))
             logger.warning(
-                "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, delivery.url, state, error
+                "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, host, state, error, extra=line
             )
         text = None if error is None else error.replace("\0", "")
         try:
             await self._store.write(lambda each: deliveries.settle(each, delivery.id, state, next_at, text))
         except StoreUnavailable:
-            logger.warning("webhook %s is sent again, since its end cannot be written", delivery.id)
+            line = line_about(of_job(delivery.job_id))
+            logger.warning("webhook %s is sent again, since its end cannot be written", delivery.id, extra=line)
 
     async def _post(self, delivery: Delivery) -> tuple[int, str]:
         """Return the receiver's status, and how its answer begins; the rest of it is not read."""

@@ -13,6 +13,7 @@ from service.conversations.markup import Said, read_markup
 from service.conversations.prompt_record import PromptRecord, keep_exchanges
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
+from service.scheduling.attempt_usage import AttemptPlace
 from service.scheduling.core.queue.affinity import PromptReading
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer
@@ -53,6 +54,13 @@ class RunningAttempt:
 
     def __repr__(self) -> str:
         return f"<RunningAttempt {self.worker}#{self._incarnation} {self.answer!r}>"
+
+    @property
+    def place(self) -> AttemptPlace:
+        """Where it runs, and since when."""
+        return AttemptPlace(
+            worker=self.worker, incarnation=self._incarnation, began_at=self.started_at, began_s=self._began_at
+        )
 
     def interrupt(self) -> None:
         """End it; the turn itself goes on later."""

@@ -1,11 +1,17 @@
-"""What an attempt has used, as its key is told of it."""
+"""What an attempt has used, as its key is told of it, and what it was like."""
 
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from service.conversations.job import Agent, Job, TurnKey
+from service.conversations.measures import AttemptMeasures, UsageCounts
+from service.conversations.states import TurnState
 from service.scheduling.core.events import TurnSpent
-from service.store.records import UsageCounts, UsageKey, Used
+from service.store.records import UsageKey, Used
 from workers.requests.answer import Answer
+
+LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
 
 
 def used_by(whose: UsageKey, answer: Answer, seconds: float, *, stands: bool) -> Used:
@@ -36,3 +42,43 @@ def spent_by(key: TurnKey, answer: Answer) -> TurnSpent:
     cost = answer.cost
     fresh = max(0, cost.prompt_tokens - cost.cached_tokens)
     return TurnSpent(key=key, fresh_tokens=fresh, answer_tokens=cost.completion_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlace:
+    """Where an attempt ran and since when; ``began_s`` is when it had its slot, by the clock of its answer."""
+
+    worker: str
+    incarnation: int
+    began_at: datetime
+    began_s: float
+
+
+def measures_of(
+    place: AttemptPlace, answer: Answer, used: Used, outcome: TurnState, reason: str | None
+) -> AttemptMeasures:
+    """Return what an attempt was like that has ended."""
+    first_at, cost = answer.first_token_at, answer.cost
+    whose, counts = used
+    return AttemptMeasures(
+        model=whose.model,
+        worker=place.worker,
+        incarnation=place.incarnation,
+        outcome=outcome,
+        reason=reason,
+        began_at=place.began_at,
+        seconds=counts.slot_s,
+        used=counts,
+        usage=(cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens),
+        first_token_s=None if first_at is None else max(0.0, first_at - place.began_s),
+        token_s=_token_s(answer),
+        finish_reason=answer.finish_reason,
+    )
+
+
+def _token_s(answer: Answer) -> float | None:
+    generation = answer.generation
+    first_at, usage = generation.first_token_at, generation.usage
+    if first_at is None or usage is None or usage.completion_tokens < LEAST_TOKENS:
+        return None
+    return max(0.0, generation.last_progress_at - first_at) / (usage.completion_tokens - 1)

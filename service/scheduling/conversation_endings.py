@@ -58,14 +58,15 @@ class ConversationEndings:
         turn = self._turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.ENGINE_UNREACHABLE, detail)
         self._blame.forget([key])
         self._turns.keep_unstored(turn)
-        return records.TurnEnded(turn=turn, at=datetime.now(UTC))
+        return records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model)
 
     def _end_conversation(
         self, ended: events.ConversationEnded, agents: Mapping[str, Agent], now: datetime
     ) -> Iterator[Record]:
         for key in ended.unspoken:
-            turn = self._turns.end_waiting(key, agents[key.agent_id], TurnState.CANCELLED, FailureReason.CANCELLED)
-            yield records.TurnEnded(turn=turn, at=now)
+            agent = agents[key.agent_id]
+            turn = self._turns.end_waiting(key, agent, TurnState.CANCELLED, FailureReason.CANCELLED)
+            yield records.TurnEnded(turn=turn, at=now, model=agent.model)
         yield _moved(ended, ended.state, ended.reason, now)
 
 

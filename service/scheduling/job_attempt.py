@@ -10,9 +10,10 @@ import anyio
 
 from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
+from service.conversations.measures import AttemptMeasures
 from service.conversations.states import TurnState
 from service.errors import StoreUnavailable
-from service.scheduling.attempt_usage import key_of, used_by
+from service.scheduling.attempt_usage import key_of, measures_of, used_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.counts import RunCounters
@@ -68,6 +69,11 @@ class JobAttempt:
     def worker(self) -> str:
         """Whose slot it is."""
         return self._run.attempt.worker
+
+    @property
+    def incarnation(self) -> int:
+        """The number of the engine that it was given to."""
+        return self._run.attempt.place.incarnation
 
     @property
     def answer(self) -> Answer:
@@ -200,6 +206,7 @@ class JobAttempt:
         if reason != FailureReason.INVALID_ANSWER:
             logger.warning("turn %s: %s: %s; it runs again", run.key, reason, detail)
         now = datetime.now(UTC)
+        used = self._used(now, stands=False)
         requeued = records.TurnRequeued(
             key=run.key,
             so_far=run.so_far,
@@ -207,7 +214,8 @@ class JobAttempt:
             reason=reason,
             detail=detail,
             at=now,
-            used=self._used(now, stands=False),
+            used=used,
+            measures=self._measures(used),
         )
         return End(event=events.TurnInterrupted(key=run.key, trial=trial), records=[requeued])
 
@@ -229,7 +237,16 @@ class JobAttempt:
             self._state.counters.reused_tokens += reused
         now = datetime.now(UTC)
         used = self._used(now, stands=state is TurnState.COMPLETED)
-        return End(event=event, records=[records.TurnEnded(turn=turn, at=now, used=used)])
+        measures = self._measures(used)
+        agent = self._agent
+        ended = records.TurnEnded(
+            turn=turn, at=now, used=used, model=agent.model, measures=measures, waited_for=agent.waits_for
+        )
+        return End(event=event, records=[ended])
+
+    def _measures(self, used: Used) -> AttemptMeasures:
+        attempt, told = self._run.attempt, self._run.attempts[-1]
+        return measures_of(attempt.place, attempt.answer, used, told.outcome, told.reason)
 
     def _used(self, now: datetime, *, stands: bool) -> Used:
         attempt = self._run.attempt

@@ -93,13 +93,17 @@ class JobTurns:
         live = self.prompts[key.job_id]
         if live.job.prompt_at is PromptAt.QUEUE:
             live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
-        return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now)]
+        model = self.agent_of(key).model
+        return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now, model=model)]
 
     def begin(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[JobAttempt, Sequence[Record]]:
         """Begin an attempt on a worker."""
         attempt = RunningAttempt(worker.spec.id, worker.incarnation)
-        run = self.turns.begin(key, self.agent_of(key), attempt)
-        moved = records.TurnMoved(key=key, state=TurnState.IN_FLIGHT, worker=worker.spec.id, at=now)
+        agent = self.agent_of(key)
+        run, waited_s = self.turns.begin(key, agent, attempt), self.turns.waited_s(key, now)
+        moved = records.TurnMoved(
+            key=key, state=TurnState.IN_FLIGHT, worker=worker.spec.id, at=now, model=agent.model, waited_s=waited_s
+        )
         return JobAttempt(run, self._state, self.ahead.take_over(key)), [
             *self._choose_words(key, worker.spec.bios, now),
             moved,

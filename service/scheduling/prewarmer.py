@@ -13,11 +13,13 @@ from typing import Final
 import anyio
 
 from service.conversations.job import JobId, TurnKey
+from service.conversations.log_fields import of_turn
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.events import EndPreWarm, PreWarm, PreWarmEnded
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import constraint_of
 from workers.fleet import Fleet
+from workers.log_context import line_about
 from workers.outcome import Cancelled, CancelReason
 from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest
@@ -131,7 +133,8 @@ class Prewarmer:
         try:
             await prewarm.run()
         except Exception:
-            logger.exception("turn %s: a defect of Roundhouse, while its prompt was read beforehand", prewarm.key)
+            line = line_about(of_turn(prewarm.key, prewarm.worker.spec.id))
+            logger.exception("turn %s: a defect of Roundhouse, as its prompt was read early", prewarm.key, extra=line)
         if self._running.get(prewarm.key) is prewarm:
             del self._running[prewarm.key]
         self._on_end(prewarm.ended)

@@ -3,7 +3,6 @@
 Every event is handled at once, without waiting: core and slots change together. Nothing here waits for the store.
 """
 
-import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -50,7 +49,6 @@ Args = TypeVarTuple("Args")
 KV_LOOK_S: Final = 0.5  # between two looks at what turns take of KV caches
 FACTS_A_WRITE: Final = 500  # a cancel may bring a million: other commits must not wait for all of them
 GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
-logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -182,9 +180,10 @@ class Scheduler:
         """Return how far each turn of a job that is on a slot is."""
         return self._job_turns.turns.progress(job_id)
 
-    def reserved(self, worker: str) -> int:
-        """Return how many tokens of a worker's KV cache the turns on it have reserved."""
-        return self.view.reserved(worker)
+    @property
+    def oldest_ready_at(self) -> datetime | None:
+        """When the turn got ready that has waited longest, of jobs' turns that were on no slot yet."""
+        return self._job_turns.turns.oldest_ready_at
 
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
         """Return the newest loads, on lanes, of models that a job's agents have; none of a job that has ended."""
@@ -356,8 +355,8 @@ class Scheduler:
         self._tasks.start_soon(what, *args)
 
     def _worker_changed(self, worker: SupervisedWorker) -> None:
+        spec = worker.spec
         if worker.state is WorkerState.READY:
-            spec = worker.spec
             self._post(
                 events.WorkerReady(
                     worker=spec.id,
@@ -371,8 +370,8 @@ class Scheduler:
                 )
             )
         else:
-            self._post(events.WorkerNotReady(worker=worker.spec.id, returns=worker.is_coming))
-            self._note_model(worker.spec.name)
+            self._post(events.WorkerNotReady(worker=spec.id, returns=worker.is_coming))
+            self._note_model(spec.name)
 
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""
@@ -386,7 +385,7 @@ class Scheduler:
                 self._findings.note_answer(turn.worker)
         if self._is_forgetting:
             for turn, outcome in ended:
-                logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome)
+                self._turn_endings.refuse_late(turn, outcome)
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []

@@ -66,6 +66,7 @@ class TurnRun:
         self.attempts: list[Attempt] = list(so_far.attempts) if so_far else []
         self.rejected: list[Rejected] = list(so_far.rejected) if so_far else []
         self._queued_at = so_far.queued_at if so_far else queued_at
+        self.ready_at = queued_at  # for the attempt that runs, or for the next one
         self._started_at = (so_far.started_at if so_far else None) or attempt.started_at
 
     def __repr__(self) -> str:

@@ -1,20 +1,25 @@
 """What follows from the end of an attempt: whom it is blamed on, and whether its turn runs again."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, assert_never
 
 from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
+from service.conversations.log_fields import of_turn
 from service.scheduling.attempt import CANCELLED, WHY
 from service.scheduling.core.blame.blame import Blame, Trial
 from service.scheduling.core.blame.retry import refuse
 from service.scheduling.work import End, OnSlot
+from workers.log_context import about, line_about
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 
 # Ends after which the engine may still be at work on the request, so that they say nothing of what it does to engines.
 UNPROVED: Final = frozenset({FailureReason.DEADLINE, FailureReason.INTERNAL})
+logger = logging.getLogger(__name__)
 CUT_OFF: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE})
 
 
@@ -36,6 +41,15 @@ class TurnEndings:
 
     def take_end(self, turn: OnSlot, outcome: Outcome) -> End:
         """Take the end of an attempt: state first, records with it, before anything is awaited."""
+        with about(partial(of_turn, turn.key, turn.worker, turn.incarnation)):  # not of the task that tells of many
+            return self._take_end(turn, outcome)
+
+    def refuse_late(self, turn: OnSlot, outcome: Outcome) -> None:
+        """Say that another node runs a turn whose attempt has ended here."""
+        line = line_about(of_turn(turn.key, turn.worker, turn.incarnation))
+        logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome, extra=line)
+
+    def _take_end(self, turn: OnSlot, outcome: Outcome) -> End:
         turn.end(outcome)
         key = turn.key
         match outcome:

@@ -2,10 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import anyio.lowlevel
 
+from service.conversations.log_fields import of_turn
 from service.scheduling.work import OnSlot
+from workers.log_context import about, line_about
 from workers.outcome import FailureReason, Outcome, RequestFailed
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
@@ -28,9 +31,11 @@ class TurnRunner:
         """Run the attempt that has begun, and give its slot back."""
         outcome: Outcome
         try:
-            outcome = await turn.run(worker, lease)
+            with about(partial(of_turn, turn.key, worker.spec.id, worker.incarnation)):
+                outcome = await turn.run(worker, lease)
         except Exception as error:
-            logger.exception("turn %s: a defect of Roundhouse", turn.key)
+            line = line_about(of_turn(turn.key, worker.spec.id, worker.incarnation))
+            logger.exception("turn %s: a defect of Roundhouse", turn.key, extra=line)
             outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
         self._ended.append((turn, outcome))
         if len(self._ended) == 1:  # whatever else ends at this moment is applied with it, before the next start

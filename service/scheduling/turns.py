@@ -100,6 +100,7 @@ class Turns:
     def note_ready(self, key: TurnKey, now: datetime) -> bool:
         """Note that a turn waits for a slot; False if it was on one already, and its record says so."""
         if key in self._runs:
+            self._runs[key].ready_at = now
             return False
         self._ready_at[key] = now
         return True
@@ -113,6 +114,15 @@ class Turns:
             self._runs[key] = TurnRun(key, agent, queued_at, attempt, so_far)
         self._in_flight.add(key)
         return self._runs[key]
+
+    def waited_s(self, key: TurnKey, now: datetime) -> float:
+        """Return for how long a turn has waited that is put on a slot now."""
+        return max(0.0, (now - self._runs[key].ready_at).total_seconds())
+
+    @property
+    def oldest_ready_at(self) -> datetime | None:
+        """When the turn got ready that has waited longest of those that were on no slot yet."""
+        return next(iter(self._ready_at.values()), None)
 
     def cut_off(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""

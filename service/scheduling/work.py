@@ -43,6 +43,10 @@ class OnSlot(Protocol):
         """Whose slot it is."""
 
     @property
+    def incarnation(self) -> int:
+        """The number of the engine that it was given to."""
+
+    @property
     def answer(self) -> Answer:
         """What its attempt has brought so far."""
 

@@ -23,6 +23,7 @@ from service.store.records import (
     TurnRequeued,
     Used,
 )
+from workers.log_context import line_about
 
 Place = tuple[JobId, str]  # a conversation
 logger = logging.getLogger(__name__)
@@ -146,7 +147,9 @@ class Claims:
             fence = self._fence(place)
             if fence is None:
                 refused += 1
-                logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), _words(record))
+                line = line_about({"job": place[0], "conversation": place[1]})
+                what = _words(record)
+                logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), what, extra=line)
                 continue
             changed[place[0]] = None
             if isinstance(record, TurnEnded | TurnRequeued) and record.used is not None:

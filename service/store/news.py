@@ -9,9 +9,10 @@ from service.errors import StoreError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsCommitted:
-    """What this node wrote of these jobs is durable."""
+    """What this node wrote of these jobs is durable, ``seconds`` after it was handed in."""
 
     job_ids: frozenset[JobId]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,6 +162,16 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[S
     return query
 
 
+def count_states(connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
+    """Count all jobs by state, and all conversations; every one of them is read for it."""
+
+    def count(sql: str) -> dict[str, int]:
+        return {str(state): int(found) for state, found in connection.execute(sql)}
+
+    jobs = count("SELECT state, COUNT(*) FROM jobs GROUP BY state")
+    return jobs, count("SELECT state, COUNT(*) FROM conversations GROUP BY state")
+
+
 def conversation_states(job_id: JobId) -> Query[dict[str, ConversationState]]:
     """Return the state of each conversation of a job, in its order."""
 

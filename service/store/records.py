@@ -1,10 +1,11 @@
 """What the service tells its store: facts in the past tense, applied in the order in which they are told."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from service.conversations.job import Job, JobId, TurnKey
+from service.conversations.measures import AttemptMeasures, UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.conversations.wording import ConversationWords
@@ -35,12 +36,14 @@ class ConversationWorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMoved:
-    """A turn got ready, or was put on a slot of ``worker``."""
+    """A turn got ready, or was put on a slot of ``worker``, for which it had waited ``waited_s`` seconds."""
 
     key: TurnKey
     state: TurnState
     worker: str | None
     at: datetime
+    model: str = ""
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,38 +57,27 @@ class UsageKey:
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageCounts:
-    """What was used, in tokens and in seconds of a slot.
-
-    ``turns`` were completed. ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are
-    of attempts that stand; ``wasted_tokens`` were read and written by those that do not.
-    """
-
-    turns: int = 0
-    attempts: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    answer_tokens: int = 0
-    wasted_tokens: int = 0
-    slot_s: float = 0.0
-
-
 Used = tuple[UsageKey, UsageCounts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnded:
-    """A turn is in a state that it will not leave; ``used`` is what its last attempt has, if that ended with it."""
+    """A turn is in a state that it will not leave; ``used`` is what its last attempt has, if that ended with it.
+
+    ``measures`` are that attempt's, ``waited_for`` the agents that had to speak before it in its round.
+    """
 
     turn: Turn
     at: datetime
     used: Used | None = None
+    model: str = ""
+    measures: AttemptMeasures | None = None
+    waited_for: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequeued:
-    """An attempt of a turn has failed, and the turn will run again; ``used`` is what that attempt has."""
+    """An attempt of a turn has failed, and the turn will run again; ``used`` and ``measures`` are that attempt's."""
 
     key: TurnKey
     so_far: UnfinishedTurn
@@ -94,6 +86,7 @@ class TurnRequeued:
     detail: str
     at: datetime
     used: Used | None = None
+    measures: AttemptMeasures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

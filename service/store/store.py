@@ -1,6 +1,7 @@
 """Everything that must outlive the process, whatever database holds it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -236,13 +237,13 @@ class Store:
             self._loop.call_soon_threadsafe(tell, future.exception() is None)
 
         # Neither keeps the write, whose future keeps both: a circle would keep megabytes until the collector comes.
-        jobs = write.jobs
+        jobs, handed_in = write.jobs, time.monotonic()
 
         def tell(is_done: bool) -> None:
             if is_done:
                 on_success()
                 if jobs:
-                    self._tell(JobsCommitted(job_ids=jobs))
+                    self._tell(JobsCommitted(job_ids=jobs, seconds=time.monotonic() - handed_in))
             else:
                 on_failure()
 

@@ -12,8 +12,9 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final
 
+from service.conversations.measures import UsageCounts
 from service.store.databases.database import Connection
-from service.store.records import UsageCounts, UsageKey, Used
+from service.store.records import UsageKey, Used
 
 
 class UsageBy(StrEnum):

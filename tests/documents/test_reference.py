@@ -4,9 +4,11 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
@@ -25,18 +27,15 @@ from service.config.schema import Config, HttpToolsConfig, McpServerConfig, Mode
 from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.errors import ServiceError
-from service.node.metrics import Metrics
+from service.node.node import open_node
 from service.node.speaking import SpeakingTurn
 from service.node.status import Head, Pools
-from service.scheduling.core.ahead.yields import ReadFor
 from service.scheduling.core.policies import POLICIES
 from service.store import operations
 from tests.documents.pages import REFERENCE, names, own_rows, rows, section
-from workers.fleet import Fleet
 from workers.health.incident import RequestView
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
-from workers.policy.weights import UpdatePhase
 from workers.spec import EngineKind, WorkerSpec
 from workers.states import WorkerState
 from workers.tools.calls import ToolRecord
@@ -177,16 +176,26 @@ def test_every_verdict_and_every_state_of_a_worker_is_on_its_page() -> None:
     same((row[0].strip("`") for row in own_rows(REFERENCE / "http.md", "Worker states")), WorkerState)
 
 
-def test_every_metric_is_on_its_page() -> None:
-    """With its type and its labels."""
-    metrics = Metrics()
-    metrics.watch(Fleet([WorkerSpec(engine=EngineKind.ATTACHED, name="m", url="http://127.0.0.1:9")], {}, None))
-    metrics.observe_phase("m", UpdatePhase.PAUSE, 1.0, "ok")
-    metrics.watch_read_ahead(lambda: {("m", ReadFor.USED): 1})
-    told = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.exposition().decode(), re.MULTILINE)
-    there = {name: kind for name, kind in told if not name.endswith("_created")}
-    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").split("The histogram")[0]
-    assert {row[0].strip("`"): row[1] for row in rows(page)} == there
+async def test_every_metric_is_on_its_page(tmp_path: Path) -> None:
+    """With its type and its labels, both ways, as a node tells them."""
+    model = {"engine": "attached", "url": "http://127.0.0.1:9"}
+    config = Config.model_validate({"models": {"m": model}, "store": {"url": "memory"}})
+    spec = WorkerSpec(engine=EngineKind.ATTACHED, name="m", url="http://127.0.0.1:9")
+    async with open_node(config, [spec], tmp_path) as node:
+        families = list(text_string_to_metric_families(node.metrics.exposition().decode()))
+    told = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in families
+        if not family.name.endswith("_created")
+    }
+    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").split("## Labels")[0]
+    described = {row[0].strip("`"): row for row in rows(page) if row[0] != "Name"}
+    assert {name: row[1] for name, row in described.items()} == told
+    for family in families:
+        for sample in family.samples:
+            name = next((each for each in (family.name, f"{family.name}_total") if each in described), None)
+            if name is not None and not sample.name.endswith("_created"):
+                same(set(re.findall(r"`(\w+)`", described[name][2])), set(sample.labels) - {"le"})
 
 
 def test_every_policy_is_on_its_page() -> None:

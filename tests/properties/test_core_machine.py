@@ -382,6 +382,12 @@ class Auditor(RuleBasedStateMachine):
         self.tell(events.JobCancelled(job_id=job_id))
 
     @invariant()
+    def pools_by_model_add_up(self) -> None:
+        """What operators see of each model is what there is of all."""
+        by_model, of_all = self.core.view.by_model(), dict(self.core.view.of_all())
+        assert {pool: sum(counts[pool] for counts in by_model.values()) for pool in of_all} == of_all
+
+    @invariant()
     def no_worker_is_oversubscribed(self) -> None:
         for worker, (_, slots) in SLOTS.items():
             assert len(self.seated(worker)) <= slots

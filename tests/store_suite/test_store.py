@@ -12,6 +12,7 @@ import pytest
 from service.config.schema import StoreConfig
 from service.conversations.charges import Charges
 from service.conversations.job import Job, JobId
+from service.conversations.measures import UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
@@ -35,7 +36,6 @@ from service.store.records import (
     TurnEnded,
     TurnMoved,
     TurnRequeued,
-    UsageCounts,
     UsageKey,
     Used,
 )

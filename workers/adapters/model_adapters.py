@@ -30,6 +30,7 @@ from workers.errors import (
     InvalidSpec,
     NoEngineReady,
 )
+from workers.log_context import line_about, of_worker
 from workers.notifier import Notifier
 from workers.spec import EngineKind
 from workers.states import Hold, WorkerState
@@ -281,7 +282,8 @@ class ModelAdapters:
                 if worker.is_serving and Hold.ADAPTERS in worker.holds and await bring(worker, self._wait_change):
                     worker.resume_nowait("it has every adapter", Hold.ADAPTERS)
         except AdapterRefused:
-            logger.exception("worker %s: another engine has taken it", worker.spec.id)
+            line = line_about(of_worker(worker.spec.id, worker.incarnation))
+            logger.exception("worker %s: another engine has taken it", worker.spec.id, extra=line)
             worker.restart_nowait("asked for, with every adapter")
         finally:
             self._catching_up.discard(worker.spec.id)

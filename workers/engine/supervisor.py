@@ -19,6 +19,7 @@ from workers.engine.log_ring import LogRing
 from workers.engine.moves import Moves
 from workers.engine.start_gate import StartGate
 from workers.errors import StartFailed, StopTimedOut
+from workers.log_context import Fields, about, of_worker
 from workers.notifier import Notifier
 from workers.policy import lifecycle
 from workers.policy.lifecycle import Lifecycle
@@ -96,6 +97,9 @@ class Supervisor:
     def __repr__(self) -> str:
         return f"<Supervisor {self._spec.id} {self._now.state} incarnation={self._now.incarnation}>"
 
+    def _concerns(self) -> Fields:
+        return of_worker(self._spec.id, self._now.incarnation)
+
     @property
     def now(self) -> Lifecycle:
         """The present state; advisory."""
@@ -115,8 +119,9 @@ class Supervisor:
         try:
             async with anyio.create_task_group() as tasks:
                 self._site = _Site(tasks=tasks, registry=registry, gate=gate)
-                for each in beside:
-                    tasks.start_soon(each)
+                with about(self._concerns):
+                    for each in beside:
+                        tasks.start_soon(each)
                 task_status.started()
         finally:
             self._end("its supervision has ended")
@@ -129,13 +134,14 @@ class Supervisor:
         before = self._now
         self._now, actions = lifecycle.decide(before, event, time.monotonic(), self._limits)
         has_moved = self._now.state is not before.state
-        if has_moved:
-            self._tell_move(before)
-        for action in actions:
-            self._act(action)
-        if has_moved:
-            self._changed.notify()
-            self._on_move()
+        with about(self._concerns):  # not what whoever posts is about
+            if has_moved:
+                self._tell_move(before)
+            for action in actions:
+                self._act(action)
+            if has_moved:
+                self._changed.notify()
+                self._on_move()
 
     def equip(self, spec: WorkerSpec) -> None:
         """Have engines that are started from now on be started so; where they listen is as before.

@@ -1,6 +1,7 @@
 """Makes an incident of a worker's broken incarnation: what was seen when it was found broken, and how it ended."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from workers.engine.supervisor import Supervisor
 from workers.health.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
 from workers.health.probes import KernelView
 from workers.health.watch import HealthWatch
+from workers.log_context import line_about, of_worker
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.process.child import EngineExit
@@ -50,6 +52,7 @@ class IncidentRecorder:
         self._count_pools = count_pools
         self._scene: _Scene | None = None
         self.incidents = incidents
+        self.counts: Counter[str] = Counter()  # of this run, by reason
 
     def __repr__(self) -> str:
         return f"<IncidentRecorder {self._id} {self.incidents!r}>"
@@ -58,6 +61,10 @@ class IncidentRecorder:
     def has_viewed(self) -> bool:
         """Whether the present incarnation was found broken already: the first reason stands."""
         return self._scene is not None and self._scene.incarnation == self._supervisor.now.incarnation
+
+    def reason_of(self, incarnation: int) -> str | None:
+        """Return why an incarnation is gone, if it was the last that broke."""
+        return self._scene.reason if self._scene is not None and self._scene.incarnation == incarnation else None
 
     def view(self, reason: FailureReason) -> None:
         """Take in what is there now."""
@@ -109,6 +116,7 @@ class IncidentRecorder:
             in_flight=scene.in_flight,
             pools=scene.pools,
         )
+        self.counts[scene.reason] += 1
         try:
             self.incidents.add(incident)
         except (OSError, ValueError):
@@ -116,7 +124,8 @@ class IncidentRecorder:
 
     def note_finding(self, incarnation: int, finding: str) -> None:
         """Add to the incident of an incarnation what was found out after it."""
-        logger.warning("worker %s: engine %d: %s", self._id, incarnation, finding)
+        line = line_about(of_worker(self._id, incarnation))
+        logger.warning("worker %s: engine %d: %s", self._id, incarnation, finding, extra=line)
         try:
             self.incidents.note_finding(incarnation, finding)
         except (OSError, ValueError):

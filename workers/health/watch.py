@@ -17,6 +17,7 @@ from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.idle_probe import IdleProbe
 from workers.health.incident import RequestView
 from workers.health.probes import CanaryResult, Probes
+from workers.log_context import line_about
 from workers.outcome import EngineFailed, FailureReason
 from workers.policy.leaked_slots import CutOff, LeakedSlots
 from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, is_computing, judge, quiet_s
@@ -249,7 +250,8 @@ class HealthWatch:
         """End one request whose engine works for others."""
         works = ", while the engine works for others" if judgement.scope is Scope.REQUEST else ""
         detail = f"no progress for {judgement.silent_s:.1f} s{works}"
-        logger.warning("request %d of %s: %s: %s", running.id, running.job_name, _reason(running), detail)
+        line = line_about(running.concerns())
+        logger.warning("request %d of %s: %s: %s", running.id, running.job_name, _reason(running), detail, extra=line)
         running.end(EngineFailed(reason=_reason(running), detail=detail, brought_down=False))
 
     async def _poll(self) -> None:

@@ -17,6 +17,7 @@ from workers.engine.start_gate import StartGate
 from workers.lanes.lane_workers import LaneWorkers
 from workers.lanes.memory_use import MemoryUse
 from workers.lanes.sleep import Sleep, can_sleep, is_as_wanted, is_asleep
+from workers.log_context import line_about
 from workers.notifier import Notifier
 from workers.policy.heat import Heat
 from workers.policy.placement import (
@@ -174,22 +175,17 @@ class LanePool:
 
     def adopt(self, worker: SupervisedWorker) -> None:
         """Take it that a worker's engine stands on its lane already."""
-        self._lanes[worker.spec.id].current = worker
+        self._lanes[worker.spec.id].adopt(worker)
         self._adopted.append(worker)
 
     def start_adopted_nowait(self) -> None:
-        """Have the workers whose engines are there already go on with them."""
+        """Have the workers whose engines are there already go on with them; once."""
         for worker in self._adopted:
-            self._lanes[worker.spec.id].used_at = self._lanes[worker.spec.id].idle_since = time.monotonic()
             worker.start_nowait("its engine is there already")
-        self._adopted.clear()
 
     def unsettled(self) -> str | None:
         """Return which lane is changing its model, None where none is."""
-        for lane in self.lanes:
-            if lane.next is not None or lane.is_turning or lane.phase in {LanePhase.LOADING, LanePhase.LEAVING}:
-                return f"{lane.lane.id} is changing its model"
-        return None
+        return next((f"{each.lane.id} is changing its model" for each in self.lanes if each.is_changing), None)
 
     # What happens
 
@@ -250,7 +246,8 @@ class LanePool:
             at=datetime.now(UTC),
         )
         self.swaps.append(swap)
-        logger.info("%s: %s is loaded in %.1f s: %s", swap.lane, model, seconds, because)
+        line = line_about({"worker": swap.lane})
+        logger.info("%s: %s is loaded in %.1f s: %s", swap.lane, model, seconds, because, extra=line)
         self._on_swap(swap)
 
     # Acting
@@ -349,7 +346,9 @@ class LanePool:
         lane.current, lane.next = lane.workers[model], None
         lane.loading_since = time.monotonic()
         because, left = self._reasons.get(lane.lane.id, ("a turn of it waits", None))
-        logger.info("%s: loading %s%s: %s", lane.lane.id, model, f" in place of {left}" if left else "", because)
+        loading = f"{model} in place of {left}" if left else model
+        line = line_about({"worker": lane.lane.id})
+        logger.info("%s: loading %s: %s", lane.lane.id, loading, because, extra=line)
         if not is_asleep(lane.current):
             lane.current.start_nowait(f"{model}: {because}", after=after)
         elif is_as_wanted(lane.current) and self._tasks is not None:

@@ -21,6 +21,7 @@ from workers.engine.launch import starting_devices
 from workers.engine.launch.flags import named
 from workers.engine.start_gate import StartGate
 from workers.files.model_memory import model_memory
+from workers.log_context import line_about, of_worker
 from workers.spec import EngineKind, WorkerSpec
 from workers.states import SERVING, Hold
 from workers.supervised import SupervisedWorker
@@ -89,7 +90,8 @@ class Sleep:
                 await (control.wake() if is_wake else control.sleep())
         except (EngineError, TimeoutError) as error:
             word = "wake" if is_wake else "sleep"
-            logger.warning("%s: %s does not %s, and is ended: %s", worker.spec.id, worker.spec.name, word, error)
+            lane, line = worker.spec.id, line_about(of_worker(worker.spec.id, incarnation))
+            logger.warning("%s: %s does not %s, and is ended: %s", lane, worker.spec.name, word, error, extra=line)
             return False
         finally:
             turn.release()

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import anyio
 
+from workers.log_context import concerns_now
 from workers.notifier import Notifier
 from workers.outcome import Outcome
 from workers.policy.liveness import Judgement, Verdict
@@ -26,6 +27,7 @@ class InFlightRequest:
         self.answer = answer
         self.scope = anyio.CancelScope()
         self.ending: Outcome | None = None
+        self.concerns = concerns_now()  # for lines about it that others write
         self.judgement = Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)  # the watch's last
         self._left_s: float | None = None  # of its time, while that stands still
 

@@ -12,6 +12,7 @@ from transport.client import EngineClient
 from transport.counters import KvCache
 from transport.errors import EngineError
 from transport.request import ChatRequest
+from workers.log_context import line_about
 from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
 from workers.policy.giving_way import Holding, room_for, youngest_without_room
 from workers.requests.answer import Answer
@@ -109,6 +110,7 @@ class KvPool:
                 running.job_name,
                 sum(holding.tokens for holding in holdings),
                 self.size,
+                extra=line_about(running.concerns()),
             )
             running.end(Cancelled(reason=CancelReason.CACHE_FULL))
 

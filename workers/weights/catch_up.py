@@ -12,6 +12,7 @@ from transport.control import EngineControl
 from transport.errors import EngineError
 from workers.engine.launch.vllm import is_extended
 from workers.errors import InvalidUpdate
+from workers.log_context import line_about, of_worker
 from workers.outcome import FailureReason
 from workers.spec import WorkerSpec
 from workers.states import Hold
@@ -83,7 +84,8 @@ class CatchUp:
                         self._fault = await self._load_current(worker, incarnation)
                 if self._fault is None:
                     return
-                logger.warning("worker %s: %s", worker.spec.id, self._missing())
+                line = line_about(of_worker(worker.spec.id, worker.incarnation))
+                logger.warning("worker %s: %s", worker.spec.id, self._missing(), extra=line)
                 await anyio.sleep(BRING_AGAIN_S)
         except (TimeoutError, EngineError) as error:
             because = f"it could not be brought to weights {self._current().version}: {str(error) or 'not in time'}"
@@ -99,7 +101,8 @@ class CatchUp:
             return None
         if weights.version != current.version:
             if current.checkpoint is None:
-                logger.warning("worker %s: %s", worker.spec.id, self._missing())
+                line = line_about(of_worker(worker.spec.id, worker.incarnation))
+                logger.warning("worker %s: %s", worker.spec.id, self._missing(), extra=line)
                 return None
             try:
                 await anyio.to_thread.run_sync(check_checkpoint, Path(current.checkpoint), self._model)

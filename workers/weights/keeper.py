@@ -9,6 +9,7 @@ import anyio
 
 from transport.control import EngineControl
 from transport.errors import EngineError
+from workers.log_context import line_about, of_worker
 from workers.supervised import SupervisedWorker
 from workers.weights.receiver import ReceiverFiles, ask
 
@@ -38,16 +39,16 @@ async def keep_weights(
                     await _write(worker, files, update, str(folder))
                 is_kept = True
             except (TimeoutError, EngineError) as error:
-                logger.warning("worker %s: weights could not be kept: %s", worker.spec.id, str(error) or "not in time")
+                line, said = line_about(of_worker(worker.spec.id, incarnation)), str(error) or "not in time"
+                logger.warning("worker %s: weights could not be kept: %s", worker.spec.id, said, extra=line)
     for worker, incarnation in engines:
         if worker.incarnation == incarnation and worker.is_serving:
             try:
                 with anyio.fail_after(DROP_LIMIT_S):
                     await ask(EngineControl(worker.endpoint), "forget", {"update": update})
             except (TimeoutError, EngineError) as error:
-                logger.warning(
-                    "worker %s: weights are still in its memory: %s", worker.spec.id, str(error) or "no answer"
-                )
+                line, said = line_about(of_worker(worker.spec.id, incarnation)), str(error) or "no answer"
+                logger.warning("worker %s: weights are still in its memory: %s", worker.spec.id, said, extra=line)
     return is_kept
 
 

@@ -156,6 +156,7 @@ class Relays:
             marks=envelope.marks,
             limit_s=limit_s,
             wait_s=_least(wait_s, self._server.wait_s),
+            trace_parent=request.headers.get("traceparent"),
         )
         await self._node.jobs.bounds.check_request(caller)
         slots = self._node.scheduler.view.slots(model) or self._node.scheduler.slots_on_demand(model)

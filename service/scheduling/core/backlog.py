@@ -5,6 +5,7 @@ Pure.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -69,6 +70,14 @@ class JobBacklog:
     def turns_left(self) -> int:
         """How many turns have not ended."""
         return sum(self._turns_left)
+
+    @property
+    def left_by_model(self) -> Counter[str]:
+        """How many turns of each model have not ended."""
+        left: Counter[str] = Counter()
+        for agent, turns in zip(self._job.agents, self._turns_left, strict=True):
+            left[agent.model] += turns
+        return left
 
     def refresh(self, estimates: Estimates) -> None:
         """Take what is known now of the cost of turns."""

@@ -34,6 +34,10 @@ class InFlightPool:
         """Tell whether a turn is in flight."""
         return key in self._workers
 
+    def keys(self) -> list[TurnKey]:
+        """List the turns, in no order."""
+        return list(self._workers)
+
     def conversations_of(self, job_id: JobId) -> list[str]:
         """List the conversations of a job that have a turn in flight."""
         if not self.by_job[job_id]:

@@ -47,6 +47,26 @@ class PoolsView:
         left = sum(live.backlog.turns_left for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
+    def by_model(self) -> Mapping[str, Mapping[TurnState, int]]:
+        """Count the turns of all jobs in each pool, by model; all jobs are gone through for it."""
+        left: Counter[str] = Counter()
+        for live in self._jobs.values():
+            left.update(live.backlog.left_by_model)
+        ready = Counter({model: self._ready.waiting(model) for model in self._ready.models()})
+        ready.update(self._model_of(turn.key) for turn, _ in self._ready.held)
+        in_flight = Counter(map(self._model_of, self._in_flight.keys()))
+        return {
+            model: {
+                TurnState.PENDING: max(0, left[model] - ready[model] - in_flight[model]),
+                TurnState.READY: ready[model],
+                TurnState.IN_FLIGHT: in_flight[model],
+            }
+            for model in {*left, *ready, *in_flight}
+        }
+
+    def _model_of(self, key: TurnKey) -> str:
+        return self._jobs[key.job_id].conversations[key.conversation_id].model(key)
+
     def in_flight_by_job(self) -> Mapping[JobId, int]:
         """Count the turns on slots of each job that has any."""
         return {job_id: count for job_id, count in self._in_flight.by_job.items() if count}

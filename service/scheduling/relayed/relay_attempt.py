@@ -9,7 +9,8 @@ import anyio
 
 from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
-from service.scheduling.attempt_usage import used_by
+from service.conversations.states import TurnState
+from service.scheduling.attempt_usage import AttemptPlace, measures_of, used_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.queue.affinity import PromptReading
@@ -43,14 +44,19 @@ class RelayAttempt:
     """An ``OnSlot`` over a relayed request; ``on_end`` is told when the request itself is over."""
 
     def __init__(
-        self, request: RelayedRequest, worker: str, on_end: Callable[[RelayedRequest, "RelayAttempt"], None]
+        self,
+        request: RelayedRequest,
+        worker: SupervisedWorker,
+        on_end: Callable[[RelayedRequest, "RelayAttempt"], None],
     ) -> None:
         self._request = request
-        self.worker = worker
+        self.worker = worker.spec.id
+        self.incarnation = worker.incarnation
         self._on_end = on_end
         self.scope = anyio.CancelScope()
         self.answer = Answer(time.monotonic)
         self._began_at = time.monotonic()
+        self._started_at = datetime.now(UTC)
         self._seconds = 0.0
         self._outcome: Outcome | None = None
 
@@ -127,27 +133,32 @@ class RelayAttempt:
 
     def complete(self) -> End:
         """Take a complete answer."""
+        used = self._used(TurnState.COMPLETED, None)
         self._finish(None)
         event = events.TurnCompleted(key=self.key, seconds=self._seconds, reading=self.reading)
-        return End(event=event, records=self._used(stands=True))
+        return End(event=event, records=used)
 
     def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:  # noqa: ARG002 - its caller is not told
         """Wait for another slot."""
+        used = self._used(TurnState.FAILED, reason)
         self._request.note_ready()
         self._request.changed.notify()
-        return End(event=events.TurnInterrupted(key=self.key, trial=trial), records=self._used(stands=False))
+        return End(event=events.TurnInterrupted(key=self.key, trial=trial), records=used)
 
     def fail(self, reason: FailureReason, detail: str) -> End:
         """End with a failure."""
+        used = self._used(TurnState.FAILED, reason)
         self._finish(RelayFailure(reason=reason, detail=detail, after_s=AGAIN_S if reason in AGAIN else None))
-        return End(event=events.TurnFailed(key=self.key, reason=reason), records=self._used(stands=False))
+        return End(event=events.TurnFailed(key=self.key, reason=reason), records=used)
 
     def cut_off(self) -> End:
         """End, since nobody waits for it any more."""
+        used = self._used(TurnState.CANCELLED, FailureReason.CANCELLED)
         self._finish(RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone, or waits no longer"))
-        return End(event=events.TurnCutOff(key=self.key), records=self._used(stands=False))
+        return End(event=events.TurnCutOff(key=self.key), records=used)
 
-    def _used(self, *, stands: bool) -> list[Record]:
+    def _used(self, outcome: TurnState, reason: str | None) -> list[Record]:
+        """Note what the attempt was like; return the record of what it has used."""
         posted = self._request.posted
         whose = UsageKey(
             day=datetime.now(UTC).date().isoformat(),
@@ -156,7 +167,15 @@ class RelayAttempt:
             agent=AGENT,
             model=posted.model,
         )
-        return [RequestUsed(used=used_by(whose, self.answer, self._seconds, stands=stands))]
+        used = used_by(whose, self.answer, self._seconds, stands=outcome is TurnState.COMPLETED)
+        place = AttemptPlace(
+            worker=self.worker,
+            incarnation=self.incarnation,
+            began_at=self._started_at,
+            began_s=self._began_at,
+        )
+        self._request.tries.append(measures_of(place, self.answer, used, outcome, reason))
+        return [RequestUsed(used=used)]
 
     def _finish(self, failure: RelayFailure | None) -> None:
         if not self._request.is_over:

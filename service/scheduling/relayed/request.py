@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 import anyio
 
 from service.conversations.charges import Charges
 from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
+from service.conversations.measures import AttemptMeasures, RequestMeasures
+from service.conversations.states import TurnState
 from workers.notifier import Notifier
 from workers.outcome import FailureReason
 
@@ -24,7 +27,7 @@ class PostedRequest:
     ``name`` is what the body calls it. ``answers`` is how many it asks for, ``most_tokens`` how long each may be.
     ``marks`` are what its program is known by, the surest first; the first is what it is known by afterwards.
     ``owner`` is the name of its key. ``limit_s`` bounds its time on slots, ``wait_s`` the time that it waits for them;
-    None is for ever.
+    None is for ever. ``trace_parent`` is the header of that name (W3C Trace Context), if it came.
     """
 
     path: str
@@ -41,6 +44,7 @@ class PostedRequest:
     marks: Sequence[bytes] = ()
     limit_s: float | None = None
     wait_s: float | None = None
+    trace_parent: str | None = None
 
     def job(self, job_id: JobId) -> Job:
         """Return it as the scheduler's core knows it: a job of one turn."""
@@ -94,6 +98,8 @@ class RelayedRequest:
         self.is_interrupted = False
         self.worker: str | None = None  # of the newest attempt
         self.attempts = 0
+        self.tries: list[AttemptMeasures] = []  # attempts that have ended
+        self.posted_at = datetime.now(UTC)
         self.on_slots_s = 0.0  # of attempts that have ended
         self.content_type: str | None = None  # of a stream that has begun
         self.whole: WholeAnswer | None = None  # of the newest attempt
@@ -173,6 +179,25 @@ class RelayedRequest:
         self._waited_s, self._waiting_since = self.waited_s, None
         self.failure, self.is_over = failure, True
         self.changed.notify()
+
+    @property
+    def measures(self) -> RequestMeasures:
+        """What it was like, once it is over."""
+        reason = None if self.failure is None else self.failure.reason
+        failed = TurnState.CANCELLED if reason == FailureReason.CANCELLED else TurnState.FAILED
+        return RequestMeasures(
+            key=self.key,
+            path=self.posted.path,
+            model=self.posted.model,
+            adapter=self.posted.adapter,
+            outcome=TurnState.COMPLETED if reason is None else failed,
+            reason=reason,
+            began_at=self.posted_at,
+            seconds=self.waited_s + self.on_slots_s,
+            waited_s=self.waited_s,
+            attempts=tuple(self.tries),
+            trace_parent=self.posted.trace_parent,
+        )
 
     @property
     def engine_refused(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 
 from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
+from service.conversations.measures import RequestMeasures
 from service.errors import QueueFull, ShuttingDown
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
@@ -46,6 +47,7 @@ class RelayedRequests:
         self._programs = Programs()
         self._seconds = Mean()
         self._closed_by: str | None = None
+        self._on_end: Callable[[RequestMeasures], None] = lambda _: None
 
     def __repr__(self) -> str:
         return f"<RelayedRequests waiting={self.waiting} on_slots={len(self._on_slots)}>"
@@ -62,6 +64,15 @@ class RelayedRequests:
     def waiting(self) -> int:
         """How many wait for a slot."""
         return len(self._requests) - len(self._on_slots)
+
+    @property
+    def oldest_ready_at(self) -> datetime | None:
+        """When the request came that has waited longest of those that wait now."""
+        return next((request.posted_at for request in self._requests.values() if request.is_waiting), None)
+
+    def subscribe(self, on_end: Callable[[RequestMeasures], None]) -> None:
+        """Have ``on_end`` told what each request was like that is over; it must not wait."""
+        self._on_end = on_end
 
     def waiting_of(self, owner: str) -> int:
         """Return how many of one key wait for a slot."""
@@ -154,7 +165,7 @@ class RelayedRequests:
     ) -> tuple[RelayAttempt, Sequence[Record]]:
         """Begin an attempt on a worker."""
         request = self._requests[key.job_id]
-        attempt = RelayAttempt(request, worker.spec.id, self._take_end)
+        attempt = RelayAttempt(request, worker, self._take_end)
         self._on_slots[key] = attempt
         request.note_start(worker.spec.id, attempt.scope)
         return attempt, NO_RECORDS
@@ -230,6 +241,7 @@ class RelayedRequests:
         """Log what became of a request that is over."""
         if not request.is_over:
             request.finish(RelayFailure(reason=FailureReason.CANCELLED, detail="it was cancelled"))
+        self._on_end(request.measures)
         failure = request.failure
         logger.debug(
             "%s of %s: %s, %d attempts, waited %.3f s",

@@ -128,6 +128,10 @@ class ReadyPool:
         """Count the turns that any free slot of a model would take."""
         return sum(map(len, self._of(model)))
 
+    def models(self) -> list[str]:
+        """List the models that turns wait for, or have waited for."""
+        return list({**self.suspects, **self.queues})
+
     def note_slots(self, model: str, slots: int) -> None:
         """Take how many slots a model has."""
         self._queue(model).note_slots(slots)

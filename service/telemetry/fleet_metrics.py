@@ -1,76 +1,35 @@
-"""The metrics for Prometheus: counted where they happen, or read from their owner at each scrape."""
+"""The workers and their engines, read from the fleet at each scrape: there is one truth about them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.scheduling.core.ahead.yields import ReadFor
+from service.scheduling.core.view import PoolsView
 from workers.fleet import Fleet
-from workers.policy.weights import UpdatePhase
-
-PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-
-
-class Metrics:
-    """The metrics of one Roundhouse, in a registry of its own."""
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._phases = Histogram(
-            "roundhouse_weight_update_phase_seconds",
-            "How long a phase of an update of weights took, over all workers of a model.",
-            ("model", "phase", "outcome"),
-            buckets=PHASE_BUCKETS,
-            registry=self._registry,
-        )
-
-    def __repr__(self) -> str:
-        return "<Metrics>"
-
-    def watch(self, fleet: Fleet) -> None:
-        """Tell of a fleet's workers too."""
-        self._registry.register(_FleetCollector(fleet))
-
-    def watch_read_ahead(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
-        """Tell of tokens that were read beforehand too, by model and what became of them."""
-        self._registry.register(_ReadAheadCollector(read_ahead))
-
-    def observe_phase(self, model: str, phase: UpdatePhase, seconds: float, outcome: str) -> None:
-        """Take the end of one phase of an update of weights."""
-        self._phases.labels(model, phase.value, outcome).observe(seconds)
-
-    def exposition(self) -> bytes:
-        """Return everything in Prometheus' text format."""
-        return generate_latest(self._registry)
+from workers.health.probes import KernelView
+from workers.states import WorkerState
 
 
-class _ReadAheadCollector(Collector):
-    """Reads what the scheduler has counted."""
+class FleetCollector(Collector):
+    """Reads the workers when it is asked.
 
-    def __init__(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
-        self._read_ahead = read_ahead
+    ``view`` gives the scheduler's pools, ``views`` what the kernel knew of each
+    worker's engine at the last look.
+    """
 
-    def collect(self) -> Iterable[Metric]:
-        """Return what is so now."""
-        tokens = CounterMetricFamily(
-            "roundhouse_prewarm_tokens", "Tokens of prompts that were read beforehand.", labels=("model", "result")
-        )
-        for place, count in self._read_ahead().items():
-            tokens.add_metric(place, count)
-        return (tokens,)
-
-
-class _FleetCollector(Collector):
-    """Reads the workers when it is asked: there is one truth about them."""
-
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(
+        self, fleet: Fleet, view: Callable[[], PoolsView], views: Callable[[], Mapping[str, KernelView]]
+    ) -> None:
         self._fleet = fleet
+        self._view = view
+        self._views = views
 
     def collect(self) -> Iterable[Metric]:
         """Return what is so now."""
+        return (*self._workers(), *self._engines(), *self._lanes(), *self._weights())
+
+    def _workers(self) -> Iterable[Metric]:
         names = ("model", "worker")
         ready = GaugeMetricFamily("roundhouse_worker_ready", "Whether a worker takes requests.", labels=names)
         slots = GaugeMetricFamily("roundhouse_worker_slots", "How many requests a worker may have.", labels=names)
@@ -94,6 +53,13 @@ class _FleetCollector(Collector):
         used = GaugeMetricFamily(
             "roundhouse_worker_kv_used_tokens", "How much of its KV cache an engine uses.", labels=names
         )
+        reserved = GaugeMetricFamily(
+            "roundhouse_worker_kv_reserved_tokens", "How much of its KV cache turns have reserved.", labels=names
+        )
+        preemptions = CounterMetricFamily(
+            "roundhouse_worker_kv_preemptions", "How often requests gave way to others in the engine.", labels=names
+        )
+        state = GaugeMetricFamily("roundhouse_worker_state", "Which state a worker is in.", labels=(*names, "state"))
         for worker in self._fleet:
             place = (worker.spec.name, worker.spec.id)
             measured = (
@@ -110,8 +76,35 @@ class _FleetCollector(Collector):
             slots.add_metric(place, worker.slots)
             in_use.add_metric(place, worker.slots_in_use)
             starts.add_metric(place, worker.incarnation)
+            for each in WorkerState:
+                state.add_metric((*place, each.value), float(worker.state is each))
+            if worker.kv.budget is not None:
+                reserved.add_metric(place, self._view().reserved(worker.spec.id))
+            if worker.kv.cache is not None:
+                preemptions.add_metric(place, worker.kv.cache.preemptions)
             if worker.weights is not None:
                 version.add_metric(place, worker.weights.version)
+        return ready, slots, in_use, starts, version, prefill, decode, error, budget, used, reserved, preemptions, state
+
+    def _engines(self) -> Iterable[Metric]:
+        names = ("model", "worker")
+        memory = GaugeMetricFamily(
+            "roundhouse_engine_memory_bytes", "Resident memory of an engine's processes.", labels=names
+        )
+        cpu = CounterMetricFamily("roundhouse_engine_cpu_seconds", "CPU time of an engine's processes.", labels=names)
+        incidents = CounterMetricFamily("roundhouse_incidents", "Incidents of engines.", labels=(*names, "reason"))
+        views = self._views()
+        for worker in self._fleet:
+            place = (worker.spec.name, worker.spec.id)
+            view = views.get(worker.spec.id)
+            if view is not None and view.processes:
+                memory.add_metric(place, sum(process.rss_bytes for process in view.processes))
+                cpu.add_metric(place, view.cpu_s)
+            for reason, count in worker.recorder.counts.items():
+                incidents.add_metric((*place, reason), count)
+        return memory, cpu, incidents
+
+    def _lanes(self) -> Iterable[Metric]:
         swaps = CounterMetricFamily(
             "roundhouse_lane_swaps", "How many models were loaded on a lane.", labels=("lane", "device")
         )
@@ -127,6 +120,9 @@ class _FleetCollector(Collector):
                 resident.add_metric((lane.lane.id, model), float(lane.resident == model))
             for model, seconds in lane.loads_s.items():
                 load.add_metric((lane.lane.id, model), seconds)
+        return swaps, resident, load
+
+    def _weights(self) -> Iterable[Metric]:
         updates = CounterMetricFamily(
             "roundhouse_weight_updates", "How many updates of weights have ended, and how.", labels=("model", "state")
         )
@@ -135,20 +131,4 @@ class _FleetCollector(Collector):
             current.add_metric((name,), weights.current.version)
             for state, count in weights.ended.items():
                 updates.add_metric((name, state.value), count)
-        return (
-            ready,
-            slots,
-            in_use,
-            starts,
-            version,
-            prefill,
-            decode,
-            error,
-            budget,
-            used,
-            swaps,
-            resident,
-            load,
-            updates,
-            current,
-        )
+        return updates, current

@@ -1,0 +1,59 @@
+"""Lines of the log, for people or as JSON, each with what it concerns (``workers.log_context``)."""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+
+from workers.log_context import concerns_now
+
+LogFormat = Literal["text", "json"]
+PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class PeopleFormatter(logging.Formatter):
+    """One line in words; what it concerns stands in brackets at its end."""
+
+    def __init__(self) -> None:
+        super().__init__(PEOPLE)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        """Return the line without its traceback."""
+        line, fields = super().formatMessage(record), fields_of(record)
+        return f"{line} [{' '.join(f'{key}={value}' for key, value in fields.items())}]" if fields else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, what it concerns, and a traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode({key: _sound(value) for key, value in line.items()}).decode()
+
+
+def fields_of(record: logging.LogRecord) -> Mapping[str, str | int]:
+    """Return what a record concerns; asked where it is written, since that is what tells."""
+    own: Mapping[str, str | int] | None = getattr(record, "about", None)
+    return concerns_now()() if own is None else own
+
+
+def set_format(kind: LogFormat) -> None:
+    """Have every handler of the root logger write in one form from now on."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter() if kind == "json" else PeopleFormatter())
+
+
+def _sound(value: object) -> object:
+    """Return a value that JSON takes: half a surrogate pair is no text."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

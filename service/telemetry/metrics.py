@@ -1,0 +1,138 @@
+"""The metrics for Prometheus: counted where they happen, or read from their owner at each scrape.
+
+No label is anybody's to invent: models, tools, routes and reasons are bounded in number (``CappedNames``).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from service.scheduling.core.ahead.yields import ReadFor
+from service.store.news import JobsCommitted, LeaseRenewed, StoreEvent
+from service.telemetry.capped_names import CappedNames
+from service.telemetry.turn_metrics import MOST_TOOLS, WAIT_BUCKETS, TurnMetrics
+from workers.fleet import Fleet
+from workers.policy.weights import UpdatePhase
+from workers.states import WorkerState
+from workers.supervised import SupervisedWorker
+
+PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+WRITE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+MOST_MODELS: Final = 100  # beside those of the configuration: a shared store may bring turns of other nodes' models
+ASKED: Final = "asked"  # why an engine was replaced that had not broken
+
+
+class Metrics:
+    """The metrics of one Roundhouse with ``models``, in a registry of its own."""
+
+    def __init__(self, models: Sequence[str] = ()) -> None:
+        self._registry = CollectorRegistry()
+        self.model_name = CappedNames(len(models) + MOST_MODELS, models)
+        self.turns = TurnMetrics(self._registry, self.model_name, CappedNames(MOST_TOOLS))
+        ProcessCollector(registry=self._registry)
+        build = Gauge("roundhouse_build_info", "Which version runs.", ("version",), registry=self._registry)
+        build.labels(version("roundhouse")).set(1)
+        self._phases = self._seconds(
+            "weight_update_phase",
+            "How long a phase of an update of weights took, over all workers of a model.",
+            ("model", "phase", "outcome"),
+            PHASE_BUCKETS,
+        )
+        self._starts = self._seconds("worker_start", "How long engines took to be ready.", ("model",), PHASE_BUCKETS)
+        self._restarts = self._counter(
+            "worker_restarts", "Engines that were started in place of another.", ("model", "worker", "reason")
+        )
+        self._writes = self._seconds("store_write", "From handing in facts to their being durable.", (), WRITE_BUCKETS)
+        self._lease = Gauge(
+            "roundhouse_lease_renewed_timestamp_seconds", "When the lease was last renewed.", registry=self._registry
+        )
+        self._deliveries = self._counter("webhook_deliveries", "Tries to deliver a webhook.", ("outcome",))
+        self._requests = self._counter("http_requests", "Requests that were answered.", ("route", "method", "code"))
+        self._request_times = self._seconds(
+            "http_request", "From a request to the beginning of its answer.", ("route", "method"), WAIT_BUCKETS
+        )
+        self._starting: dict[tuple[str, str], tuple[int, float | None]] = {}
+
+    def __repr__(self) -> str:
+        return "<Metrics>"
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return Counter(f"roundhouse_{name}", text, labels, registry=self._registry)
+
+    def _seconds(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"roundhouse_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
+
+    def add(self, collector: Collector) -> None:
+        """Tell what a collector reads too."""
+        self._registry.register(collector)
+
+    def watch_read_ahead(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
+        """Tell of tokens that were read beforehand too, by model and what became of them."""
+        self.add(_ReadAheadCollector(read_ahead))
+
+    def watch_starts(self, fleet: Fleet) -> None:
+        """Count a fleet's starts and restarts too."""
+        fleet.subscribe(self._note_worker)
+
+    def observe_phase(self, model: str, phase: UpdatePhase, seconds: float, outcome: str) -> None:
+        """Take the end of one phase of an update of weights."""
+        self._phases.labels(model, phase.value, outcome).observe(seconds)
+
+    def observe_request(self, route: str, method: str, code: int, seconds: float) -> None:
+        """Take the answer to an HTTP request, by the template of its route."""
+        self._requests.labels(route, method, str(code)).inc()
+        self._request_times.labels(route, method).observe(seconds)
+
+    def count_delivery(self, outcome: str) -> None:
+        """Take how a try to deliver a webhook has ended."""
+        self._deliveries.labels(outcome).inc()
+
+    def take_news(self, event: StoreEvent) -> None:
+        """Take news of the store."""
+        match event:
+            case JobsCommitted():
+                self._writes.observe(event.seconds)
+            case LeaseRenewed():
+                self._lease.set(time.time())
+            case _:
+                pass
+
+    def _note_worker(self, worker: SupervisedWorker) -> None:
+        """Take a change of a worker's state; it may be told later than another that followed."""
+        place = (worker.spec.name, worker.spec.id)
+        known, began_s = self._starting.get(place, (0, None))
+        if worker.incarnation > known:
+            reason = worker.recorder.reason_of(worker.incarnation - 1)
+            # The first of a lane's model follows an engine of another model.
+            if known or reason is not None:
+                self._restarts.labels(*place, reason or ASKED).inc()
+            began_s = time.monotonic()
+        if worker.state is WorkerState.READY and began_s is not None:
+            self._starts.labels(worker.spec.name).observe(time.monotonic() - began_s)
+            began_s = None
+        self._starting[place] = (worker.incarnation, began_s)
+
+    def exposition(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _ReadAheadCollector(Collector):
+    """Reads what the scheduler has counted."""
+
+    def __init__(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
+        self._read_ahead = read_ahead
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what is so now."""
+        tokens = CounterMetricFamily(
+            "roundhouse_prewarm_tokens", "Tokens of prompts that were read beforehand.", labels=("model", "result")
+        )
+        for place, count in self._read_ahead().items():
+            tokens.add_metric(place, count)
+        return (tokens,)

@@ -1,0 +1,133 @@
+"""What listens to a node's facts: its metrics always, and its traces where they are switched on."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+
+from service.config.schema import TelemetryConfig
+from service.conversations.job import JobId
+from service.conversations.measures import RequestMeasures
+from service.errors import ConfigError
+from service.scheduling.scheduler import Scheduler
+from service.store.records import Record
+from service.store.store import Store
+from service.telemetry.fleet_metrics import FleetCollector
+from service.telemetry.metrics import Metrics
+from service.telemetry.pool_metrics import McpCollector, PoolCollector
+from service.telemetry.sampler import Sampler
+from workers.fleet import Fleet
+from workers.tools.mcp import McpState
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from service.telemetry.tracing.span_maker import Spans
+
+LAST_SPANS_S: Final = 5.0  # for what is left to be sent when the service stops
+logger = logging.getLogger(__name__)
+trace_parent: ContextVar[str | None] = ContextVar("trace_parent", default=None)
+"""The header ``traceparent`` of the request that is being answered."""
+
+
+class Telemetry:
+    """Told by the scheduler and its requests; what fails here is logged, and costs no turn."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._spans: Spans | None = None
+
+    def __repr__(self) -> str:
+        return f"<Telemetry traces={self._spans}>"
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether spans are made."""
+        return self._spans is not None
+
+    def trace(self, spans: "Spans") -> None:
+        """Make spans from now on."""
+        self._spans = spans
+
+    def take(self, facts: Sequence[Record]) -> None:
+        """Take facts of jobs."""
+        try:
+            self._metrics.turns.take(facts)
+            if self._spans is not None:
+                self._spans.take(facts)
+        except Exception:
+            logger.exception("telemetry: a defect of Roundhouse; facts are not told")
+
+    def take_request(self, request: RequestMeasures) -> None:
+        """Take a request of a client that has ended."""
+        try:
+            self._metrics.turns.take_request(request)
+            if self._spans is not None:
+                self._spans.take_request(request)
+        except Exception:
+            logger.exception("telemetry: a defect of Roundhouse; a request is not told")
+
+    def note_job(self, job_id: JobId) -> None:
+        """Note that the request that is being answered has posted a job."""
+        posted_by = trace_parent.get()
+        if self._spans is not None and posted_by is not None:
+            self._spans.note_job(job_id, posted_by)
+
+
+def watch(
+    metrics: Metrics,
+    fleet: Fleet,
+    scheduler: Scheduler,
+    store: Store,
+    mcp_states: Callable[[], Sequence[tuple[str, McpState]]],
+) -> Sampler:
+    """Tell of the parts of a node in its metrics; return what must run beside it."""
+    sampler = Sampler(fleet, store)
+    metrics.watch_starts(fleet)
+    metrics.watch_read_ahead(lambda: scheduler.view.read_ahead)
+    metrics.add(FleetCollector(fleet, lambda: scheduler.view, lambda: sampler.views))
+    metrics.add(PoolCollector(scheduler, store, fleet.models(), metrics.model_name))
+    metrics.add(McpCollector(mcp_states))
+    metrics.add(sampler)
+    return sampler
+
+
+@asynccontextmanager
+async def tracing(
+    config: TelemetryConfig, telemetry: Telemetry, fleet: Fleet, scheduler: Scheduler, instance: str
+) -> AsyncIterator[None]:
+    """Make spans for a block, if the configuration says so; what is left of them is sent at its end.
+
+    Raises:
+        ConfigError: the packages that it takes are not installed.
+    """
+    if not config.traces:
+        yield
+        return
+    try:
+        from service.telemetry.tracing.otlp import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
+    except ImportError as error:
+        raise ConfigError(f"telemetry.traces: pip install 'roundhouse[otel]' ({error})") from error
+    provider = await anyio.to_thread.run_sync(exporting_provider, instance)
+    spans = spans_of(provider, fleet, scheduler)
+    telemetry.trace(spans)
+    try:
+        yield
+    finally:
+        spans.close()
+        with anyio.move_on_after(LAST_SPANS_S, shield=True):
+            await anyio.to_thread.run_sync(provider.shutdown, abandon_on_cancel=True)
+
+
+def spans_of(provider: "TracerProvider", fleet: Fleet, scheduler: Scheduler) -> "Spans":
+    """Return what makes spans of a node."""
+    from service.telemetry.tracing import names  # noqa: PLC0415 - as above
+    from service.telemetry.tracing.engines import attributes_by_worker  # noqa: PLC0415
+    from service.telemetry.tracing.span_maker import Spans  # noqa: PLC0415
+
+    tracer = provider.get_tracer(names.SCOPE, schema_url=names.SCHEMA_URL)
+    return Spans(tracer, attributes_by_worker(fleet), scheduler.job_name)

@@ -1,0 +1,247 @@
+"""Makes spans of what has ended: a conversation, its turns, their attempts, and the calls of tools in them.
+
+Nothing is done while an answer is written: a turn's spans are made at its end, with the times that it had. Only the
+span of a conversation is open meanwhile, since its turns are its children.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from service.conversations.job import JobId
+from service.conversations.measures import AttemptMeasures, RequestMeasures
+from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
+from service.conversations.transcript import Attempt, Turn
+from service.store.records import ConversationMoved, Record, TurnEnded
+from service.telemetry.tracing import names
+from service.telemetry.tracing.engines import Attributes
+from workers.tools.calls import ToolRecord
+
+MOST_PARENTS: Final = 10_000  # jobs whose posters' spans are remembered
+Values = dict[str, AttributeValue]
+
+
+class _OpenConversation:
+    """The span of a conversation, and those of its turns that later ones may have waited for, by round and agent."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.context = set_span_in_context(span, Context())
+        self._turns: dict[int, dict[str, SpanContext]] = {}
+
+    def __repr__(self) -> str:
+        return f"<_OpenConversation rounds={list(self._turns)}>"
+
+    def waited_for(self, turn: Turn, others: Collection[str]) -> list[Link]:
+        """Return links to the turns that one waited for: ``others`` of its round, and all of the round before."""
+        now, before = self._turns.get(turn.key.round, {}), self._turns.get(turn.key.round - 1, {})
+        return [Link(now[agent]) for agent in sorted(others) if agent in now] + [Link(each) for each in before.values()]
+
+    def note(self, turn: Turn, context: SpanContext) -> None:
+        """Keep a turn's span for those that follow in its round and the next."""
+        self._turns.setdefault(turn.key.round, {})[turn.key.agent_id] = context
+        self._turns.pop(turn.key.round - 2, None)
+
+
+class Spans:
+    """``engine_of`` tells of a worker's engine, ``name_of`` the caller's name of a job that has not ended."""
+
+    def __init__(self, tracer: Tracer, engine_of: Callable[[str], Attributes], name_of: Callable[[JobId], str]) -> None:
+        self._tracer = tracer
+        self._engine_of = engine_of
+        self._name_of = name_of
+        self._propagator = TraceContextTextMapPropagator()
+        self._parents: OrderedDict[JobId, str] = OrderedDict()
+        self._open: dict[tuple[JobId, str], _OpenConversation] = {}
+
+    def __repr__(self) -> str:
+        return f"<Spans open={len(self._open)}>"
+
+    def note_job(self, job_id: JobId, trace_parent: str) -> None:
+        """Note what a job was posted with, before any of its facts."""
+        self._parents[job_id] = trace_parent
+        while len(self._parents) > MOST_PARENTS:
+            self._parents.popitem(last=False)
+
+    def take(self, facts: Iterable[Record]) -> None:
+        """Make spans of facts."""
+        for fact in facts:
+            match fact:
+                case ConversationMoved() if fact.state is ConversationState.RUNNING:
+                    self._conversation(fact.job_id, fact.conversation_id, fact.at)
+                case ConversationMoved() if fact.state in ENDED_CONVERSATIONS:
+                    self._end_conversation(fact)
+                case TurnEnded() if fact.turn.queued_at is not None:
+                    self._add_turn(fact, fact.turn, fact.turn.queued_at)
+                case _:
+                    pass
+
+    def close(self) -> None:
+        """End the spans of conversations that go on in another life of the service."""
+        for conversation in self._open.values():
+            conversation.span.end()
+        self._open.clear()
+
+    # Jobs
+
+    def _conversation(self, job_id: JobId, conversation_id: str, at: datetime) -> _OpenConversation:
+        place = (job_id, conversation_id)
+        if place not in self._open:
+            attributes: Values = {
+                names.OPERATION: names.INVOKE_WORKFLOW,
+                names.CONVERSATION_ID: conversation_id,
+                names.JOB_ID: job_id,
+            }
+            name = names.INVOKE_WORKFLOW
+            with suppress(KeyError):  # the job has ended at this very moment
+                attributes[names.WORKFLOW_NAME] = job_name = self._name_of(job_id)
+                name = f"{name} {job_name}"
+            parent = self._remote(self._parents.get(job_id))
+            span = self._tracer.start_span(name, parent, attributes=attributes, start_time=_ns(at))
+            self._open[place] = _OpenConversation(span)
+        return self._open[place]
+
+    def _end_conversation(self, fact: ConversationMoved) -> None:
+        conversation = self._open.pop((fact.job_id, fact.conversation_id), None)
+        if conversation is not None:
+            _set_end(conversation.span, fact.state, fact.reason)
+            conversation.span.end(_ns(fact.at))
+
+    def _add_turn(self, fact: TurnEnded, turn: Turn, queued_at: datetime) -> None:
+        # One that was resumed after a restart has begun in another life, whose span nobody has.
+        conversation = self._conversation(turn.key.job_id, turn.key.conversation_id, queued_at)
+        span = self._tracer.start_span(
+            f"{names.INVOKE_AGENT} {turn.key.agent_id}",
+            conversation.context,
+            attributes={
+                names.OPERATION: names.INVOKE_AGENT,
+                names.AGENT_ID: turn.key.agent_id,
+                names.AGENT_NAME: turn.role,
+                names.CONVERSATION_ID: turn.key.conversation_id,
+                names.JOB_ID: turn.key.job_id,
+                names.ROUND: turn.key.round,
+                names.REQUEST_MODEL: fact.model,
+            },
+            links=conversation.waited_for(turn, fact.waited_for),
+            start_time=_ns(queued_at),
+        )
+        if span.is_recording():
+            context = set_span_in_context(span, Context())
+            for attempt in turn.attempts[:-1] if fact.measures else turn.attempts:
+                self._add_attempt(context, fact.model, attempt)
+            if fact.measures is not None:
+                chat = self._add_measured(context, names.CHAT, fact.model, fact.measures)
+                self._add_tools(set_span_in_context(chat, Context()), fact.measures.began_at, turn.tool_calls)
+        _set_end(span, turn.state, turn.reason)
+        span.end(_ns(turn.finished_at or fact.at))
+        conversation.note(turn, span.get_span_context())
+
+    def _add_attempt(self, context: Context, model: str, attempt: Attempt) -> None:
+        """Make the span of an attempt that was not the last, of which less is known."""
+        about: Values = {
+            names.OPERATION: names.CHAT,
+            names.REQUEST_MODEL: model,
+            names.WORKER: attempt.worker,
+            names.INCARNATION: attempt.incarnation,
+            **self._engine_of(attempt.worker),
+        }
+        span = self._tracer.start_span(
+            f"{names.CHAT} {model}", context, SpanKind.CLIENT, about, start_time=_ns(attempt.started_at)
+        )
+        self._add_tools(set_span_in_context(span, Context()), attempt.started_at, attempt.tool_calls)
+        _set_end(span, attempt.outcome, attempt.reason)
+        span.end(_ns(attempt.finished_at))
+
+    def _add_measured(self, context: Context, operation: str, model: str, attempt: AttemptMeasures) -> Span:
+        prompt, cached, answer = attempt.usage
+        about: Values = {
+            names.OPERATION: operation,
+            names.REQUEST_MODEL: model,
+            names.WORKER: attempt.worker,
+            names.INCARNATION: attempt.incarnation,
+            names.INPUT_TOKENS: prompt,
+            names.CACHED_TOKENS: cached,
+            names.OUTPUT_TOKENS: answer,
+            **self._engine_of(attempt.worker),
+        }
+        if attempt.finish_reason is not None:
+            about[names.FINISH_REASONS] = (attempt.finish_reason,)
+        if attempt.first_token_s is not None:
+            about[names.FIRST_CHUNK_S] = attempt.first_token_s
+        span = self._tracer.start_span(
+            f"{operation} {model}", context, SpanKind.CLIENT, about, start_time=_ns(attempt.began_at)
+        )
+        _set_end(span, attempt.outcome, attempt.reason)
+        span.end(_ns(attempt.began_at + timedelta(seconds=attempt.seconds)))
+        return span
+
+    def _add_tools(self, context: Context, began_at: datetime, calls: Sequence[ToolRecord]) -> None:
+        """Make spans of calls of tools; when each began is known by when its attempt did, and by its place alone."""
+        at, iteration, longest_s = began_at, 0, 0.0
+        for call in calls:
+            if call.iteration != iteration:  # calls of one message run beside each other
+                at, iteration, longest_s = at + timedelta(seconds=longest_s), call.iteration, 0.0
+            longest_s = max(longest_s, call.duration_s)
+            name = call.name.encode("utf-8", "replace").decode()
+            span = self._tracer.start_span(
+                f"{names.EXECUTE_TOOL} {name}",
+                context,
+                attributes={
+                    names.OPERATION: names.EXECUTE_TOOL,
+                    names.TOOL_NAME: name,
+                    names.TOOL_CALL_ID: call.id.encode("utf-8", "replace").decode(),
+                },
+                start_time=_ns(at),
+            )
+            _set_end(span, TurnState.COMPLETED if call.reason is None else TurnState.FAILED, call.reason)
+            span.end(_ns(at + timedelta(seconds=call.duration_s)))
+
+    # Requests of clients
+
+    def take_request(self, request: RequestMeasures) -> None:
+        """Make the spans of a client's request that has ended."""
+        span = self._tracer.start_span(
+            f"POST {request.path}",
+            self._remote(request.trace_parent),
+            SpanKind.SERVER,
+            {
+                names.HTTP_METHOD: "POST",
+                names.HTTP_ROUTE: request.path,
+                names.WAIT_S: request.waited_s,
+            },
+            start_time=_ns(request.began_at),
+        )
+        context = set_span_in_context(span, Context())
+        for attempt in request.attempts:
+            operation = names.OPERATIONS.get(request.path, names.CHAT)
+            self._add_measured(context, operation, request.adapter or request.model, attempt)
+        _set_end(span, request.outcome, request.reason)
+        span.end(_ns(request.began_at + timedelta(seconds=request.seconds)))
+
+    def _remote(self, trace_parent: str | None) -> Context:
+        """Return the context that a header stands for; a root's where there is none, or it is malformed."""
+        headers: Mapping[str, str] = {} if trace_parent is None else {"traceparent": trace_parent}
+        return self._propagator.extract(headers, Context())
+
+
+def _set_end(span: Span, state: TurnState | ConversationState, reason: str | None) -> None:
+    span.set_attribute(names.STATE, state.value)
+    if reason is not None:
+        span.set_attribute(names.ERROR_TYPE, str(reason))
+    if state.value == TurnState.FAILED.value:
+        span.set_status(Status(StatusCode.ERROR, str(reason or "")))
+
+
+def _ns(at: datetime) -> int:
+    since = at.astimezone(UTC) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,0 +1,85 @@
+"""The forms of the log, and what its lines concern."""
+
+import json
+import logging
+from functools import partial
+
+import anyio
+import pytest
+
+from service.conversations.log_fields import of_turn
+from service.telemetry.logs import JsonFormatter, PeopleFormatter
+from tests.harness.jobs import key
+from workers.log_context import about, concerns_now, line_about, of_worker
+
+TURN = {"job": "j", "conversation": "c0", "agent": "a", "round": 2}
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("service.x", logging.WARNING, __file__, 1, message, arguments, None)
+    vars(made).update(extra)
+    return made
+
+
+def fields(line: logging.LogRecord) -> dict[str, object]:
+    """Return what a line of JSON says beside its words."""
+    written = json.loads(JsonFormatter().format(line))
+    assert (written.pop("level"), written.pop("logger")) == ("WARNING", "service.x")
+    del written["time"], written["message"]
+    return dict(written)
+
+
+def test_a_line_says_what_its_block_concerns_and_no_more_after_it() -> None:
+    """A turn on a worker, and inside that a worker alone: the innermost counts, whole."""
+    with about(partial(of_turn, key("a", 2), "m-0", 7)):
+        assert fields(record("x")) == {**TURN, "worker": "m-0", "incarnation": 7}
+        with about(partial(of_worker, "m-1", 1)):
+            assert fields(record("x")) == {"worker": "m-1", "incarnation": 1}
+        assert fields(record("x"))["job"] == "j"
+    assert fields(record("x")) == {}
+
+
+def test_a_line_may_concern_something_else_than_those_around_it() -> None:
+    """Whoever writes of another's turn gives its fields with the line, or those that were kept from it."""
+    with about(partial(of_turn, key("a", 2))):
+        kept = concerns_now()
+        assert fields(record("x", **line_about(of_worker("w", 3)))) == {"worker": "w", "incarnation": 3}
+    assert fields(record("x", **line_about(kept()))) == TURN
+
+
+async def test_tasks_that_run_beside_each_other_keep_apart() -> None:
+    """Each task's lines concern its own turn, however they take turns; a task within one inherits."""
+    seen: list[tuple[str, object]] = []
+
+    async def child(name: str) -> None:
+        seen.append((name, fields(record("x"))["agent"]))
+
+    async def run(name: str) -> None:
+        with about(partial(of_turn, key(name))):
+            await anyio.lowlevel.checkpoint()
+            seen.append((name, fields(record("x"))["agent"]))
+            async with anyio.create_task_group() as inner:
+                inner.start_soon(child, name)
+
+    async with anyio.create_task_group() as tasks:
+        for name in ("a", "b", "c"):
+            tasks.start_soon(run, name)
+    assert len(seen) == 6
+    assert all(name == told for name, told in seen)
+
+
+def test_json_takes_whatever_a_line_holds() -> None:
+    """A line feed, half a surrogate pair and a traceback are one line of JSON."""
+    why = ValueError("why")
+    text = JsonFormatter().format(record("a\nb %s \ud800", "c", exc_info=(ValueError, why, None)))
+    assert "\n" not in text
+    assert json.loads(text)["message"] == "a\nb c ?"
+    assert json.loads(text)["exception"] == "ValueError: why"
+
+
+@pytest.mark.parametrize(
+    ("extra", "end"), [({}, ": x 1"), (line_about(of_worker("w", 3)), ": x 1 [worker=w incarnation=3]")]
+)
+def test_people_read_the_same_in_brackets(extra: dict[str, object], end: str) -> None:
+    """What a line concerns stands at its end; a line that concerns nothing has no brackets."""
+    assert PeopleFormatter().format(record("x %d", 1, **extra)).endswith(f" WARNING service.x{end}")

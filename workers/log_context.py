@@ -1,0 +1,44 @@
+"""What the lines of the log concern that are written here and now: a job's turn, a worker, or neither.
+
+Kept beside the messages, so that nobody has to read it out of them. A task that is started takes on what its starter's
+lines concern, until it says otherwise.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+Fields = Mapping[str, str | int]
+Concerns = Callable[[], Fields]
+
+
+def _nothing() -> Fields:
+    return {}
+
+
+_concerns: ContextVar[Concerns] = ContextVar("concerns", default=_nothing)
+
+
+@contextmanager
+def about(concerns: Concerns) -> Iterator[None]:
+    """Have the lines of a block concern what ``concerns`` returns when one is written, and nothing else."""
+    token = _concerns.set(concerns)
+    try:
+        yield
+    finally:
+        _concerns.reset(token)
+
+
+def concerns_now() -> Concerns:
+    """Return what lines concern that are written here, for one that is written elsewhere."""
+    return _concerns.get()
+
+
+def of_worker(worker: str, incarnation: int) -> Fields:
+    """Return the fields of a line that concerns a worker."""
+    return {"worker": worker, "incarnation": incarnation}
+
+
+def line_about(fields: Fields) -> dict[str, Fields]:
+    """Return the ``extra`` of one line that concerns something else than those around it."""
+    return {"about": fields}
