@@ -24,10 +24,11 @@ test-system: $(READY) test-slow
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m system --ignore tests/system
 
-# The faults of a test run a thousand times over, at random moments: some twenty minutes.
+# The faults of a test run a thousand times over, at random moments: some two hours.
 soak: $(READY)
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
-	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py
+	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
+	  tests/faults/test_upgrade.py
 
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.
@@ -61,6 +62,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.relay
 	$(BIN)/python -m bench.programs
 	$(BIN)/python -m bench.door
+	$(BIN)/python -m bench.upgrade
 	$(BIN)/python -m bench.telemetry
 	$(BIN)/python -m bench.dashboard
 	$(BIN)/python -m bench.makespan --mixed --slots 8

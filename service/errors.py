@@ -206,6 +206,10 @@ class ShuttingDown(ServiceError, status=503, code="shutting_down", title="The se
     """The service takes no new jobs."""
 
 
+class UpgradeRefused(ServiceError, status=409, code="upgrade_refused", title="The service cannot be upgraded in place"):
+    """The new code, or what runs at the moment, does not allow an upgrade in place; the service goes on as it was."""
+
+
 class StoreUnavailable(
     ServiceError, status=503, code="store_unavailable", title="The store is in trouble", retry_after_s=5
 ):

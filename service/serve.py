@@ -6,33 +6,32 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
 
 import anyio
-import uvicorn
+from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from service.api.app import build_app
-from service.api.door.connections import Door, most_connections
+from service.api.door.connections import most_connections
+from service.api.door.http_server import BACKLOG, HttpServer, server_config
 from service.api.front import Front
 from service.config.source import LoadedConfig
 from service.conversations.callers import shares_of
 from service.errors import ConfigError
-from service.node.node import Node, open_node
+from service.node.node import Left, Node, open_node
 from service.node.reloader import Reloader, reload_on
 from service.node.retention import release_always
 from service.node.webhooks import Webhooks
 from service.systemd import ServiceManager
 from service.telemetry.logs import set_format
+from service.upgrade.handover import Inherited, let_signals_in
+from service.upgrade.upgrader import Upgrader
+from workers.notifier import Notifier
 
-HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
-BACKLOG: Final = 2048
-KEEP_ALIVE_S: Final = 60  # longer than clients keep a connection that they may be about to use
-TICKS_A_SECOND: Final = 10  # of uvicorn's main loop
 COLLECTOR_THRESHOLDS: Final = (50_000, 10, 10)
 logger = logging.getLogger(__name__)
 
@@ -47,22 +46,6 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without hands on our signals, and with a clock for its connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def on_tick(self, counter: int) -> bool:
-        """Do what is done ten times a second."""
-        if counter % TICKS_A_SECOND == 0:
-            for connection in tuple(self.server_state.connections):
-                if isinstance(connection, Door):
-                    connection.tick()
-        return await super().on_tick(counter)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -85,16 +68,22 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(loaded: LoadedConfig, load: Callable[[], LoadedConfig], listener: socket.socket) -> None:
+async def serve(
+    loaded: LoadedConfig,
+    load: Callable[[], LoadedConfig],
+    listener: socket.socket,
+    inherited: Inherited | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
 
-    SIGHUP has the configuration read anew, by ``load``.
+    SIGHUP has the configuration read anew, by ``load``. ``inherited`` is what an earlier program of this process has
+    left; SIGUSR2 leaves it to another one.
 
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
     """
     spare_the_collector()
-    stop, hurry = anyio.Event(), anyio.Event()
+    stop, hurry, upgrade = anyio.Event(), anyio.Event(), Notifier()
     # One that comes while another is acted on is kept, and is enough for any number of them.
     ask_reload, reloads = anyio.create_memory_object_stream[None](1)
     config, manager = loaded.config, ServiceManager.of(os.environ)
@@ -103,13 +92,16 @@ async def serve(loaded: LoadedConfig, load: Callable[[], LoadedConfig], listener
         listener,
         ask_reload,
         reloads,
-        anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
+        anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2) as signals,
     ):
+        let_signals_in()
         async with anyio.create_task_group() as watching:
-            watching.start_soon(_watch_signals, signals, stop, hurry, ask_reload)
+            watching.start_soon(_watch_signals, signals, stop, hurry, ask_reload, upgrade)
             watching.start_soon(manager.feed)
             async with (
-                open_node(config, loaded.specs, config.server.state_dir, shares_of(loaded.callers.values())) as node,
+                open_node(
+                    config, loaded.specs, config.server.state_dir, shares_of(loaded.callers.values()), _left(inherited)
+                ) as node,
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,
             ):
@@ -119,16 +111,18 @@ async def serve(loaded: LoadedConfig, load: Callable[[], LoadedConfig], listener
                 keeping.start_soon(webhooks.run)
                 keeping.start_soon(release_always, node.store, lambda: node.live.config.store)
                 reloader = Reloader(node, loaded, load)
-                front = Front(_app_of(node, loaded, reloader))
-                server = _http_server(front, _connections_of(loaded))
-                reloader.follow(partial(_prepare, node, front, webhooks, server, reloader))
+                upgrader = Upgrader(node, listener.fileno(), inherited)
+                front = Front(_app_of(node, loaded, reloader, upgrader))
+                accepted = inherited.handover.connections if inherited else ()
+                server = HttpServer(server_config(front, _connections_of(loaded)), listener, accepted)
+                reloader.follow(partial(_prepare, node, front, webhooks, server, reloader, upgrader))
                 serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
                 keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, serving))
-                tasks.start_soon(_run_http, server, listener)
+                tasks.start_soon(server.run_until_told)
                 logger.info(serving)
                 manager.tell_ready(serving)
                 logger.info("the dashboard is at %s", page_address(listener))
-                await stop.wait()
+                await _upgrade_until(stop, upgrader, server, upgrade)
                 drain_s = node.live.config.server.drain_s
                 draining = f"draining for up to {drain_s:g} s"
                 logger.info(draining)
@@ -147,13 +141,40 @@ def page_address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
+def _left(inherited: Inherited | None) -> Left:
+    if inherited is None:
+        return Left()
+    handover = inherited.handover
+    return Left(lock_fd=handover.lock_fd, fleet=handover.fleet, children=inherited.children)
+
+
+async def _upgrade_until(stop: anyio.Event, upgrader: Upgrader, server: HttpServer, told: Notifier) -> None:
+    """Perform upgrades until ``stop``; one that is under way then is undone before this returns."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(upgrader.run, server)
+        tasks.start_soon(_upgrade_when_told, upgrader, told, tasks)
+        await stop.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _upgrade_when_told(upgrader: Upgrader, told: Notifier, tasks: TaskGroup) -> None:
+    while True:
+        await told.wait()
+        tasks.start_soon(upgrader.ask_by_signal)
+
+
 async def _watch_signals(
     signals: AsyncIterator[signal.Signals],
     stop: anyio.Event,
     hurry: anyio.Event,
     ask_reload: MemoryObjectSendStream[None],
+    upgrade: Notifier,
 ) -> None:
     async for number in signals:
+        if number is signal.SIGUSR2:
+            logger.info("SIGUSR2: upgrading in place")
+            upgrade.notify()
+            continue
         if number is signal.SIGHUP:
             logger.info("SIGHUP: the configuration is read anew")
             with contextlib.suppress(anyio.WouldBlock):
@@ -163,18 +184,24 @@ async def _watch_signals(
         (hurry if stop.is_set() else stop).set()
 
 
-def _app_of(node: Node, loaded: LoadedConfig, reloader: Reloader) -> FastAPI:
-    return build_app(node, loaded.config, loaded.roots, loaded.callers, reloader)
+def _app_of(node: Node, loaded: LoadedConfig, reloader: Reloader, upgrader: Upgrader) -> FastAPI:
+    return build_app(node, loaded.config, loaded.roots, loaded.callers, reloader, upgrader)
 
 
 def _prepare(
-    node: Node, front: Front, webhooks: Webhooks, server: _Server, reloader: Reloader, new: LoadedConfig
+    node: Node,
+    front: Front,
+    webhooks: Webhooks,
+    server: HttpServer,
+    reloader: Reloader,
+    upgrader: Upgrader,
+    new: LoadedConfig,
 ) -> Callable[[], None]:
     """Make what stands in front of the node with a new configuration; return what puts it into force."""
     old, app = reloader.loaded, front.current
     seen_by_app = (new.config.server, new.config.limits, new.roots, new.callers)
     if (old.config.server, old.config.limits, old.roots, old.callers) != seen_by_app:
-        app = _app_of(node, new, reloader)
+        app = _app_of(node, new, reloader, upgrader)
 
     def put_in_force() -> None:
         front.current = app
@@ -187,27 +214,3 @@ def _prepare(
 
 def _connections_of(loaded: LoadedConfig) -> int:
     return most_connections(len(loaded.specs), sum(spec.slots for spec in loaded.specs))
-
-
-def _http_server(app: ASGIApp, most: int) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            http=Door,
-            ws="none",  # an upgrade would leave the door
-            limit_concurrency=most,
-            proxy_headers=False,  # no proxy between us and a client is trusted
-            timeout_keep_alive=KEEP_ALIVE_S,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=HTTP_GRACE_S,
-        )
-    )
-
-
-async def _run_http(server: _Server, listener: socket.socket) -> None:
-    await server.serve(sockets=[listener])
-    if not server.should_exit:
-        raise RuntimeError("the HTTP server ended by itself")

@@ -1,6 +1,7 @@
 """All workers of one Roundhouse, by model."""
 
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,12 +13,16 @@ from workers.adapters.model_adapters import ModelAdapters
 from workers.devices.device_health import DeviceHealth
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
+from workers.handover import HeldFleet, adopt, hold, launch_of, launch_of_held
 from workers.health.diary import Diary
 from workers.lanes.lane_pool import LanePool
 from workers.log_context import line_about, of_worker
+from workers.policy.adoption import Adoption, plan_adoption
 from workers.policy.placement import SwapRule
-from workers.process.orphans import patrol
-from workers.process.registry import open_registry
+from workers.process.identity import ProcessId
+from workers.process.leftovers import end_children
+from workers.process.orphans import end_orphans, patrol
+from workers.process.registry import open_registry, run_id
 from workers.roster import Roster
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import WorkerState
@@ -64,6 +69,7 @@ class Fleet:
             of_lanes.setdefault(worker.spec.name, []).append(worker)
         self._upkeep_of_lanes = {name: self._look_after(workers) for name, workers in of_lanes.items()}
         self._subscribers: list[Callable[[SupervisedWorker], None]] = []
+        self._environment = environment
 
     def _worker_of(self, spec: WorkerSpec) -> SupervisedWorker:
         if spec.id not in self._diaries:
@@ -173,6 +179,60 @@ class Fleet:
             if worker.spec.name not in hopeful:
                 raise worker.failure()
 
+    # From one program of this process to the next
+
+    def held(self) -> HeldFleet:
+        """Return the engines as the next program of this process would find them."""
+        found = (hold(worker, self._environment) for worker in self)
+        scratch = {name: str(weights.scratch) for name, weights in self.weights.items() if weights.scratch is not None}
+        return HeldFleet(run=run_id(), workers=[worker for worker in found if worker is not None], scratch=scratch)
+
+    def unsettled(self) -> str | None:
+        """Return what is under way that no other program could go on with, None where all is settled."""
+        for worker in self:
+            if worker.state is WorkerState.STOPPING:
+                return f"{worker.spec.id} is stopping its engine"
+            if worker.state is WorkerState.STARTING and worker.supervisor.held() is None and worker.owns_engine:
+                return f"{worker.spec.id} is about to start its engine"
+        for name, weights in self.weights.items():
+            if weights.running is not None or weights.is_keeping:
+                return f"the weights of {name} are being changed"
+        for name, adapters in self.adapters.items():
+            if adapters.changing is not None:
+                return f"model {name}: {adapters.changing} is under way"
+        return next(iter(self._roster.under_way), None) if self._roster.is_leaving else self.lanes.unsettled()
+
+    async def inherit(self, held: HeldFleet, children: Sequence[ProcessId]) -> Adoption:
+        """Have workers take over engines that run, and end what none of them does; to be called before ``running``.
+
+        ``children`` are all that this process had as the program began.
+        """
+        workers = {
+            (worker.spec.id, worker.spec.name): worker
+            for worker in [*self._roster, *self._on_lanes]
+            if worker.owns_engine
+        }
+        wanted = [launch_of(worker.spec, self._environment, worker.adapters.wanted) for worker in workers.values()]
+        plan = plan_adoption([launch_of_held(each) for each in held.workers], wanted)
+        kept = [each for each in held.workers if each.id in plan.kept and each.engine.process.is_as_told]
+        for each in kept:
+            worker = workers[WorkerId(each.id), each.model]
+            adopt(worker, each)
+            if worker.spec.lane is not None:
+                self.lanes.adopt(worker)
+        for name, folder in held.scratch.items():
+            if name in self.weights:
+                self.weights[name].scratch = Path(folder)
+        for each in held.workers:
+            if each not in kept:
+                logger.info("worker %s: its engine is ended: %s", each.id, plan.ended.get(each.id, "it has changed"))
+                for fd in each.engine.process.guardian.descriptors:
+                    os.close(fd)
+        guardians = HeldFleet(run=held.run, workers=kept).guardians
+        await end_children([child for child in children if child not in guardians])
+        await end_orphans()
+        return plan
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start every worker; when the block is left, however it is left, no process of theirs is left."""
@@ -184,6 +244,7 @@ class Fleet:
             for worker in self._on_lanes:
                 await tasks.start(worker.run, registry, gate)
             await tasks.start(self._roster.run, registry, gate)
+            self.lanes.start_adopted_nowait()
             await tasks.start(self.lanes.run, gate)
             tasks.start_soon(self.lanes.look_after_devices)
             try:

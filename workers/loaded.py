@@ -51,6 +51,7 @@ class LoadedAdapters:
         self.wanted = dict(adapters)
         self.loaded = dict(adapters)
         self.numbers: dict[str, int | None] = {}
+        self._held: tuple[Mapping[str, str], Mapping[str, int | None]] | None = None
 
     def __repr__(self) -> str:
         return f"<LoadedAdapters {list(self.loaded)} wanted={list(self.wanted)}>"
@@ -60,8 +61,16 @@ class LoadedAdapters:
         """What the present engine has yet to be given."""
         return {name: path for name, path in self.wanted.items() if self.loaded.get(name) != path}
 
+    def adopt(self, loaded: Mapping[str, str], numbers: Mapping[str, int | None]) -> None:
+        """Have the engine that begins next be one that runs already, and has these."""
+        self._held = loaded, numbers
+
     def begin(self) -> None:
         """Note that an engine is started, with all that is wanted."""
+        if self._held is not None:
+            (loaded, numbers), self._held = self._held, None
+            self.loaded, self.numbers = dict(loaded), dict(numbers)
+            return
         self.loaded = dict(self.wanted)
         self.numbers = {name: place for place, name in enumerate(self.loaded, start=1)}
 

@@ -126,6 +126,11 @@ class Roster:
         ]
         return [*leaving, *stale, *coming]
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether a worker is on its way out."""
+        return any(each.leaves is not None for each in self._members.values())
+
     async def wait_gone(self, model: str) -> None:
         """Return when no worker of a model is left that is not wanted."""
         await self._changed.wait_until(

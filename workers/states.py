@@ -32,6 +32,8 @@ class Hold(StrEnum):
     UPDATE = "update"
 
 
+# Those that another program of this process takes back as this one would; what the others wait for ends with a program.
+LASTING: Final = frozenset({Hold.ADAPTERS, Hold.STALE_WEIGHTS, Hold.OPERATOR})
 HELD: Final[Mapping[Hold, str]] = {
     Hold.ADAPTERS: "its adapters are being changed",
     Hold.ASLEEP: "it sleeps, and its lane is free for another model",

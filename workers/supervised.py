@@ -79,7 +79,7 @@ class SupervisedWorker:
         self._slots = Slots(spec.slots)
         self.in_flight = InFlightRequests()
         self.moves = diary.moves  # its newest changes of state
-        self._supervisor = Supervisor(
+        self.supervisor = Supervisor(
             spec,
             environment,
             self._client,
@@ -98,13 +98,13 @@ class SupervisedWorker:
         )
         self._watch = HealthWatch(self.in_flight, self._probes, spec.timeouts, self, time.monotonic)
         self._calibration = EngineCalibration(spec, self._probes, self._watch.observations)
-        self.recorder = IncidentRecorder(spec, self._supervisor, self._watch, count_pools, diary.incidents, health)
+        self.recorder = IncidentRecorder(spec, self.supervisor, self._watch, count_pools, diary.incidents, health)
         self._breaker = CircuitBreaker(self, self._probes, self.in_flight, time.monotonic)
         recovery = Recovery(self, self._probes, self.in_flight, self._breaker)
         self._limit: SlotLimit | None = None
         self.weights = LoadedWeights(self.in_flight) if spec.engine is EngineKind.VLLM else None
         self._runner = RequestRunner(
-            spec, self._client, self._supervisor, self._watch, recovery, adapted=self._asked, weights=self.weights
+            spec, self._client, self.supervisor, self._watch, recovery, adapted=self._asked, weights=self.weights
         )
         self.read_ahead = self._runner.read_ahead  # on a slot that is not leased: whoever leases it ends that first
         self._pool = self._runner.pool
@@ -113,7 +113,7 @@ class SupervisedWorker:
         self.latency: LatencyRecord = self._runner.latency
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.spec.id} {self._supervisor!r} {self._slots!r}>"
+        return f"<{type(self).__name__} {self.spec.id} {self.supervisor!r} {self._slots!r}>"
 
     # Lifecycle
 
@@ -128,30 +128,30 @@ class SupervisedWorker:
         gate = gate or StartGate()
         try:
             watches = [self._watch.run, self._breaker.run, self.kv.run, *([self._pool.run] if self._pool else [])]
-            await self._supervisor.run(registry, gate, *watches, task_status=task_status)
+            await self.supervisor.run(registry, gate, *watches, task_status=task_status)
         finally:
             for running in self.in_flight:
                 running.end(Cancelled(reason=CancelReason.SHUTDOWN))
 
     def start_nowait(self, because: str = "asked to start", *, after: int = 0) -> None:
         """Ask for an engine, whose number is above ``after``; what comes of it shows in the state."""
-        self._supervisor.post(lifecycle.StartRequested(because=because, after=after))
+        self.supervisor.post(lifecycle.StartRequested(because=because, after=after))
 
     def stop_nowait(self, because: str) -> None:
         """Ask for the engine's end; requests in flight end with it."""
-        self._supervisor.post(lifecycle.StopRequested(because=because))
+        self.supervisor.post(lifecycle.StopRequested(because=because))
 
     def drain_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
         """Admit nothing new, later incarnations neither; requests in flight go on."""
-        self._supervisor.post(lifecycle.DrainRequested(because=because, hold=hold))
+        self.supervisor.post(lifecycle.DrainRequested(because=because, hold=hold))
 
     def resume_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
         """Take a drain back; where it was an operator's, also start a worker that was stopped or gave up."""
-        self._supervisor.post(lifecycle.ResumeRequested(because=because, hold=hold))
+        self.supervisor.post(lifecycle.ResumeRequested(because=because, hold=hold))
 
     def restart_nowait(self, because: str) -> None:
         """Replace the engine now; its requests in flight end, and are charged with nothing."""
-        self._supervisor.post(lifecycle.RestartRequested(because=because))
+        self.supervisor.post(lifecycle.RestartRequested(because=because))
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
         """Return when the engine is ready.
@@ -159,11 +159,11 @@ class SupervisedWorker:
         Raises:
             StartFailed: it will not be, without an operator; or, with ``first_try_only``, its first start failed.
         """
-        await self._supervisor.wait_ready(first_try_only=first_try_only)
+        await self.supervisor.wait_ready(first_try_only=first_try_only)
 
     def failure(self) -> StartFailed:
         """Return why there is no engine, with its last lines."""
-        return self._supervisor.failure()
+        return self.supervisor.failure()
 
     async def end_engine(self, because: str, *, at_once: bool = False) -> None:
         """End the engine: SIGTERM to its group, the configured grace, then SIGKILL to its whole tree.
@@ -171,15 +171,15 @@ class SupervisedWorker:
         Raises:
             StopTimedOut: its processes do not die.
         """
-        self._supervisor.post(lifecycle.StopRequested(because=because, at_once=at_once))
-        await self._supervisor.wait_stopped()
+        self.supervisor.post(lifecycle.StopRequested(because=because, at_once=at_once))
+        await self.supervisor.wait_stopped()
 
     # Looking
 
     @property
     def state(self) -> WorkerState:
         """The present state; advisory."""
-        return self._supervisor.now.state
+        return self.supervisor.now.state
 
     @property
     def is_serving(self) -> bool:
@@ -199,7 +199,7 @@ class SupervisedWorker:
     @property
     def incarnation(self) -> int:
         """The number of the present or last engine process."""
-        return self._supervisor.now.incarnation
+        return self.supervisor.now.incarnation
 
     @property
     def incidents(self) -> Incidents:
@@ -209,12 +209,12 @@ class SupervisedWorker:
     @property
     def log(self) -> LogRing:
         """What its engines have printed."""
-        return self._supervisor.log
+        return self.supervisor.log
 
     @property
     def root_pid(self) -> int | None:
         """The process above the tree of the present engine."""
-        return self._supervisor.running.root_pid if self._supervisor.running else None
+        return self.supervisor.running.root_pid if self.supervisor.running else None
 
     @property
     def has_given_up(self) -> bool:
@@ -224,7 +224,7 @@ class SupervisedWorker:
     @property
     def holds(self) -> frozenset[Hold]:
         """What it is drained for."""
-        return self._supervisor.now.holds
+        return self.supervisor.now.holds
 
     @property
     def is_available(self) -> bool:
@@ -234,14 +234,14 @@ class SupervisedWorker:
     @property
     def is_coming(self) -> bool:
         """Whether another engine is on its way."""
-        now = self._supervisor.now
+        now = self.supervisor.now
         is_ending = now.state is WorkerState.STOPPING and now.is_wanted
         return is_ending or now.state in {WorkerState.STARTING, WorkerState.BACKOFF}
 
     @property
     def because(self) -> str:
         """Why it is in its state."""
-        return self._supervisor.now.because
+        return self.supervisor.now.because
 
     @property
     def slots_in_use(self) -> int:
@@ -255,13 +255,13 @@ class SupervisedWorker:
 
     def snapshot(self) -> WorkerSnapshot:
         """Return the worker as it is now."""
-        running = self._supervisor.running
+        running = self.supervisor.running
         return WorkerSnapshot(
             id=self.spec.id,
             model=self.spec.name,
             engine=self.spec.engine,
             state=self.state,
-            because=self._supervisor.now.because,
+            because=self.supervisor.now.because,
             pid=running.pid if running else None,
             port=self._client.endpoint.port,
             incarnation=self.incarnation,
@@ -269,7 +269,7 @@ class SupervisedWorker:
             slots_configured=self.spec.slots,
             slots_in_use=self._slots.in_use,
             slots_because=self._limit.because if self._limit else None,
-            last_exit=self._supervisor.last_exit,
+            last_exit=self.supervisor.last_exit,
             verdict=self._watch.verdict(),
             requests=self._watch.views(),
             tokens_per_s=self.in_flight.tokens_per_s,
@@ -303,11 +303,11 @@ class SupervisedWorker:
 
     def count_failure(self) -> None:
         """Note that no request explains a death: it counts towards giving up."""
-        self._supervisor.post(lifecycle.FailureCounted())
+        self.supervisor.post(lifecycle.FailureCounted())
 
     def forgive_failures(self) -> None:
         """Note that a request was convicted of deaths: they lengthen no pause any more."""
-        self._supervisor.post(lifecycle.FailureExplained())
+        self.supervisor.post(lifecycle.FailureExplained())
 
     def limit_slots(self, limit: SlotLimit | None) -> None:
         """Lend no more slots than that until further notice; None is as many as the engine holds."""
@@ -345,7 +345,7 @@ class SupervisedWorker:
         Raises:
             InvalidSpec: none can be started so.
         """
-        self._supervisor.equip(replace(self.spec, adapters=adapters))
+        self.supervisor.equip(replace(self.spec, adapters=adapters))
         self.adapters.wanted = dict(adapters)
 
     def _asked(self, adapter: str | None) -> tuple[str, Mapping[str, object]]:
@@ -356,7 +356,7 @@ class SupervisedWorker:
     def break_engine(self, reason: FailureReason, because: str, suspects: Suspects) -> None:
         """Kill the engine and start another; only ``suspects`` count it as their failure, each for its own reason."""
         is_deferred = self._tries_suspects and self.owns_engine and bool(suspects)
-        self._supervisor.post(
+        self.supervisor.post(
             lifecycle.EngineBroken(
                 incarnation=self.incarnation,
                 reason=reason,
@@ -388,7 +388,7 @@ class SupervisedWorker:
             self.adapters.begin()
             self._watch.begin()
         if self.state is WorkerState.READY:
-            told = self._supervisor.running.capacity if self._supervisor.running else None
+            told = self.supervisor.running.capacity if self.supervisor.running else None
             self._slots.total = self.spec.slots_offered(told, self._limit.slots if self._limit else None)
             if told is not None and told < self.spec.slots and self.spec.capacity is Capacity.SLOTS:
                 logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, self.spec.slots)

@@ -166,6 +166,8 @@ class Client:
     get_speaking = _Asks(node_calls.get_speaking)
     list_lanes = _Asks(node_calls.list_lanes)
     get_usage = _Asks(node_calls.get_usage)
+    get_upgrade = _Asks(node_calls.get_upgrade)
+    upgrade = _Asks(node_calls.upgrade)
     reload_configuration = _Asks(node_calls.reload_configuration)
     get_health = _Asks(node_calls.get_health)
     get_readiness = _Asks(node_calls.get_readiness)

@@ -32,6 +32,7 @@ from service.api.schemas import BatchLine
 from service.api.speaking_route import speaking_router
 from service.api.status import status_router
 from service.api.timeline_route import timeline_router
+from service.api.upgrades import upgrade_router
 from service.api.usage import usage_router
 from service.api.workers import health_router, workers_router
 from service.config.schema import Config
@@ -39,10 +40,16 @@ from service.conversations.callers import Caller
 from service.conversations.spec import JobSpec
 from service.node.node import Node
 from service.node.reloader import Reloader
+from service.upgrade.upgrader import Upgrader
 
 
 def build_app(
-    node: Node, config: Config, roots: Sequence[Path], callers: Mapping[bytes, Caller], reloader: Reloader
+    node: Node,
+    config: Config,
+    roots: Sequence[Path],
+    callers: Mapping[bytes, Caller],
+    reloader: Reloader,
+    upgrader: Upgrader,
 ) -> FastAPI:
     """Return the ASGI application over a running node; files are read from below ``roots`` alone.
 
@@ -75,6 +82,7 @@ def build_app(
     app.include_router(speaking_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(usage_router(node.store))
+    app.include_router(upgrade_router(upgrader))
     app.include_router(health_router(node.fleet, node.store, node.tools))
     app.include_router(page_router())
     app.add_middleware(Gate, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)

@@ -18,6 +18,7 @@ from service.cli.remote import ServiceAway
 from service.cli.timeline_command import timeline
 from service.cli.tool_listing import tools
 from service.cli.top import top
+from service.cli.upgrade import upgrade
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
@@ -40,6 +41,7 @@ app.command()(timeline)
 app.command()(top)
 app.command()(gpus)
 app.command()(key)
+app.command()(upgrade)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -34,6 +34,8 @@ from service.run import JobFile, has_failures, read_job_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
 from service.telemetry.logs import set_format
+from service.upgrade.check import answer_check
+from service.upgrade.handover import take_handover
 from workers.engine.embedded.small_model import ensure_small_model
 from workers.errors import ModelUnavailable
 from workers.spec import WorkerSpec
@@ -43,17 +45,29 @@ DEMO: Final = resources.files("service.cli")
 SHOWN: Final = 1  # of the debates, at the end
 
 
-def serve(config: Path, *, host: str | None, port: int | None, state_dir: Path | None, enable_mig: bool) -> None:
-    """Run the service until it is stopped."""
+def serve(
+    config: Path,
+    *,
+    host: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    enable_mig: bool,
+    is_check: bool = False,
+) -> None:
+    """Run the service until it is stopped; ``is_check`` only says whether it could take over from one that runs."""
+    inherited = take_handover()  # before anything is started that could keep a copy of what is in it
     os.umask(0o077)  # what it writes holds prompts and answers
     overrides = {"host": host, "port": port, "state_dir": state_dir}
     source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
     loaded = source.load()
     server = loaded.config.server
+    if is_check:
+        typer.echo(answer_check(loaded.config, loaded.specs))
+        return
     set_format(server.log)
     _tell_stand_ins(loaded.config, server.state_dir)
-    listener = listen(server.host, server.port)
-    run_async(serve_until_stopped, loaded, source.load, listener)
+    listener = inherited.listener() if inherited else listen(server.host, server.port)
+    run_async(serve_until_stopped, loaded, source.load, listener, inherited)
 
 
 def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, words: bool, enable_mig: bool) -> None:

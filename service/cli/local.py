@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 DEMO_PORT: Final = 9190
+UPGRADE_CHECK: Final = "--upgrade-check"  # given by a running service to the program that is to follow it
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration, a YAML file.")
 ]
@@ -34,11 +35,16 @@ def serve_command(
     state_dir: StateOption = None,
     *,
     enable_mig: MigOption = False,
+    upgrade_check: Annotated[
+        bool, typer.Option(UPGRADE_CHECK, hidden=True, help="Only say whether it could take over; facts on stdin.")
+    ] = False,
 ) -> None:
-    """Run the service. SIGTERM or Ctrl-C once drains and stops; a second time stops at once."""
+    """Run the service. SIGTERM or Ctrl-C once drains and stops; a second time stops at once. SIGUSR2 upgrades it."""
     from service.cli import engine_commands  # noqa: PLC0415 - see above
 
-    engine_commands.serve(config, host=host, port=port, state_dir=state_dir, enable_mig=enable_mig)
+    engine_commands.serve(
+        config, host=host, port=port, state_dir=state_dir, enable_mig=enable_mig, is_check=upgrade_check
+    )
 
 
 def run_command(

@@ -11,6 +11,8 @@ def main() -> None:
     """Run the command line."""
     # Imports take half a second, or several on a busy machine. A SIGTERM meanwhile stops what has not begun.
     signal.signal(signal.SIGTERM, _leave)
+    if "serve" in sys.argv[1:3]:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # an upgrade that is asked for too early; the default would kill
     from service.cli.app import run_app  # noqa: PLC0415
 
     run_app()

@@ -8,7 +8,7 @@ from typing import Final
 from service.config.schema import StoreConfig
 from service.store.databases.database import Database
 from service.store.databases.memory import MemoryDatabase
-from service.store.databases.sqlite import FILE_NAME, SqliteDatabase, own_folder
+from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 
 LOCAL: Final = frozenset({"sqlite", "memory"})
 
@@ -18,27 +18,41 @@ def is_shared(config: StoreConfig) -> bool:
     return config.url not in LOCAL
 
 
+def schema_fault(config: StoreConfig, state_dir: Path) -> str | None:
+    """Return why this Roundhouse could not go on with the database as it is, None where it could; it is read alone.
+
+    Raises:
+        StoreError: it cannot be read, or is of a newer version.
+    """
+    if config.url == "memory":
+        return None
+    if config.url == "sqlite":
+        return SqliteDatabase(state_dir / FILE_NAME).schema_fault()
+    from service.store.databases.postgres import PostgresDatabase  # noqa: PLC0415 - a tenth of a second that few need
+
+    return PostgresDatabase(config.url, config.lease_s, ()).schema_fault()
+
+
 @contextmanager
 def open_database(config: StoreConfig, state_dir: Path, models: Sequence[str]) -> Iterator[Database]:
-    """Prepare the database of a configuration for a block, in which the state directory is this process's own.
+    """Prepare the database of a configuration for a block; the state directory must be this process's own.
 
     ``models`` are what this node serves.
 
     Raises:
-        StoreError: the folder is another's, or the database is damaged, of a newer version, or cannot be reached.
+        StoreError: the database is damaged, of a newer version, or cannot be reached.
     """
-    with own_folder(state_dir):
-        if config.url == "memory":
-            with closing(MemoryDatabase()) as memory:
-                memory.prepare()
-                yield memory
-        elif config.url == "sqlite":
-            file = SqliteDatabase(state_dir / FILE_NAME)
-            file.prepare()
-            yield file
-        else:
-            from service.store.databases.postgres import PostgresDatabase  # noqa: PLC0415 - a tenth of a second that few need
+    if config.url == "memory":
+        with closing(MemoryDatabase()) as memory:
+            memory.prepare()
+            yield memory
+    elif config.url == "sqlite":
+        file = SqliteDatabase(state_dir / FILE_NAME)
+        file.prepare()
+        yield file
+    else:
+        from service.store.databases.postgres import PostgresDatabase  # noqa: PLC0415 - a tenth of a second that few need
 
-            server = PostgresDatabase(config.url, config.lease_s, models)
-            server.prepare()
-            yield server
+        server = PostgresDatabase(config.url, config.lease_s, models)
+        server.prepare()
+        yield server

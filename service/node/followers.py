@@ -36,6 +36,10 @@ class JobFollowers:
         self.is_closed = True
         self.committed({*self._events, *self._ends})
 
+    def open(self) -> None:
+        """Have followers wait again."""
+        self.is_closed = False
+
     def committed(self, job_ids: Iterable[JobId]) -> None:
         """Wake the watchers of these jobs."""
         for job_id in job_ids:

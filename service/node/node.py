@@ -31,6 +31,7 @@ from service.node.timelines import Timelines
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
+from service.store.databases.sqlite import own_folder
 from service.store.neighbours import Alone, Neighbours, NodeReport
 from service.store.news import StoreEvent, Tell
 from service.store.store import Store, open_store
@@ -41,7 +42,10 @@ from workers.devices.device_health import DeviceHealth
 from workers.devices.readers import MachineReader
 from workers.engine.launch import DIALECTS, takes_tools
 from workers.fleet import Fleet
+from workers.handover import HeldFleet
 from workers.offload.pool import offloading
+from workers.policy.adoption import Adoption
+from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -72,6 +76,8 @@ class Node:
     live: LiveConfig
     state_dir: Path
     catalog: ToolCatalog
+    lock_fd: int  # what holds the state directory
+    adoption: Adoption | None  # what became of engines that were there already
 
     def reserved(self, worker: str) -> int:
         """Return how many tokens of a worker's KV cache the turns on it have reserved."""
@@ -124,13 +130,27 @@ class Node:
         patience.cancel()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What an earlier program of this process has left: the hold on the state directory, engines, and children."""
+
+    lock_fd: int | None = None
+    fleet: HeldFleet | None = None
+    children: Sequence[ProcessId] = ()
+
+
 @asynccontextmanager
 async def open_node(
-    config: Config, specs: Sequence[WorkerSpec], state_dir: Path, shares: Mapping[str | None, float] | None = None
+    config: Config,
+    specs: Sequence[WorkerSpec],
+    state_dir: Path,
+    shares: Mapping[str | None, float] | None = None,
+    left: Left = Left(),
 ) -> AsyncIterator[Node]:
     """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.
 
-    ``shares`` are those of keys, by their names; None is for no keys.
+    ``shares`` are those of keys, by their names; None is for no keys. ``left`` is what an earlier program of this
+    process has left.
 
     When the block is left, however it is left, no process of it is left.
 
@@ -139,7 +159,11 @@ async def open_node(
     """
     live = LiveConfig(config, specs, shares)
     followers, models = JobFollowers(), live.models
-    with open_database(config.store, state_dir, models) as database, open_store(database) as store:
+    with (
+        own_folder(state_dir, left.lock_fd) as lock_fd,
+        open_database(config.store, state_dir, models) as database,
+        open_store(database) as store,
+    ):
         async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics(models)
             telemetry = Telemetry(metrics)
@@ -192,6 +216,7 @@ async def open_node(
             rules = partial(_rules, live, adapters, neighbours)
             catalog = ToolCatalog(runners_of(tools), adapters.names)
             jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
+            adoption = await fleet.inherit(left.fleet, left.children) if left.fleet is not None else None
             trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)
             async with trace, fleet.running():
                 yield Node(
@@ -210,6 +235,8 @@ async def open_node(
                     live=live,
                     state_dir=state_dir,
                     catalog=catalog,
+                    lock_fd=lock_fd,
+                    adoption=adoption,
                 )
             tasks.cancel_scope.cancel()
 

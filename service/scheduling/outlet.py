@@ -13,6 +13,7 @@ class Pause(StrEnum):
 
     CLOSING = "closing"
     STORE = "store"  # what has happened cannot be written
+    UPGRADE = "upgrade"  # the next program of this process goes on
     LEASE = "lease"  # another node may take over at any moment
 
 

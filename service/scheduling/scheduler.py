@@ -230,7 +230,7 @@ class Scheduler:
     def close_nowait(self) -> None:
         """Start nothing more; turns in flight go on."""
         self.pause(Pause.CLOSING, "Roundhouse is stopping; its next start goes on with it")
-        self.requests.close()
+        self.requests.close("the service is stopping")
 
     async def wait_idle(self) -> None:
         """Return when nothing is in flight; something must keep new turns from starting."""

@@ -59,6 +59,8 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     node_calls.get_status(),
     node_calls.list_lanes(),
     node_calls.get_usage(),
+    node_calls.get_upgrade(),
+    node_calls.upgrade(),
     node_calls.get_health(),
     node_calls.get_readiness(),
     node_calls.get_metrics(),

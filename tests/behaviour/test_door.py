@@ -153,7 +153,8 @@ SLOW = """
 import asyncio, sys
 import uvicorn
 from service.api.door.connections import Door
-from service.serve import _Server
+from service.api.door.http_server import HttpServer
+from service.serve import listen
 
 class Quick(Door):
     HEAD_S, BODY_S, CLOSING_S = 1.0, 1.0, 1.0
@@ -164,9 +165,9 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
-config = uvicorn.Config(app, lifespan="off", http=Quick, ws="none", port=int(sys.argv[1]), limit_concurrency=8,
+config = uvicorn.Config(app, lifespan="off", http=Quick, ws="none", limit_concurrency=8,
                         log_config=None)
-asyncio.run(_Server(config).serve())
+asyncio.run(HttpServer(config, listen("127.0.0.1", int(sys.argv[1]))).run_until_told())
 """
 
 

@@ -20,6 +20,7 @@ from service.config.source import LoadedConfig
 from service.config.workers import worker_specs
 from service.node.node import open_node
 from service.node.reloader import Reloader
+from service.upgrade.upgrader import Upgrader
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
 
@@ -95,7 +96,9 @@ async def test_no_route_is_missing_from_the_table(tmp_path: Path) -> None:
     config = build_config(document, {}, "test", {})
     loaded = LoadedConfig(config=config, specs=worker_specs(config, tmp_path, tmp_path))
     async with open_node(config, loaded.specs, tmp_path) as node:
-        app = build_app(node, config, [tmp_path], {}, Reloader(node, loaded, lambda: loaded))
+        app = build_app(
+            node, config, [tmp_path], {}, Reloader(node, loaded, lambda: loaded), Upgrader(node, listener_fd=0)
+        )
         found: set[tuple[str, str]] = set()
         for route in iter_route_contexts(app.routes):
             assert isinstance(route.original_route, APIRoute), f"{route.path}: nothing stands before it"

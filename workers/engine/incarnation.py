@@ -19,11 +19,12 @@ from transport.endpoint import Endpoint
 from transport.errors import EngineError
 from workers.devices.device_health import DeviceHealth
 from workers.engine import oom_kills
+from workers.engine.held_engine import HeldEngine
 from workers.engine.launch.keys import VARIABLES, operators_key
 from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
 from workers.errors import SpawnFailed, WorkerError
-from workers.process.child import Command, EngineExit, EngineProcess, run_engine
+from workers.process.child import Command, EngineExit, EngineProcess, HeldProcess, adopt_engine, run_engine
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
 
@@ -31,6 +32,7 @@ PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of thes
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
 PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
 PORT_POLL_S: Final = 0.05
+ANSWER_LIMIT_S: Final = 15.0  # for an idle engine that has answered before; a machine may stand still for seconds
 OUTSIDE_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})  # no engine's own
 logger = logging.getLogger(__name__)
 
@@ -54,14 +56,23 @@ class Starter:
 class Incarnation:
     """The n-th engine process of a worker; made to be run once."""
 
-    def __init__(self, number: int, starter: Starter, registry: ProcessRegistry | None, gate: StartGate) -> None:
+    def __init__(
+        self,
+        number: int,
+        starter: Starter,
+        registry: ProcessRegistry | None,
+        gate: StartGate,
+        held: HeldEngine | None = None,
+    ) -> None:
         self.number = number
+        self._held = held  # an engine that runs already, and that an earlier program in this process has started
         self._starter = starter
         self._spec = starter.spec
         self._client = starter.client
         self._log = starter.log
         self._registry = registry
         self._gate = gate
+        self.key = held.key if held is not None else None  # what the engine asks of us
         self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
@@ -107,7 +118,8 @@ class Incarnation:
 
         When this returns, its whole tree is gone, unless ``is_gone`` says that it cannot be killed.
         """
-        self._log.begin(self.number)
+        if self._held is None:
+            self._log.begin(self.number)
         because = "killed"
         with self._scope:
             await anyio.lowlevel.checkpoint()  # it may have been killed before it had its first turn
@@ -143,7 +155,25 @@ class Incarnation:
         await self._probe(on_ready)
         await anyio.sleep_forever()
 
+    def held_process(self) -> HeldProcess | None:
+        """Return the engine's processes as another program in this process would find them."""
+        return self._engine.held() if self._engine is not None and not self._is_told else None
+
+    async def _adopt(self, held: HeldEngine, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
+        """Go on with an engine that runs; it has to show that it answers, and soon if it has done so before."""
+        on_begun()
+        if held.key is not None:
+            self._client.use_key(held.key)
+        self._oom_kills = oom_kills.kills()
+        with self._device_noted():
+            async with adopt_engine(held.process, self._log.feed) as self._engine:
+                limit_s = ANSWER_LIMIT_S if held.was_ready else None
+                ended = await self._watch(self._engine, on_ready, limit_s)
+        return f"the engine {ended}" if ended else f"the engine that was taken over has not answered in {limit_s:g} s"
+
     async def _run(self, command: Command, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
+        if self._held is not None:
+            return await self._adopt(self._held, on_begun, on_ready)
         command = self._keyed(command)
         turn = await self._gate.enter(self._starter.devices)
 
@@ -162,13 +192,29 @@ class Incarnation:
         return f"the engine {ended}"
 
     async def _serve(self, command: Command, on_ready: Callable[[], None]) -> EngineExit:
-        async with run_engine(command, self._log.feed) as self._engine, anyio.create_task_group() as probing:
-            logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, self._engine.pid)
-            if self._registry is not None:
-                self._registry.note(self._engine.guardian_pid, self._engine.pid)
-            probing.start_soon(self._probe, on_ready)
-            ended = await self._engine.wait_gone()
-            probing.cancel_scope.cancel()
+        async with run_engine(command, self._log.feed) as self._engine:
+            ended = await self._watch(self._engine, on_ready)
+        return ended or EngineExit()
+
+    async def _watch(
+        self, engine: EngineProcess, on_ready: Callable[[], None], answer_limit_s: float | None = None
+    ) -> EngineExit | None:
+        """Probe an engine until it answers, and return its end; None where it does not answer within the limit."""
+        logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, engine.pid)
+        if self._registry is not None:
+            self._registry.note(engine.guardian_pid, engine.pid)
+        ended: EngineExit | None = None
+        async with anyio.create_task_group() as watching:
+
+            async def probe() -> None:
+                with anyio.move_on_after(answer_limit_s) as patience:
+                    await self._probe(on_ready)
+                if patience.cancelled_caught:
+                    watching.cancel_scope.cancel()
+
+            watching.start_soon(probe)
+            ended = await engine.wait_gone()
+            watching.cancel_scope.cancel()
         return ended
 
     async def _on_device(self) -> contextlib.AbstractContextManager[None]:
@@ -182,11 +228,16 @@ class Incarnation:
             return contextlib.nullcontext()
         await health.wait_free(lane.device)
         await health.check_slice(lane.device)
-        return health.engine_on(lane.device.uuid)
+        return self._device_noted()
+
+    def _device_noted(self) -> contextlib.AbstractContextManager[None]:
+        """Return what notes that an engine is on the lane's device."""
+        health, lane = self._starter.health, self._spec.lane
+        return contextlib.nullcontext() if health is None or lane is None else health.engine_on(lane.device.uuid)
 
     def _keyed(self, command: Command) -> Command:
         """Have the engine ask for a key, and bring it; an operator's own stands."""
-        key = operators_key(self._spec) or secrets.token_hex(16)
+        self.key = key = operators_key(self._spec) or secrets.token_hex(16)
         self._client.use_key(key)
         return replace(command, env={**command.env, VARIABLES[self._spec.engine]: key})
 

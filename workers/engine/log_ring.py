@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from msgspec import Struct
+
 MAX_LINES: Final = 2000  # of one incarnation: a llama-server start prints some 200
 MAX_LINE_BYTES: Final = 8192
 
@@ -18,6 +20,17 @@ class LogLine:
     stream: int
     at_utc: datetime
     text: str
+
+
+class HeldLog(Struct, frozen=True, kw_only=True):
+    """All lines of a worker, for another program to go on with; ``partial`` is the unfinished line of each stream."""
+
+    incarnation: int
+    number: int
+    bytes_taken: int
+    previous: list[LogLine]
+    current: list[LogLine]
+    partial: dict[int, bytes]
 
 
 class LogRing:
@@ -41,6 +54,24 @@ class LogRing:
         self._incarnation = incarnation
         self._previous = self._current
         self._current = deque(maxlen=self._max_lines)
+
+    def held(self) -> HeldLog:
+        """Return all of it."""
+        return HeldLog(
+            incarnation=self._incarnation,
+            number=self._number,
+            bytes_taken=self.bytes_taken,
+            previous=list(self._previous),
+            current=list(self._current),
+            partial=dict(self._partial),
+        )
+
+    def restore(self, held: HeldLog) -> None:
+        """Go on where another program has stopped."""
+        self._incarnation, self._number, self.bytes_taken = held.incarnation, held.number, held.bytes_taken
+        self._previous = deque(held.previous, maxlen=self._max_lines)
+        self._current = deque(held.current, maxlen=self._max_lines)
+        self._partial = dict(held.partial)
 
     def feed(self, stream: int, data: bytes) -> None:
         """Take output as it came on stream 1 or 2."""

@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from transport.client import EngineClient
 from workers.devices.device_health import DeviceHealth
+from workers.engine.held_engine import HeldEngine
 from workers.engine.incarnation import Incarnation, Starter
 from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
@@ -25,7 +26,7 @@ from workers.policy.lifecycle import Lifecycle
 from workers.process.child import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
-from workers.states import WorkerState
+from workers.states import LASTING, Hold, WorkerState
 
 ERROR_TAIL_LINES: Final = 20
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Supervisor:
         )
         self._now = Lifecycle()
         self._was_ready = False
+        self._held: HeldEngine | None = None  # what the next start takes over
         self._site: _Site | None = None
         self._changed = Notifier()
 
@@ -149,6 +151,33 @@ class Supervisor:
         """
         self._starter = replace(self._starter, command=command_for(spec, self._environment))
 
+    def adopt(self, held: HeldEngine) -> None:
+        """Have the next start, which must be the first, take over an engine that runs already."""
+        self._held = held
+        self._now = replace(self._now, incarnation=held.incarnation - 1)
+        self.last_exit = held.last_exit
+        self.log.restore(held.log)
+
+    def held(self) -> HeldEngine | None:
+        """Return the engine as the next program of this process would find it; None where there is none to keep."""
+        now, running = self._now, self.running
+        if now.state not in {WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING} or running is None:
+            return None
+        process = running.held_process()
+        if process is None:
+            return None
+        return HeldEngine(
+            incarnation=now.incarnation,
+            process=process,
+            key=running.key,
+            was_ready=now.state is not WorkerState.STARTING,
+            holds=sorted(str(hold) for hold in now.holds & LASTING),
+            failed_at=list(now.failed_at),
+            paused_at=list(now.paused_at),
+            last_exit=self.last_exit,
+            log=self.log.held(),
+        )
+
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
         """Return when the engine is ready.
 
@@ -195,7 +224,15 @@ class Supervisor:
             raise RuntimeError(f"{self!r} is not running")
         match action:
             case lifecycle.SpawnEngine():
-                self.running = Incarnation(action.incarnation, self._starter, site.registry, site.gate)
+                held, self._held = self._held, None
+                if held is not None:
+                    self._now = replace(
+                        self._now,
+                        holds=frozenset(map(Hold, held.holds)),
+                        failed_at=tuple(held.failed_at),
+                        paused_at=tuple(held.paused_at),
+                    )
+                self.running = Incarnation(action.incarnation, self._starter, site.registry, site.gate, held)
                 site.tasks.start_soon(self._run_incarnation, self.running)
             case lifecycle.TerminateEngine():
                 if self.running is not None:

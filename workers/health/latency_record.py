@@ -4,6 +4,7 @@ from collections import deque
 from statistics import median
 from typing import Final
 
+from workers.engine.held_engine import HeldPace
 from workers.health.evidence import Observations
 from workers.policy.pace import AnswerWork, EnginePace, latency_ms
 from workers.requests.answer import Answer
@@ -34,6 +35,23 @@ class LatencyRecord:
     def error(self) -> float | None:
         """By what part of what they took predictions are off, in the middle; None where there were none."""
         return median(self._errors) if self._errors else None
+
+    def held(self) -> HeldPace:
+        """Return what was learned."""
+        pace = self.pace
+        return HeldPace(
+            rates=list(pace.rates),
+            tokens_a_char=pace.tokens_a_char,
+            steps_s=list(pace.steps_s),
+            errors=list(self._errors),
+        )
+
+    def restore(self, held: HeldPace) -> None:
+        """Go on with what another program has learned of the same engine."""
+        self._observations.pace = EnginePace(
+            rates=tuple(held.rates), tokens_a_char=held.tokens_a_char, steps_s=tuple(held.steps_s)
+        )
+        self._errors.extend(held.errors)
 
     def note_answer(self, answer: Answer, seconds: float) -> None:
         """Take a complete answer that took so long; to be called before the pace is learned from it."""

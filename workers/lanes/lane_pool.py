@@ -85,6 +85,7 @@ class LanePool:
         self._heat = Heat()
         self._sleep: Sleep | None = None  # while it runs
         self._tasks: TaskGroup | None = None
+        self._adopted: list[SupervisedWorker] = []
         self._on_swap = on_swap
         self.swaps: deque[Swap] = deque(maxlen=REMEMBERED)  # the newest
         self._changed = Notifier()
@@ -171,6 +172,20 @@ class LanePool:
             return f"{lane.lane.id} is {lane.current.state}: {lane.current.because}"
         residents = ", ".join(f"{lane.lane.id} has {lane.resident or 'none'}" for lane in self.lanes)
         return f"a lane: {residents}"
+
+    def adopt(self, worker: SupervisedWorker) -> None:
+        """Take it that a worker's engine stands on its lane already."""
+        self._lanes[worker.spec.id].adopt(worker)
+        self._adopted.append(worker)
+
+    def start_adopted_nowait(self) -> None:
+        """Have the workers whose engines are there already go on with them; once."""
+        for worker in self._adopted:
+            worker.start_nowait("its engine is there already")
+
+    def unsettled(self) -> str | None:
+        """Return which lane is changing its model, None where none is."""
+        return next((f"{each.lane.id} is changing its model" for each in self.lanes if each.is_changing), None)
 
     # What happens
 

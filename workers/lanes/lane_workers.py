@@ -69,6 +69,16 @@ class LaneWorkers:
         return _PHASES[worker.state]
 
     @property
+    def is_changing(self) -> bool:
+        """Whether a model is coming or leaving."""
+        return self.next is not None or self.is_turning or self.phase in {LanePhase.LOADING, LanePhase.LEAVING}
+
+    def adopt(self, worker: SupervisedWorker) -> None:
+        """Take it that a worker's engine is there already."""
+        self.current = worker
+        self.used_at = self.idle_since = time.monotonic()
+
+    @property
     def is_turning(self) -> bool:
         """Whether its engine is falling asleep, or waking."""
         return self.turning is self.current

@@ -1,6 +1,5 @@
 """One engine process under its guardian, from exec to an empty tree."""
 
-import contextlib
 import json
 import logging
 import os
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
+from msgspec import Struct
 
 from workers.errors import SpawnFailed
 from workers.process import guardian
+from workers.process.guardian_link import GuardianLink, HeldGuardian
+from workers.process.identity import ProcessId
 from workers.process.orphans import end_orphans
 from workers.process.registry import run_id
 
@@ -59,12 +59,31 @@ class EngineExit:
 OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there
 
 
-class OutputFrames:
-    """Takes the guardian's frames apart, however the pipe has cut them."""
+class HeldProcess(Struct, frozen=True, kw_only=True):
+    """An engine under its guardian as another program in this process finds it."""
 
-    def __init__(self, on_output: OnOutput) -> None:
+    guardian: HeldGuardian
+    pid: int
+    started: int  # in clock ticks
+
+    @property
+    def is_as_told(self) -> bool:
+        """Whether both processes are still those that were meant."""
+        engine = ProcessId(pid=self.pid, started=self.started)
+        return engine.is_alive and ProcessId(pid=self.guardian.pid, started=self.guardian.started).is_alive
+
+
+class OutputFrames:
+    """Takes the guardian's frames apart, however the pipe has cut them; ``begun`` is the beginning of one."""
+
+    def __init__(self, on_output: OnOutput, begun: bytes = b"") -> None:
         self._on_output = on_output
-        self._held = bytearray()
+        self._held = bytearray(begun)
+
+    @property
+    def begun(self) -> bytes:
+        """What has come of a frame whose end has not."""
+        return bytes(self._held)
 
     def feed(self, data: bytes) -> None:
         """Take what came through the pipe."""
@@ -82,16 +101,12 @@ class OutputFrames:
 
 
 class EngineProcess:
-    """The engine's main process and all its descendants; made by ``run_engine``."""
+    """The engine's main process and all its descendants; made by ``run_engine`` and ``adopt_engine``."""
 
-    def __init__(self, process: Process) -> None:
-        if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise RuntimeError("a guardian has three pipes")
-        self._guardian = process
-        self._orders = process.stdin
-        self._output = process.stdout
-        self._reports = BufferedByteReceiveStream(process.stderr)
-        self.pid = 0
+    def __init__(self, link: GuardianLink, on_output: OnOutput, pid: int = 0, output: bytes = b"") -> None:
+        self._guardian = link
+        self._frames = OutputFrames(on_output, output)
+        self.pid = pid
         self.exit = EngineExit()
         self._gone = anyio.Event()
         self._drained = anyio.Event()
@@ -112,9 +127,7 @@ class EngineProcess:
 
     async def terminate(self) -> None:
         """Send SIGTERM to the engine's group."""
-        # A broken pipe says that the guardian is gone, and the tree with it.
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._orders.send(bytes([guardian.ORDER_TERMINATE]))
+        self._guardian.order(guardian.ORDER_TERMINATE)
 
     async def wait_gone(self) -> EngineExit:
         """Return when no process of the tree is left."""
@@ -127,19 +140,12 @@ class EngineProcess:
             return
         self._is_ended = True
         with anyio.CancelScope(shield=True):
-            with (
-                contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError),
-                anyio.move_on_after(limit_s),
-            ):
-                await self._orders.send(
-                    bytes([guardian.ORDER_KILL])
-                )  # its end alone says nothing while a fork holds it
-            await self._orders.aclose()
+            self._guardian.order(guardian.ORDER_KILL)  # the pipe's end alone says nothing while a fork holds it
+            self._guardian.let_go()
             with anyio.move_on_after(limit_s):
                 await self._wait_ended()
                 return
-            with contextlib.suppress(ProcessLookupError):
-                self._guardian.kill()  # it hangs; PDEATHSIG takes the engine with it
+            self._guardian.kill()  # it hangs; PDEATHSIG takes the engine with it
             with anyio.move_on_after(LAST_LIMIT_S):
                 await self._wait_ended()
 
@@ -185,23 +191,27 @@ class EngineProcess:
             logger.error("processes of engine %d do not die", self.pid)
         self._gone.set()
 
-    async def drain(self, on_output: OnOutput) -> None:
+    async def drain(self) -> None:
         """Take what the engine prints, to its end."""
-        frames = OutputFrames(on_output)
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for data in self._output:
-                frames.feed(data)
+        while data := await self._guardian.read_output():
+            self._frames.feed(data)
         self._drained.set()
 
-    async def close(self) -> None:
+    def held(self) -> HeldProcess | None:
+        """Return it as another program in this process would find it; None where it is ending, or gone."""
+        identity = ProcessId.of(self.pid) if self.pid and not (self._is_ended or self.is_gone) else None
+        link = self._guardian.held(self._frames.begun)
+        if identity is None or not identity.is_alive or link is None:
+            return None
+        return HeldProcess(guardian=link, pid=self.pid, started=identity.started)
+
+    def close(self) -> None:
         """Close the pipes."""
-        await self._output.aclose()
-        await self._reports.aclose()
+        self._guardian.close()
 
     async def _next_report(self) -> dict[str, object]:
-        try:
-            line = await self._reports.receive_until(b"\n", REPORT_LIMIT_BYTES)
-        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError, anyio.BrokenResourceError):
+        line = await self._guardian.read_report(REPORT_LIMIT_BYTES)
+        if not line:
             return {}
         try:
             report = json.loads(line)
@@ -229,17 +239,36 @@ async def run_engine(
     env = {**command.env, guardian.MARK_TO_BE: run_id()}
     guardian.become_subreaper()
     try:
-        with anyio.CancelScope(shield=True):  # a process that is half started has no owner yet
-            process = await anyio.open_process(argv, env=env, start_new_session=True)
+        link = GuardianLink.start(argv, env)
     except (OSError, ValueError) as error:
         raise SpawnFailed(f"cannot start a process: {error}") from error
-    engine = EngineProcess(process)
+    async with _hold(EngineProcess(link, on_output), leave_limit_s) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def adopt_engine(
+    held: HeldProcess, on_output: OnOutput, leave_limit_s: float = LEAVE_LIMIT_S
+) -> AsyncIterator[EngineProcess]:
+    """Go on with an engine that an earlier program in this process has started, as ``run_engine`` does with its own.
+
+    One that has died meanwhile ends as any other does: its guardian's reports wait in the pipe.
+    """
+    guardian.become_subreaper()
+    link = GuardianLink.take(held.guardian)
+    async with _hold(EngineProcess(link, on_output, held.pid, held.guardian.output), leave_limit_s) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def _hold(engine: EngineProcess, leave_limit_s: float) -> AsyncIterator[EngineProcess]:
     try:
-        await engine.wait_started()
+        if not engine.pid:
+            await engine.wait_started()
         async with anyio.create_task_group() as tasks:
             # Shielded: what the guardian tells is needed most while the block is being cancelled.
             readers = anyio.CancelScope(shield=True)
-            tasks.start_soon(_read, engine, on_output, readers)
+            tasks.start_soon(_read, engine, readers)
             try:
                 yield engine
             finally:
@@ -247,13 +276,13 @@ async def run_engine(
                 readers.cancel()
     finally:
         await engine.end(leave_limit_s)
-        await engine.close()
+        engine.close()
 
 
-async def _read(engine: EngineProcess, on_output: OnOutput, scope: anyio.CancelScope) -> None:
+async def _read(engine: EngineProcess, scope: anyio.CancelScope) -> None:
     with scope:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engine.drain, on_output)
+            tasks.start_soon(engine.drain)
             tasks.start_soon(engine.follow)
 
 

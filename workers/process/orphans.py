@@ -57,7 +57,7 @@ def _orphans(session: int | None, *, is_thorough: bool = False) -> list[ProcessI
     own = run_id()
     found = (
         ProcessId.of(pid)
-        for pid in (_all_children() if is_thorough else _own_children())
+        for pid in (_all_children() if is_thorough else own_children())
         if mark_of(pid) == own or (session is not None and session_of(pid) == session)
     )
     return [stray for stray in found if stray is not None]
@@ -68,7 +68,8 @@ def _all_children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
-def _own_children() -> list[int]:
+def own_children() -> list[int]:
+    """List the children that the kernel tells of at once."""
     pids: list[int] = []
     for listing in Path("/proc/self/task").glob("*/children"):
         try:

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -27,17 +26,18 @@ SWEEP_LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process ha
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _POLL_S: Final = 0.005
 _numbers: Final = count()
+_run_ids: Final[dict[int, str]] = {}
 logger = logging.getLogger(__name__)
 
 
 def run_id() -> str:
     """Return what this process of ours marks its engines with; a fork of it is another."""
-    return _run_id(os.getpid())
+    return _run_ids.setdefault(os.getpid(), uuid.uuid4().hex)
 
 
-@cache
-def _run_id(_own_pid: int) -> str:
-    return uuid.uuid4().hex
+def continue_run(mark: str) -> None:
+    """Go on with the run that another program in this process has begun: its engines carry that mark."""
+    _run_ids[os.getpid()] = mark
 
 
 class ProcessRegistry:

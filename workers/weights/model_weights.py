@@ -57,6 +57,7 @@ class ModelWeights:
         self.workers = {worker.spec.id: worker for worker in workers}
         self.updates: deque[WeightUpdate] = deque(maxlen=REMEMBERED)
         self.group: Group | None = None
+        self.scratch: Path | None = None  # where engines write how far they are; it may be an earlier program's
         self.is_keeping = False
         self.ended: Counter[UpdateState] = Counter()
         self._policy = workers[0].spec.weights
@@ -80,11 +81,15 @@ class ModelWeights:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own the tasks until cancelled."""
-        with tempfile.TemporaryDirectory(prefix="roundhouse-weights-") as folder:
-            self._files = ReceiverFiles(Path(folder))
+        if self.scratch is None or not self.scratch.is_dir():
+            self.scratch = Path(tempfile.mkdtemp(prefix="roundhouse-weights-"))
+        try:
+            self._files = ReceiverFiles(self.scratch)
             async with anyio.create_task_group() as self._tasks:
                 task_status.started()
                 await anyio.sleep_forever()
+        finally:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     # What a trainer asks for
 

@@ -3,9 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
+from typing import Final
 
 from roundhouse_client.request import Call, as_text, get, into, post
-from roundhouse_client.values.node import Health, Lanes, Readiness, Reload, Speaking, Status, UsageReport
+from roundhouse_client.values.node import (
+    AgreedUpgrade,
+    Health,
+    Lanes,
+    Readiness,
+    Reload,
+    ServiceProgram,
+    Speaking,
+    Status,
+    UsageReport,
+)
+
+CHECK_LIMIT_S: Final = 90.0  # for the new code to say whether it can go on
 
 
 def get_status() -> Call[Status]:
@@ -36,6 +49,22 @@ def get_usage(
     """
     first, last = (None if day is None else day.isoformat() for day in (since, until))
     return get("/v1/usage", into(UsageReport), by=",".join(by), since=first, until=last, limit=limit)
+
+
+def get_upgrade() -> Call[ServiceProgram]:
+    """Return which program serves, and what became of the last upgrade in place."""
+    return get("/v1/upgrade", into(ServiceProgram))
+
+
+def upgrade() -> Call[AgreedUpgrade]:
+    """Replace the program of the service by the one that is installed now; engines stay.
+
+    Returns when the new code has agreed: ``get_upgrade`` tells when it serves.
+
+    Raises:
+        StateConflict: it has not; the service goes on as it was.
+    """
+    return post("/v1/upgrade", into(AgreedUpgrade), limit_s=CHECK_LIMIT_S)
 
 
 def reload_configuration() -> Call[Reload]:

@@ -223,3 +223,39 @@ class Readiness(Value):
 
     status: str
     without: tuple[ToolServer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeEnd(Value):
+    """What became of an upgrade in place; ``detail`` is why it was refused, None where it was done.
+
+    ``roundhouse`` is the version that left, or stayed. ``seconds`` is how long no program served.
+    """
+
+    at: datetime
+    roundhouse: str
+    detail: str | None
+    seconds: float | None
+    kept: tuple[str, ...]
+    ended: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceProgram(Value):
+    """The program that serves, and how many upgrades in place its process has seen."""
+
+    version: str
+    pid: int
+    upgrades: int
+    phase: str
+    last: UpgradeEnd | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedUpgrade(ServiceProgram):
+    """An upgrade in place that has begun: to which version, and what becomes of workers' engines."""
+
+    to_version: str
+    kept: tuple[str, ...]
+    ended: Mapping[str, str]
+    started: tuple[str, ...]

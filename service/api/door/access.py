@@ -44,6 +44,8 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/v1/status"): _READ,
     ("GET", "/v1/speaking"): _READ,
     ("GET", "/v1/usage"): _READ,
+    ("GET", "/v1/upgrade"): _ADMIN,
+    ("POST", "/v1/upgrade"): _ADMIN,
     ("POST", "/v1/config/reload"): _ADMIN,
     ("GET", "/v1/overview/events"): _READ,
     ("POST", "/v1/jobs"): _SUBMIT,

@@ -139,6 +139,41 @@ class Door(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self._refuse(RequestTooSlow("the rest of it did not come in time"))
 
+    # Between one program of this process and the next
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is asked and all is answered."""
+        is_between = self._stage is NOTHING or (self._stage is HEAD and not self._overhead)
+        return (
+            is_between
+            and not self._is_busy()
+            and not self.pipeline
+            and not self.transport.is_closing()
+            and not self.transport.get_write_buffer_size()
+        )
+
+    def rest(self) -> bool:
+        """Read nothing more if it is at rest; return whether it is."""
+        is_resting = self.is_at_rest
+        if is_resting and self.transport.is_reading():
+            self.transport.pause_reading()
+        return is_resting
+
+    def end_rest(self) -> None:
+        """Read on."""
+        if not self.transport.is_closing() and not self.transport.is_reading():
+            self.transport.resume_reading()
+
+    def rest_is_over(self) -> None:
+        """Take a connection that an earlier program has accepted as one that has been answered."""
+        self._expect(NOTHING, 0)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return int(self.transport.get_extra_info("socket").fileno())
+
     def _is_busy(self) -> bool:
         """Whether the last request whose head is whole is still to be answered, or its answer to end."""
         return self._request is not None and not self._request.response_complete

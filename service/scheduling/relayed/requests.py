@@ -46,7 +46,7 @@ class RelayedRequests:
         self._on_slots: dict[TurnKey, RelayAttempt] = {}
         self._programs = Programs()
         self._seconds = Mean()
-        self._is_closed = False
+        self._closed_by: str | None = None
         self._on_end: Callable[[RequestMeasures], None] = lambda _: None
 
     def __repr__(self) -> str:
@@ -87,8 +87,8 @@ class RelayedRequests:
             QueueFull: too many wait.
             ShuttingDown: no more are taken.
         """
-        if self._is_closed:
-            raise ShuttingDown("the service is stopping and takes no new requests")
+        if self._closed_by is not None:
+            raise ShuttingDown(f"{self._closed_by} and takes no new requests")
         if self.waiting >= self.most_waiting:
             raise QueueFull(self.waiting, self._after_s(slots))
         request = RelayedRequest(JobId(f"request-{secrets.token_hex(ID_BYTES)}"), posted)
@@ -111,11 +111,14 @@ class RelayedRequests:
             detail = f"model {request.agent.model} was removed from the configuration"
             self.withdraw(request, RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail))
 
-    def close(self) -> None:
+    def open(self) -> None:
+        """Take requests again."""
+        self._closed_by = None
+
+    def close(self, detail: str) -> None:
         """Take no more, and end those that wait: another start of the service knows nothing of them."""
-        self._is_closed = True
+        self._closed_by = detail
         for request in [each for each in self._requests.values() if each.is_waiting]:
-            detail = "the service is stopping"
             self.withdraw(request, RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
 
     def _after_s(self, slots: int) -> int:

@@ -1,7 +1,7 @@
 """Numbered SQL files, each applied once, in order and whole; what was applied is known by its checksum."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -64,15 +64,7 @@ def migrate(
         _note(connection, migration)
     connection.commit()
     rows = connection.execute("SELECT number, checksum FROM migrations").fetchall()
-    applied: dict[int, str] = {row[0]: row[1] for row in rows}
-    newest = max(applied, default=0)
-    if newest > len(migrations):
-        raise _newer(newest, len(migrations))
-    for migration in migrations[:newest]:
-        if applied.get(migration.number) != migration.checksum:
-            raise StoreError(
-                f"the database's step {migration.name} is not that of this Roundhouse; was it made by a fork of it?"
-            )
+    newest = _check_applied({row[0]: row[1] for row in rows}, migrations)
     if 0 < newest < len(migrations):
         before(migrations[newest].name)
     for migration in migrations[newest:]:
@@ -84,6 +76,36 @@ def migrate(
         except BaseException:
             connection.rollback()
             raise
+
+
+def schema_fault(connection: Connection, migrations: Sequence[Migration]) -> str | None:
+    """Return why this Roundhouse cannot go on with a database as it is, None where it can; nothing is written.
+
+    Raises:
+        StoreError: the database is of a newer version, or a step was applied in another form.
+    """
+    rows = connection.execute("SELECT number, checksum FROM migrations").fetchall()
+    newest = _check_applied({row[0]: row[1] for row in rows}, migrations)
+    if newest == len(migrations):
+        return None
+    return f"the database has to be migrated ({migrations[newest].name}), which only a restart does"
+
+
+def _check_applied(applied: Mapping[int, str], migrations: Sequence[Migration]) -> int:
+    """Return the newest step that was applied.
+
+    Raises:
+        StoreError: the database is of a newer version, or a step was applied in another form.
+    """
+    newest = max(applied, default=0)
+    if newest > len(migrations):
+        raise _newer(newest, len(migrations))
+    for migration in migrations[:newest]:
+        if applied.get(migration.number) != migration.checksum:
+            raise StoreError(
+                f"the database's step {migration.name} is not that of this Roundhouse; was it made by a fork of it?"
+            )
+    return newest
 
 
 def _note(connection: Connection, migration: Migration) -> None:

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from service.errors import StoreError
 from service.store.databases.database import Cursor
 from service.store.databases.membership_shared import SharedMembership
-from service.store.databases.migrations import migrate, migrations_of
+from service.store.databases.migrations import migrate, migrations_of, schema_fault
 from service.store.databases.stalled_connections import ConnectionWatchdog
 
 CONNECT_TIMEOUT_S: Final = 5
@@ -157,6 +157,21 @@ class PostgresDatabase:
     def is_conflict(self, error: Exception) -> bool:
         """Whether two transactions waited for each other, and this one gave way."""
         return isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
+
+    def schema_fault(self) -> str | None:
+        """Return what an upgrade of the schema would need, None where nothing; it is read alone.
+
+        Raises:
+            StoreError: it cannot be.
+        """
+        try:
+            connection = self.connect_reader()
+            try:
+                return schema_fault(connection, migrations_of("postgres"))
+            finally:
+                connection.close()
+        except psycopg.Error as error:
+            raise StoreError(f"PostgreSQL at {self.place}: {str(error).strip()}") from error
 
     def prepare(self) -> None:
         """Bring the schema up to date; nodes that start together take turns.

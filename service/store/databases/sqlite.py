@@ -12,7 +12,7 @@ from typing import Final, cast
 from service.errors import StateUnusable, StoreError
 from service.store.databases.database import Cursor
 from service.store.databases.membership_exclusive import ExclusiveMembership
-from service.store.databases.migrations import migrate, migrations_of
+from service.store.databases.migrations import migrate, migrations_of, schema_fault
 
 FILE_NAME: Final = "roundhouse.db"
 LOCK_NAME: Final = "roundhouse.lock"
@@ -142,6 +142,23 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: {error}") from error
 
+    def schema_fault(self) -> str | None:
+        """Return what an upgrade of this file's form would need, None where nothing; it is read alone.
+
+        Raises:
+            StoreError: it cannot be.
+        """
+        if not self._path.exists():
+            return None
+        try:
+            connection = self.connect_reader()
+            try:
+                return schema_fault(connection, migrations_of("sqlite"))
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: {error}") from error
+
     def _check(self, connection: SqliteConnection) -> None:
         if self._path.stat().st_size > CHECKED_BYTES:
             logger.info("%s: too large to be checked at the start; PRAGMA quick_check does it", self._path)
@@ -174,15 +191,17 @@ def _make_private(folder: Path) -> None:
 
 
 @contextmanager
-def own_folder(folder: Path) -> Iterator[None]:
+def own_folder(folder: Path, lock_fd: int | None = None) -> Iterator[int]:
     """Own a state directory for a block: two Roundhouses in one would undo each other's work.
+
+    Gives the descriptor that holds it; ``lock_fd`` is the one that an earlier program of this process has left.
 
     Raises:
         StoreError: it cannot be used, or another process has it.
     """
     try:
         _make_private(folder)
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600) if lock_fd is None else lock_fd
     except OSError as error:
         raise StateUnusable(f"{folder}: cannot be used as state directory: {error.strerror}") from error
     try:
@@ -196,7 +215,7 @@ def own_folder(folder: Path) -> Iterator[None]:
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -10,7 +10,7 @@ from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
 from roundhouse_client.values.value import Value
-from service.api import configuration, schemas, speaking_route, status_schemas, usage
+from service.api import configuration, schemas, speaking_route, status_schemas, upgrades, usage
 from service.api.models import adapters, tools, weights_schemas
 from service.conversations import spec
 from service.conversations.transcript import TokenUsage
@@ -69,6 +69,9 @@ PAIRS: list[tuple[type[Value], type]] = [
     (node.DeviceMemory, schemas.DeviceMemoryOut),
     (node.UsageReport, usage.UsageOut),
     (node.UsageLine, usage.UsageRow),
+    (node.ServiceProgram, upgrades.UpgradeOut),
+    (node.UpgradeEnd, upgrades.UpgradeEndOut),
+    (node.AgreedUpgrade, upgrades.UpgradeAgreedOut),
     (node.Health, schemas.HealthOut),
     (node.Readiness, schemas.ReadyOut),
     (models.Tools, tools.ToolsOut),

@@ -1,0 +1,1 @@
+"""Upgrade in place: the service replaces its own program, and its engines stay."""

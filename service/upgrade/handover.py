@@ -1,0 +1,122 @@
+"""What one program of the service leaves to the next, and how it is passed on: over an exec, in a file without a name.
+
+The process stays the same, and with it its pid, its children and every descriptor that is told to stay. So guardians
+see no death of their parent, lifelines have no end, and who connects waits in the backlog of a socket that goes on
+listening. Whatever fails from here on ends the process, and every engine with it, as always.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from service.errors import ConfigError
+from workers.handover import HeldFleet
+from workers.process.identity import ProcessId
+from workers.process.leftovers import children_now
+from workers.process.registry import continue_run
+
+VERSION: Final = 1  # of the form of the document; another one is refused before anything is handed over
+VARIABLE: Final = "ROUNDHOUSE_HANDOVER"
+# They wait until the next program can take them; none of them would find a handler meanwhile.
+WAITING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
+
+
+class Handover(Struct, frozen=True, kw_only=True):
+    """All that is left; ``upgrades`` counts them, this one too, and ``at`` is when it was, in monotonic seconds.
+
+    ``lock_fd`` holds the state directory. ``connections`` are those of clients that ask nothing at the moment.
+    """
+
+    version: int = VERSION
+    roundhouse: str  # the version that is leaving
+    upgrades: int
+    at: float
+    listener_fd: int
+    lock_fd: int
+    connections: list[int]
+    fleet: HeldFleet
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What has to stay open."""
+        return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors]
+
+
+class Inherited:
+    """What a program was left, once: descriptors are closed in its children again."""
+
+    def __init__(self, handover: Handover) -> None:
+        self.handover = handover
+        self.children: Sequence[ProcessId] = children_now()
+        for fd in handover.descriptors:
+            os.set_inheritable(fd, False)
+        continue_run(handover.fleet.run)
+
+    def __repr__(self) -> str:
+        return f"<Inherited from {self.handover.roundhouse} engines={len(self.handover.fleet.workers)}>"
+
+    def listener(self) -> socket.socket:
+        """Return the socket that listens."""
+        listener = socket.socket(fileno=self.handover.listener_fd)
+        listener.setblocking(False)
+        return listener
+
+
+def take_handover() -> Inherited | None:
+    """Return what an earlier program of this process has left; None where there was none.
+
+    Raises:
+        ConfigError: it cannot be read; the process is to end, and its engines with it.
+    """
+    told = os.environ.pop(VARIABLE, None)
+    if told is None:
+        return None
+    try:
+        with os.fdopen(int(told), "rb") as file:
+            handover = msgspec.json.decode(file.read(), type=Handover)
+        if handover.version != VERSION:
+            raise ConfigError(f"{VARIABLE}: its form is {handover.version}, and only {VERSION} is known here")
+        return Inherited(handover)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{VARIABLE}: what was to be handed over cannot be read: {error}") from error
+
+
+def let_signals_in() -> None:
+    """Take the signals that came during the exec; to be called when there are handlers for them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
+
+
+def replace_program(handover: Handover, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run ``argv`` in place of this program; returns never, unless that cannot be done.
+
+    Raises:
+        OSError: it cannot; then nothing has changed.
+    """
+    descriptors = handover.descriptors
+    document = os.memfd_create("roundhouse-handover")
+    try:
+        _write(document, msgspec.json.encode(handover))
+        for fd in (document, *descriptors):
+            os.set_inheritable(fd, True)
+        for each in (sys.stdout, sys.stderr, *logging.getLogger().handlers):
+            each.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+        os.execve(argv[0], list(argv), {**environment, VARIABLE: str(document)})  # noqa: S606 - our own command
+    finally:
+        let_signals_in()
+        for fd in descriptors:
+            os.set_inheritable(fd, False)
+        os.close(document)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+    os.lseek(fd, 0, os.SEEK_SET)

@@ -1,0 +1,252 @@
+"""Replaces the program of the service while its engines stay: one upgrade at a time, and what became of the last.
+
+An upgrade is asked for, a child with the new code agrees, turns under way end or are asked again, what clients ask is
+answered, and in one moment without any wait all that runs is written down and handed over. Up to that moment whatever
+fails is undone, and this program goes on.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final, Protocol
+
+import anyio
+
+from service import __version__
+from service.errors import ServiceError, StoreUnavailable, UpgradeRefused
+from service.node.node import Node
+from service.scheduling.outlet import Pause
+from service.upgrade.check import ask_child, facts_of
+from service.upgrade.handover import Handover, Inherited, replace_program
+from service.upgrade.verdict import UpgradeVerdict
+from workers.notifier import Notifier
+
+INTERRUPT_S: Final = 10.0  # for attempts to end that are cut off
+SETTLE_S: Final = 15.0  # at least, for what only this program can bring to its end
+POLL_S: Final = 0.02
+ANSWER_S: Final = 2.0  # for what clients are asking to be answered, while others ask on
+QUIET_S: Final = 0.2  # for the same once nobody is listened to; then what is unanswered is cut off
+STORE_S: Final = 10.0  # for what was written last to be durable
+PAUSED: Final = "the service is being upgraded in place"
+logger = logging.getLogger(__name__)
+
+
+class UpgradePhase(StrEnum):
+    """What an upgrade does."""
+
+    IDLE = "idle"  # there is none
+    CHECKING = "checking"  # a child with the new code looks at what there is
+    DRAINING = "draining"  # turns under way end
+    LEAVING = "leaving"  # clients get their last answers
+
+
+class RestingServer(Protocol):
+    """The HTTP server as an upgrade needs it."""
+
+    async def wait_answered(self, limit_s: float) -> None:
+        """Return when what was asked is answered for a moment, or time is up."""
+
+    async def quiesce(self, limit_s: float) -> None:
+        """Take nothing new, and return when what was asked is answered, or time is up."""
+
+    def resting(self) -> list[int]:
+        """Return the descriptors of connections on which nothing is asked."""
+
+    async def resume(self) -> None:
+        """Take requests again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpgradeEnd:
+    """What became of an upgrade: ``detail`` is why it was refused, None where it was done.
+
+    ``seconds`` is how long no program served. ``kept`` are workers whose engines stayed, ``ended`` others, with the
+    reason.
+    """
+
+    at: datetime
+    roundhouse: str  # the version that left, or stayed
+    detail: str | None = None
+    seconds: float | None = None
+    kept: Sequence[str] = ()
+    ended: Mapping[str, str] = field(default_factory=dict)
+
+
+class Upgrader:
+    """``run`` must be running; it owns the upgrade that is under way."""
+
+    def __init__(self, node: Node, listener_fd: int, inherited: Inherited | None = None) -> None:
+        self._node = node
+        self._listener_fd = listener_fd
+        self.phase = UpgradePhase.IDLE
+        self.last: UpgradeEnd | None = None
+        self._agreed: list[UpgradeVerdict] = []
+        self._asked = Notifier()
+        self._argv = (sys.executable, *sys.orig_argv[1:])
+        self.upgrades = 0
+        if inherited is not None:
+            self._note_arrival(inherited.handover)
+
+    def __repr__(self) -> str:
+        return f"<Upgrader {self.phase} upgrades={self.upgrades}>"
+
+    def _note_arrival(self, left: Handover) -> None:
+        """Note that this program has taken over, and is about to serve."""
+        adoption, seconds = self._node.adoption, time.monotonic() - left.at
+        kept, ended = (adoption.kept, adoption.ended) if adoption is not None else ((), {})
+        self.upgrades = left.upgrades
+        self.last = UpgradeEnd(
+            at=datetime.now(UTC), roundhouse=left.roundhouse, seconds=seconds, kept=kept, ended=dict(ended)
+        )
+        text = "upgraded in place from %s to %s in %.2f s; engines kept: %s; ended: %s"
+        shown = ", ".join(kept) or "none", ", ".join(ended) or "none"
+        logger.info(text, left.roundhouse, __version__, seconds, *shown)
+
+    async def ask(self) -> UpgradeVerdict:
+        """Have the new code look, and begin the upgrade if it agrees; return its verdict.
+
+        Raises:
+            UpgradeRefused: it does not, or another upgrade is under way; nothing has changed.
+        """
+        if self.phase is not UpgradePhase.IDLE:
+            raise UpgradeRefused("another upgrade is under way")
+        self.phase = UpgradePhase.CHECKING
+        try:
+            verdict = await self._check()
+        except BaseException as error:
+            self.phase = UpgradePhase.IDLE
+            if isinstance(error, UpgradeRefused):
+                self._note_refusal(str(error))
+            raise
+        self.phase = UpgradePhase.DRAINING
+        self._agreed.append(verdict)
+        self._asked.notify()
+        return verdict
+
+    async def ask_by_signal(self) -> None:
+        """Do the same for somebody who reads the log alone."""
+        try:
+            await self.ask()
+        except UpgradeRefused:
+            return  # it is in the log
+
+    async def run(self, front: RestingServer) -> None:
+        """Perform what was agreed to, until cancelled; one that succeeds ends this program."""
+        while True:
+            await self._asked.wait_until(lambda: bool(self._agreed))
+            verdict = self._agreed.pop()
+            try:
+                await self._perform(verdict, front)
+            except ServiceError as error:
+                self._note_refusal(str(error))
+            except Exception as error:
+                logger.exception("an upgrade in place: a defect of Roundhouse")
+                self._note_refusal(f"{type(error).__name__}: {error}")
+            finally:
+                self.phase = UpgradePhase.IDLE
+
+    def _note_refusal(self, detail: str) -> None:
+        logger.warning("the upgrade in place is refused, and %s goes on: %s", __version__, detail)
+        self.last = UpgradeEnd(at=datetime.now(UTC), roundhouse=__version__, detail=detail)
+
+    async def _check(self) -> UpgradeVerdict:
+        trouble = self._node.store.trouble
+        if trouble is not None:
+            raise UpgradeRefused(f"the store is in trouble: {trouble}")
+        verdict = await ask_child(self._argv, facts_of(self._node.live.config, self._node.fleet))
+        if verdict.refusals:
+            raise UpgradeRefused("; ".join(verdict.refusals))
+        return verdict
+
+    async def _perform(self, verdict: UpgradeVerdict, front: RestingServer) -> None:
+        """Hand over to the next program; this returns only by an error.
+
+        Raises:
+            UpgradeRefused: it cannot be done now; this program goes on.
+        """
+        logger.info(
+            "upgrading in place to %s; turns under way have %g s",
+            verdict.roundhouse,
+            self._node.live.config.server.drain_s,
+        )
+        async with self._paused():
+            await self._drain()
+            self.phase = UpgradePhase.LEAVING
+            async with self._quiet(front):
+                await self._write_all()
+                # From here to the exec nothing waits: what is written down is what there is.
+                self._replace(front)
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        scheduler = self._node.scheduler
+        scheduler.pause(Pause.UPGRADE, PAUSED)
+        try:
+            yield
+        finally:
+            scheduler.unpause(Pause.UPGRADE)
+
+    async def _drain(self) -> None:
+        """Have nothing in flight, and nothing under way that only this program can end."""
+        drain_s, scheduler, fleet = self._node.live.config.server.drain_s, self._node.scheduler, self._node.fleet
+        with anyio.move_on_after(drain_s):
+            await scheduler.wait_idle()
+        with anyio.move_on_after(max(drain_s, SETTLE_S)):
+            while fleet.unsettled() is not None:  # noqa: ASYNC110 - it is of many owners, and seldom there at all
+                await anyio.sleep(POLL_S)
+        if (detail := fleet.unsettled()) is not None:
+            raise UpgradeRefused(detail)
+        scheduler.interrupt_all()
+        with anyio.move_on_after(INTERRUPT_S):
+            await scheduler.wait_idle()
+            return
+        raise UpgradeRefused(f"turns that were cut off have not ended within {INTERRUPT_S:g} s")
+
+    @asynccontextmanager
+    async def _quiet(self, front: RestingServer) -> AsyncIterator[None]:
+        """Have clients' requests answered, and take no more of them for a block; they wait in their sockets."""
+        followers, requests = self._node.jobs.watch, self._node.scheduler.requests
+        followers.close()
+        requests.close(PAUSED)
+        try:
+            await front.wait_answered(ANSWER_S)
+            await front.quiesce(QUIET_S)
+            yield
+        finally:
+            followers.open()
+            requests.open()
+            with anyio.CancelScope(shield=True):
+                await front.resume()
+
+    async def _write_all(self) -> None:
+        """Have all that happened written down, and let go of what other nodes could not take otherwise."""
+        try:
+            with anyio.fail_after(STORE_S):
+                await self._node.store.flush()
+                await self._node.store.leave()
+        except (TimeoutError, StoreUnavailable) as error:
+            raise UpgradeRefused(f"the store is in trouble: {self._node.store.trouble or error}") from error
+
+    def _replace(self, front: RestingServer) -> None:
+        fleet = self._node.fleet
+        if (detail := fleet.unsettled()) is not None:
+            raise UpgradeRefused(detail)
+        handover = Handover(
+            roundhouse=__version__,
+            upgrades=self.upgrades + 1,
+            at=time.monotonic(),
+            listener_fd=self._listener_fd,
+            lock_fd=self._node.lock_fd,
+            connections=front.resting(),
+            fleet=fleet.held(),
+        )
+        try:
+            replace_program(handover, self._argv, os.environ)
+        except OSError as error:
+            raise UpgradeRefused(f"{self._argv[0]} cannot be run: {error}") from error

@@ -1,0 +1,96 @@
+"""Whether another program can go on where this one stops, as the other one judges it. Pure.
+
+The present program tells its facts, a child with the new code reads them, and its verdict says what would become of
+each engine, or why the upgrade is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct, field
+
+from workers.policy.adoption import Launch, plan_adoption
+
+VERSION: Final = 1  # of the form of these documents
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """What a program cannot change for the next one; paths are absolute."""
+
+    host: str
+    port: int
+    store: str
+    state_dir: str
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What the present program is bound to, and which engines it has."""
+
+    version: int = VERSION
+    handover: int  # the version of the document that it would leave
+    roundhouse: str
+    bounds: Bounds
+    running: list[Launch]
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The same of the new code and its configuration, beside what ails the store (``schema``)."""
+
+    handover: int
+    roundhouse: str
+    bounds: Bounds
+    wanted: list[Launch]
+    schema: str | None = None
+
+
+class UpgradeVerdict(Struct, frozen=True, kw_only=True):
+    """Yes where there are no ``refusals``; ``ended`` are engines with the reason, ``started`` workers that get one."""
+
+    version: int = VERSION
+    roundhouse: str
+    refusals: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    ended: dict[str, str] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+
+
+BOUND: Final = {
+    "host": "server.host",
+    "port": "server.port",
+    "store": "store.url",
+    "state_dir": "server.state_dir",
+}
+SECRET: Final = frozenset({"store"})  # it may hold a password
+
+
+def judge(facts: Facts, plan: Plan) -> UpgradeVerdict:
+    """Return the verdict of the new code."""
+    refusals = [*_of_form(facts, plan), *_of_bounds(facts.bounds, plan.bounds)]
+    if facts.bounds.store == "memory":
+        refusals.append("store.url is memory: every job would be lost")
+    if plan.schema is not None:
+        refusals.append(plan.schema)
+    adoption = plan_adoption(facts.running, plan.wanted)
+    return UpgradeVerdict(
+        roundhouse=plan.roundhouse,
+        refusals=refusals,
+        kept=list(adoption.kept),
+        ended=dict(adoption.ended),
+        started=list(adoption.started),
+    )
+
+
+def _of_form(facts: Facts, plan: Plan) -> Sequence[str]:
+    if facts.version == VERSION and facts.handover == plan.handover:
+        return ()
+    return (f"Roundhouse {plan.roundhouse} does not read what {facts.roundhouse} would leave it: restart",)
+
+
+def _of_bounds(was: Bounds, now: Bounds) -> Sequence[str]:
+    changed = [name for name in BOUND if getattr(was, name) != getattr(now, name)]
+    return [
+        f"{BOUND[name]} is another now, which only a restart can change"
+        if name in SECRET
+        else f"{BOUND[name]} is {getattr(now, name)} now, and was {getattr(was, name)}: only a restart changes it"
+        for name in changed
+    ]

@@ -1,0 +1,155 @@
+"""Upgrades in place of what stands beside plain engines: clients' requests, tool servers, lanes, a shared database."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.behaviour.test_lanes import lanes_at, lanes_of, placed, talk
+from tests.behaviour.test_relay_queue import Caller
+from tests.faults.test_relay import errors
+from tests.harness.postgres import PostgresServer
+from tests.harness.programs import PROGRAMS
+from tests.harness.service import Service, check_debate, debate, scripted_model, serving
+from tests.harness.upgrades import engines_of, upgrade, upgrades_of
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for
+
+Ports = Callable[[int], int]
+MCP_SERVER = PROGRAMS / "mcp_server.py"
+
+
+@pytest.mark.system
+def test_requests_of_clients_are_answered_before_the_program_goes(tmp_path: Path, free_ports: Ports) -> None:
+    """One that has a part of its answer gets the error event, one that waits a 503 that says when to come again."""
+    port = free_ports(2)
+    model = scripted_model(port + 1, slots=1, tokens=10_000, interval=0.01)
+    with serving(tmp_path / "a", port, {"m": model}, {"drain_s": 0.2}) as service:
+        talking = Caller(service, "Go.", stream=True)
+        wait_for(lambda: "word3" in talking.text, "some of it has come")
+        waiting = Caller(service, "Me too.")
+        wait_for(lambda: service.get("/v1/status")["pools"]["ready"] == 1, "the other one waits")
+        upgrade(service)
+        talking.join(LIMIT_S)
+        waiting.join(LIMIT_S)
+        assert len(errors(talking.text)) == 1
+        assert "[DONE]" not in talking.text
+        assert "upgraded in place" in waiting.text
+        wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 0, "its slot is free")
+
+
+@pytest.mark.system
+def test_tool_servers_begin_anew_and_none_is_left_behind(tmp_path: Path, free_ports: Ports) -> None:
+    """The old one is gone with all that held it; the new one lists its tools."""
+    port = free_ports(2)
+    mcp = {"tools": {"mcp": {"own": {"command": [sys.executable, str(MCP_SERVER), "stdio"]}}}}
+
+    def servers(service: Service) -> list[int]:
+        below = psutil.Process(service.process.pid if service.process else 0).children(recursive=True)
+        return [each.pid for each in below if any(MCP_SERVER.name in word for word in each.cmdline())]
+
+    def is_connected(service: Service) -> bool:
+        return all(each["trouble"] is None for each in service.get("/v1/status")["tool_servers"])
+
+    with serving(tmp_path / "a", port, {"m": {**scripted_model(port + 1), **mcp}}) as service:
+        wait_for(lambda: is_connected(service), "the server has listed its tools")
+        before = servers(service)
+        engines, count = engines_of(service), len(service.tree())
+        upgrade(service)
+        wait_for(lambda: is_connected(service), "the next one has listed its tools")
+        assert before
+        assert not any(map(is_alive, before))
+        assert engines_of(service) == engines
+        wait_for(lambda: len(service.tree()) == count, "nothing more is there than before")
+
+
+@pytest.mark.system
+def test_a_lane_keeps_the_model_that_it_has(tmp_path: Path, free_ports: Ports) -> None:
+    """It is asked again without a swap; what comes to the lane afterwards is loaded as always."""
+    models = {name: placed(interval=0.01) for name in "ab"}
+    with serving(tmp_path / "s", free_ports(1), models, gpus=lanes_at(free_ports(1), 1)) as service:
+        service.wait_ended(service.post_job(talk("a", rounds=1)))
+        before = engines_of(service)
+        now = upgrade(service)
+        assert (now["last"]["kept"], now["last"]["ended"]) == (["lane-0"], {})
+        wait_for(lambda: lanes_of(service)[0]["resident"] == ["a"], "the model is there")
+        assert service.wait_ended(service.post_job(talk("a", rounds=1)))["state"] == "completed"
+        assert engines_of(service) == before
+        assert service.wait_ended(service.post_job(talk("b", rounds=1)))["state"] == "completed"
+        assert lanes_of(service)[0]["resident"] == ["b"]
+
+
+@pytest.mark.system
+def test_a_node_of_a_shared_database_goes_on_without_waiting_for_its_lease(
+    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
+) -> None:
+    """It has let go of what it had claimed, so the next program claims it at once."""
+    port = free_ports(2)
+    store = {"url": postgres.new_database(), "lease_s": 600}
+    model = scripted_model(port + 1, tokens=30, interval=0.02)
+    with serving(tmp_path / "a", port, {"m": model}, {"drain_s": 0.1}, store=store) as service:
+        before = engines_of(service)
+        job = service.post_job(debate(rounds=3))
+        wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"], "turns run")
+        upgrade(service)
+        assert service.wait_ended(job)["state"] == "completed"
+        (transcript,) = service.get(f"/v1/jobs/{job}/result")["conversations"]
+        check_debate(transcript, 3)
+        assert engines_of(service) == before
+
+
+@pytest.mark.system
+def test_an_engine_that_does_not_answer_the_next_program_is_replaced(tmp_path: Path, free_ports: Ports) -> None:
+    """It stands still from before the exec, and is given up in much less time than a start may take."""
+    port = free_ports(2)
+    with serving(tmp_path / "a", port, {"m": scripted_model(port + 1)}) as service:
+        (before,) = engines_of(service)
+        os.kill(before.pid, signal.SIGSTOP)
+        assert service.http.post("/v1/upgrade", timeout=3 * LIMIT_S).status_code == 202
+        wait_for(lambda: not is_alive(before.pid), "it is killed", 4 * LIMIT_S)
+        wait_for(lambda: service.http.get("/readyz").status_code == 200, "the next one is ready", 2 * LIMIT_S)
+        assert service.get("/v1/workers/m-0")["incarnation"] == 2
+        assert "has not answered" in service.log()
+
+
+@pytest.mark.system
+def test_what_a_guardian_drops_is_ended_by_the_next_program_too(tmp_path: Path, free_ports: Ports) -> None:
+    """It is a subreaper as the first was, and knows the mark of the run; a worker that was drained stays so."""
+    port, daemon = free_ports(3), tmp_path / "daemon"
+    models = {"m": scripted_model(port + 1, daemon=str(daemon)), "n": scripted_model(port + 2)}
+    with serving(tmp_path / "a", port, models) as service:
+        service.http.post("/v1/workers/n-0/drain")
+        before = {each.worker: each for each in engines_of(service)}
+        forked = int(daemon.read_text())
+        assert service.http.post("/v1/upgrade", timeout=3 * LIMIT_S).status_code == 202
+        wait_for(lambda: upgrades_of(service)["upgrades"] == 1, "the next program serves", 3 * LIMIT_S)
+        wait_for(lambda: service.get("/v1/workers/m-0")["state"] == "ready", "it goes on with the engine")
+        wait_for(lambda: service.get("/v1/workers/n-0")["state"] == "draining", "the other one is drained still")
+        os.kill(psutil.Process(before["m-0"].pid).ppid(), signal.SIGKILL)
+        wait_for(lambda: service.get("/v1/workers/m-0")["incarnation"] == 2, "the engine is replaced")
+        assert not is_alive(before["m-0"].pid)
+        assert not is_alive(forked)
+        assert is_alive(before["n-0"].pid)
+
+
+@pytest.mark.system
+def test_an_engine_that_is_stopping_is_waited_for_and_then_refused_by_name(tmp_path: Path, free_ports: Ports) -> None:
+    """All that was stopped for the upgrade goes on: turns, requests, and the listening."""
+    port = free_ports(3)
+    slow = scripted_model(port + 1, ignore_sigterm=True) | {"timeouts": {"stop_grace_s": 600}}
+    models = {"slow": slow, "m": scripted_model(port + 2, tokens=5)}
+    with serving(tmp_path / "a", port, models, {"drain_s": 0.1}) as service:
+        before = {each.worker: each for each in engines_of(service)}
+        assert service.http.post("/v1/workers/slow-0/restart").status_code == 202
+        assert service.http.post("/v1/upgrade", timeout=3 * LIMIT_S).status_code == 202
+        job = service.post_job(debate(rounds=2))
+        wait_for(lambda: upgrades_of(service)["phase"] == "idle", "it is given up", 3 * LIMIT_S)
+        now = upgrades_of(service)
+        assert (now["upgrades"], now["last"]["detail"]) == (0, "slow-0 is stopping its engine")
+        assert service.wait_ended(job)["state"] == "completed"
+        assert {each.worker: each for each in engines_of(service)}["m-0"] == before["m-0"]
+        os.kill(before["slow-0"].pid, signal.SIGKILL)
+        wait_for(lambda: service.get("/v1/workers/slow-0")["incarnation"] == 2, "it is replaced at last")

@@ -1,0 +1,111 @@
+"""Which engines the next program keeps; and what a worker is held as comes back as it was."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import msgspec
+
+from workers.engine.held_engine import HeldEngine, HeldPace, HeldWorker
+from workers.engine.log_ring import LogRing
+from workers.handover import HeldFleet, launch_of
+from workers.policy.adoption import NOT_WANTED, OTHER_ADAPTERS, OTHER_LAUNCH, Adoption, Launch, plan_adoption
+from workers.process.child import EngineExit, HeldProcess, OutputFrames
+from workers.process.guardian_link import HeldGuardian
+from workers.spec import EngineKind, WorkerId, WorkerSpec
+
+ONE = Launch(worker="m-0", model="m", digest="a", adapters={}, may_have_more=False)
+
+
+def test_an_engine_that_would_be_started_the_same_is_kept() -> None:
+    """Others are ended, each with its reason, and their workers start anew if they are still there."""
+    wanted = [ONE, replace(ONE, worker="m-1"), replace(ONE, worker="n-0", model="n")]
+    running = [ONE, replace(ONE, worker="m-1", digest="b"), replace(ONE, worker="x-0", model="x")]
+    assert plan_adoption(running, wanted) == Adoption(
+        kept=("m-0",), ended={"m-1": OTHER_LAUNCH, "x-0": NOT_WANTED}, started=("m-1", "n-0")
+    )
+    assert plan_adoption([], wanted) == Adoption(kept=(), ended={}, started=("m-0", "m-1", "n-0"))
+
+
+def test_a_lane_keeps_the_model_that_it_has() -> None:
+    """It has one worker a model: the engine that runs decides which of them is meant."""
+    lane = [replace(ONE, worker="lane0", model=model, digest=model) for model in "abc"]
+    assert plan_adoption([lane[1]], lane) == Adoption(kept=("lane0",), ended={}, started=())
+    gone = plan_adoption([replace(lane[1], digest="other")], lane)
+    assert gone == Adoption(kept=(), ended={"lane0": OTHER_LAUNCH}, started=("lane0",))
+
+
+def test_adapters_have_to_be_those_that_are_wanted() -> None:
+    """llama-server numbers them, so their order counts; vLLM may have more than are wanted, and none less."""
+    has = replace(ONE, adapters={"p": "/p", "q": "/q"})
+    assert plan_adoption([has], [has]).kept == ("m-0",)
+    for other in ({"q": "/q", "p": "/p"}, {"p": "/p"}, {"p": "/p", "q": "/other"}):
+        assert plan_adoption([has], [replace(ONE, adapters=other)]).ended == {"m-0": OTHER_ADAPTERS}
+    more = replace(ONE, adapters={"p": "/p"}, may_have_more=True)
+    assert plan_adoption([has], [more]).kept == ("m-0",)
+    assert plan_adoption([ONE], [more]).ended == {"m-0": OTHER_ADAPTERS}
+
+
+def test_a_launch_is_told_apart_by_what_the_engine_is_started_with() -> None:
+    """Flags, variables and the address; not by what the service alone does with it."""
+    spec = WorkerSpec(id=WorkerId("m-0"), name="m", engine=EngineKind.LLAMA_SERVER, model="./a.gguf", port=9000)
+    same = launch_of(spec, {})
+    assert launch_of(replace(spec, params={"max_tokens": 3}), {"HOME": "elsewhere"}) == same
+    others = [
+        replace(spec, port=9001),
+        replace(spec, model="./b.gguf"),
+        replace(spec, args={"threads": 2}),
+        replace(spec, env={"A": "b"}),
+        replace(spec, slots=7),
+    ]
+    assert len({same.digest, *(launch_of(each, {}).digest for each in others)}) == 1 + len(others)
+    adapted = launch_of(replace(spec, adapters={"p": "/p.gguf"}), {})
+    assert (adapted.digest, adapted.adapters) == (same.digest, {"p": "/p.gguf"})
+
+
+def test_a_fleet_is_read_back_as_it_was_written() -> None:
+    """Over JSON, with half a frame of output and half a line of the log."""
+    log = LogRing()
+    log.begin(3)
+    log.feed(1, b"one\ntw")
+    guardian = HeldGuardian(pid=5, started=6, orders_fd=7, output_fd=8, reports_fd=9, output=b"\x01\xff", reports=b"{")
+    engine = HeldEngine(
+        incarnation=3,
+        process=HeldProcess(guardian=guardian, pid=10, started=11),
+        key="secret",
+        was_ready=True,
+        holds=["operator"],
+        failed_at=[1.5],
+        paused_at=[],
+        last_exit=EngineExit(signal=9, max_rss_bytes=4),
+        log=log.held(),
+    )
+    pace = HeldPace(rates=[100.0], tokens_a_char=0.25, steps_s=[0.01], errors=[0.1])
+    worker = HeldWorker(
+        id="m-0", model="m", launch="x", engine=engine, pace=pace, adapters={"p": "/p"}, numbers={"p": 1}, weights=2
+    )
+    fleet = HeldFleet(run="mark", workers=[worker])
+    assert msgspec.json.decode(msgspec.json.encode(fleet), type=HeldFleet) == fleet
+    assert fleet.descriptors == [7, 8, 9]
+
+
+def test_a_log_goes_on_in_the_middle_of_a_line() -> None:
+    """Numbers go on, and the line is whole in the end."""
+    first, second = LogRing(), LogRing()
+    first.begin(1)
+    first.feed(1, b"one\ntw")
+    second.restore(first.held())
+    second.feed(1, b"o\nthree\n")
+    assert [(line.number, line.text) for line in second.tail(9)] == [(1, "one"), (2, "two"), (3, "three")]
+    assert second.bytes_taken == len(b"one\ntwo\nthree\n")
+    assert all(line.at_utc <= datetime.now(UTC) for line in second.tail(9))
+
+
+def test_a_frame_goes_on_where_it_was_cut() -> None:
+    """Wherever that was: the next program has the beginning, and the pipe the rest."""
+    data = b"\x01\x00\x00\x00\x03abc\x02\x00\x00\x00\x01z"
+    for at in range(len(data) + 1):
+        seen: list[tuple[int, bytes]] = []
+        first = OutputFrames(lambda stream, part: seen.append((stream, part)))  # noqa: B023
+        first.feed(data[:at])
+        OutputFrames(lambda stream, part: seen.append((stream, part)), first.begun).feed(data[at:])  # noqa: B023
+        assert seen == [(1, b"abc"), (2, b"z")]

@@ -1,0 +1,98 @@
+"""Workers as one program of this process leaves them to the next, which goes on with their engines."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from msgspec import Struct, field
+
+from workers.engine.held_engine import HeldWorker
+from workers.engine.launch import command_for
+from workers.engine.launch.devices import placed
+from workers.loaded import LAUNCHED
+from workers.policy.adoption import Launch
+from workers.process.identity import ProcessId
+from workers.spec import EngineKind, WorkerSpec
+from workers.states import Hold
+from workers.supervised import SupervisedWorker
+
+
+class HeldFleet(Struct, frozen=True, kw_only=True):
+    """All workers that have engines; ``run`` is the mark that these carry.
+
+    ``scratch`` are folders, by models, into which engines write how far they are with new weights.
+    """
+
+    run: str
+    workers: list[HeldWorker]
+    scratch: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What has to stay open over the exec."""
+        return [fd for worker in self.workers for fd in worker.engine.process.guardian.descriptors]
+
+    @property
+    def guardians(self) -> set[ProcessId]:
+        """The processes above the engines."""
+        held = [worker.engine.process.guardian for worker in self.workers]
+        return {ProcessId(pid=each.pid, started=each.started) for each in held}
+
+
+def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mapping[str, str] | None = None) -> Launch:
+    """Return what a worker's engine is started as; ``adapters`` in place of the specification's own.
+
+    Raises:
+        InvalidSpec: it cannot be started.
+    """
+    spec = placed(spec, environment)
+    command = command_for(replace(spec, adapters={}) if spec.engine is not EngineKind.VLLM else spec, {})
+    at = [spec.endpoint.host, spec.endpoint.port, str(spec.endpoint.uds)]
+    text = json.dumps([spec.engine, list(command.argv), sorted(command.env.items()), at])
+    return Launch(
+        worker=spec.id,
+        model=spec.name,
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        adapters=dict(spec.adapters if adapters is None else adapters),
+        may_have_more=spec.engine is EngineKind.VLLM,
+    )
+
+
+def launches_of(specs: Sequence[WorkerSpec], environment: Mapping[str, str]) -> list[Launch]:
+    """Return what the engines of all workers that have one are started as."""
+    return [launch_of(spec, environment) for spec in specs if spec.owns_engine]
+
+
+def launch_of_held(held: HeldWorker) -> Launch:
+    """Return what an engine that runs was started as, with the adapters that it has by now."""
+    return Launch(
+        worker=held.id, model=held.model, digest=held.launch, adapters=dict(held.adapters), may_have_more=False
+    )
+
+
+def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker | None:
+    """Return a worker as the next program would find it; None where it has no engine to keep."""
+    engine = worker.supervisor.held() if worker.owns_engine and Hold.ASLEEP not in worker.holds else None
+    if engine is None:
+        return None
+    return HeldWorker(
+        id=worker.spec.id,
+        model=worker.spec.name,
+        launch=launch_of(worker.spec, environment).digest,
+        engine=engine,
+        pace=worker.latency.held(),
+        adapters=dict(worker.adapters.loaded),
+        numbers=dict(worker.adapters.numbers),
+        weights=worker.weights.version if worker.weights is not None else None,
+    )
+
+
+def adopt(worker: SupervisedWorker, held: HeldWorker) -> None:
+    """Have a worker that has not been started yet take over an engine when it is."""
+    worker.supervisor.adopt(held.engine)
+    worker.latency.restore(held.pace)
+    worker.adapters.adopt(held.adapters, held.numbers)
+    if worker.weights is not None:
+        version = LAUNCHED if held.weights is None else held.weights
+        worker.weights.change(version, held.engine.incarnation)

@@ -1,0 +1,65 @@
+"""Which engines that run are kept by another program of the same process, and why others are not. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+OTHER_LAUNCH: Final = "it is to be started otherwise"
+NOT_WANTED: Final = "the configuration has no such worker any more"
+OTHER_ADAPTERS: Final = "its adapters are others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A worker, and what its engine was started as or would be; ``adapters`` in the engine's order, with their paths.
+
+    ``may_have_more``: an engine that has further adapters does as well.
+    """
+
+    worker: str
+    model: str
+    digest: str
+    adapters: Mapping[str, str]
+    may_have_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """What becomes of workers, by their ids: engines that are kept, those that are ended with the reason, and others.
+
+    ``started`` are those that have no engine yet, or another.
+    """
+
+    kept: tuple[str, ...]
+    ended: Mapping[str, str]
+    started: tuple[str, ...]
+
+
+def plan_adoption(running: Sequence[Launch], wanted: Sequence[Launch]) -> Adoption:
+    """Return what becomes of engines that run; an engine that is not as ``wanted`` is started anew.
+
+    Several of ``wanted`` may be of one worker: a lane has one for each model.
+    """
+    faults = {each.worker: _fault(each, wanted) for each in running}
+    kept = tuple(worker for worker, fault in faults.items() if fault is None)
+    ids = dict.fromkeys(each.worker for each in wanted)
+    return Adoption(
+        kept=kept,
+        ended={worker: fault for worker, fault in faults.items() if fault is not None},
+        started=tuple(worker for worker in ids if worker not in kept),
+    )
+
+
+def _fault(running: Launch, wanted: Sequence[Launch]) -> str | None:
+    same = [each for each in wanted if (each.worker, each.model) == (running.worker, running.model)]
+    if not same:
+        return NOT_WANTED
+    if same[0].digest != running.digest:
+        return OTHER_LAUNCH
+    return None if _has_adapters(running, same[0]) else OTHER_ADAPTERS
+
+
+def _has_adapters(running: Launch, wanted: Launch) -> bool:
+    if wanted.may_have_more:
+        return all(running.adapters.get(name) == path for name, path in wanted.adapters.items())
+    return list(running.adapters.items()) == list(wanted.adapters.items())
