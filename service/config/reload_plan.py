@@ -114,7 +114,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "models.NAME.adapters": _ADAPTERS,
     "models.NAME.max_adapters": _ADAPTERS,
 }
-_SECTIONS: Final = ("server", "store", "webhooks", "scheduling")
+_SECTIONS: Final = ("server", "store", "webhooks", "scheduling", "telemetry")
 _WHOLE: Final = ("limits", "gpus")
 
 

@@ -15,7 +15,9 @@ from workers.tools.mcp import McpState
 class PoolCollector(Collector):
     """Reads the scheduler of a node, and whether its store is well."""
 
-    def __init__(self, scheduler: Scheduler, store: Store, models: Sequence[str], name: Callable[[str], str]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, store: Store, models: Callable[[], Sequence[str]], name: Callable[[str], str]
+    ) -> None:
         self._scheduler = scheduler
         self._store = store
         self._models = models
@@ -26,7 +28,7 @@ class PoolCollector(Collector):
         turns = GaugeMetricFamily("roundhouse_turns", "Turns that have not ended.", labels=("model", "pool"))
         wanted = GaugeMetricFamily("roundhouse_slots_wanted", "Slots that could be used at once.", labels=("model",))
         by_model = self._scheduler.view.by_model()
-        for model in dict.fromkeys((*self._models, *by_model)):
+        for model in dict.fromkeys((*self._models(), *by_model)):
             counts = by_model.get(model, {})
             for pool in (TurnState.PENDING, TurnState.READY, TurnState.IN_FLIGHT):
                 turns.add_metric((self._name(model), pool.value), counts.get(pool, 0))

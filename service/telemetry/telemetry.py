@@ -90,7 +90,7 @@ def watch(
     metrics.watch_starts(fleet)
     metrics.watch_read_ahead(lambda: scheduler.view.read_ahead)
     metrics.add(FleetCollector(fleet, lambda: scheduler.view, lambda: sampler.views))
-    metrics.add(PoolCollector(scheduler, store, fleet.models(), metrics.model_name))
+    metrics.add(PoolCollector(scheduler, store, fleet.models, metrics.model_name))
     metrics.add(McpCollector(mcp_states))
     metrics.add(sampler)
     return sampler
