@@ -1,8 +1,9 @@
 """What the commands do that run engines here."""
 
-import json
+import logging
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
@@ -14,7 +15,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from service.cli.console import print_transcript
+from service.cli.demo import play
 from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.cli.prompt_display import PromptDisplay
@@ -23,7 +24,7 @@ from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config
 from service.config.schema import Config
 from service.config.secrets import masked
-from service.config.source import ConfigSource, callers_of_config, usable_specs
+from service.config.source import ConfigSource, LoadedConfig, callers_of_config, usable_specs
 from service.config.workers import TINY, models_without_file, tiny_model_path, worker_specs
 from service.errors import ConfigError
 from service.export import folder_for
@@ -42,7 +43,7 @@ from workers.spec import WorkerSpec
 
 T = TypeVar("T")
 DEMO: Final = resources.files("service.cli")
-SHOWN: Final = 1  # of the debates, at the end
+DEMO_HTTP_PORT: Final = 9180
 
 
 def serve(
@@ -88,29 +89,43 @@ def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool,
         raise typer.Exit(Exit.FAILED)
 
 
-def demo(port: int) -> None:
-    """Run the built-in debate."""
+def demo(port: int, http_port: int | None, *, stays: bool) -> None:
+    """Run the built-in debate, with an engine that is killed in the middle, and a call of a tool."""
     document, lines = parse_document((DEMO / "demo_config.yaml").read_text(), "demo")
     if not isinstance(document, dict):
         raise ConfigError("demo: its configuration is damaged")
     document["models"]["small"]["port"] = port
     model = _demo_model(document["models"]["small"])
+    jobs = [_demo_job(file) for file in ("demo.yaml", "demo_tool_call.yaml")]
     with tempfile.TemporaryDirectory(prefix="roundhouse-demo-") as name:
-        state_dir = Path(name)
-        settings = build_config(document, {"state_dir": state_dir}, "demo", lines)
-        files = [read_job_file("demo.yaml", (DEMO / "demo.yaml").read_text(), settings)]
-        job = files[0].job
-        what = f"{len(job.conversations)} debates of {len(job.agents)} agents"
-        typer.echo(f"{what} on two supervised llama.cpp engines with {model}")
-        views = _run(settings, _specs(settings, state_dir, state_dir), files, state_dir)
-        for conversation in job.conversations[:SHOWN]:
-            transcript = json.loads((state_dir / "demo" / "transcripts" / f"{conversation.id}.json").read_text())
-            typer.echo(f"\n{conversation.prompt}")
-            print_transcript(Console(emoji=False), "demo", transcript)
-    typer.echo(f"\ndemo: {views[0].stored.state}, {views[0].stored.total_turns} turns")
+        listener = _demo_listener(http_port)
+        overrides = {"state_dir": Path(name), "port": listener.getsockname()[1]}
+        settings = build_config(document, overrides, "demo", lines)
+        loaded = LoadedConfig(config=settings, specs=_specs(settings, Path(name), Path(name)))
+        debates, agents = (len(jobs[0][part]) for part in ("conversations", "agents"))
+        typer.echo(f"{debates} debates of {agents} agents on two supervised llama.cpp engines with {model}")
+        logging.getLogger().setLevel(logging.CRITICAL)  # what happens to the engine is told by the demo itself
+        is_well = run_async(play, loaded, listener, jobs, stays)
     typer.echo("One of your own: roundhouse run job.yaml --config roundhouse.yaml (docs/tutorial.md begins with one)")
-    if has_failures(views):
+    if not is_well:
         raise typer.Exit(Exit.FAILED)
+
+
+def _demo_job(file: str) -> dict[str, Any]:
+    document, _ = parse_document((DEMO / file).read_text(), file)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file}: it is damaged")
+    return document
+
+
+def _demo_listener(port: int | None) -> socket.socket:
+    """Return a socket for the demo's service: at the port that was asked for, else at the usual one or a free one."""
+    try:
+        return listen("127.0.0.1", DEMO_HTTP_PORT if port is None else port)
+    except ConfigError:
+        if port is not None:
+            raise
+        return listen("127.0.0.1", 0)
 
 
 def _demo_model(model: dict[str, object]) -> str:

@@ -67,11 +67,16 @@ def run_command(
 
 def demo_command(
     port: Annotated[int, typer.Option(envvar="ROUNDHOUSE_DEMO_PORT", help="The first engine's port.")] = DEMO_PORT,
+    http_port: Annotated[
+        int | None, typer.Option(envvar="ROUNDHOUSE_DEMO_HTTP_PORT", help="The dashboard's port.", show_default="9180")
+    ] = None,
+    *,
+    stays: Annotated[bool, typer.Option("--open", help="Leave the service running until Ctrl-C.")] = False,
 ) -> None:
-    """Run a built-in debate on two embedded engines with a tiny model, and print a transcript."""
+    """Run a built-in debate on two embedded engines with a dashboard; one of them is killed in the middle."""
     from service.cli import engine_commands  # noqa: PLC0415 - see above
 
-    engine_commands.demo(port)
+    engine_commands.demo(port, http_port, stays=stays)
 
 
 def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:

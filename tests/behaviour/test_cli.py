@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -54,21 +55,55 @@ def only_lines(done: subprocess.CompletedProcess[str], code: int, *texts: str) -
         assert text in done.stderr, done.stderr
 
 
+OFFLINE = {"PIP_NO_INDEX": "1"}  # so the made model stands in
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if f"{folder}/roundhouse-demo-" in command]
+    assert not list(folder.glob("roundhouse-demo-*"))
+
+
 @pytest.mark.system
-def test_the_demo_shows_progress_prints_a_transcript_and_leaves_nothing(
+def test_the_demo_kills_an_engine_calls_a_tool_and_leaves_nothing(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """The built-in debate on two embedded engines, exit 0, no process left."""
-    offline = {"PIP_NO_INDEX": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}  # so the made model stands in
-    done = run_command("demo", "--port", str(free_ports(2)), folder=tmp_path, TMPDIR=str(tmp_path), **offline)
+    ports = ("--port", str(free_ports(2)), "--http-port", str(free_ports(1)))
+    environment = {**OFFLINE, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = run_command("demo", *ports, folder=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     assert "the small model cannot be had, so a made one stands in" in done.stderr
-    assert "demo: 24/24 turns, 4/4 conversations" in done.stdout
-    assert done.stdout.count("[round ") == 6
-    assert "demo: completed, 24 turns" in done.stdout
+    assert f"Watch it in a browser: http://127.0.0.1:{ports[-1]}" in done.stdout
+    assert re.search(
+        r"\*\*\* small-[01]: its engine is killed \(SIGKILL to process \d+\) with [12] turns?", done.stdout
+    )
+    assert "runs again: engine_died" in done.stdout
+    assert re.search(r"\*\*\* small-[01]: engine 2 is ready, ", done.stdout)
+    assert re.search(r"demo: completed, 24 turns, [12] of them twice", done.stdout)
+    assert re.search(r'clerk calls look_up\(\{"town": "\w+"\}\) and gets \{.*"inhabitants": \d+\}', done.stdout)
+    assert "census: completed, 1 turn\n" in done.stdout
     assert "One of your own: roundhouse run" in done.stdout.splitlines()[-1]
-    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    assert not [command for command in commands if f"{tmp_path}/roundhouse-demo-" in command]
+    assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.system
+def test_the_demo_stays_until_a_person_stops_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """With --open: its dashboard shows the debate when it is over; Ctrl-C ends all of it."""
+    port = free_ports(1)
+    environment = {**os.environ, **OFFLINE, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [ROUNDHOUSE, "demo", "--open", "--port", str(free_ports(2)), "--http-port", str(port)]
+    with (tmp_path / "told").open("wb") as told:
+        demo = subprocess.Popen(command, stdout=told, stderr=told, env=environment, cwd=tmp_path)
+    try:
+        wait_for(lambda: "goes on at" in (tmp_path / "told").read_text(), "the demo stays", 120)
+        jobs = httpx.get(f"http://127.0.0.1:{port}/v1/jobs", trust_env=False).json()["jobs"]
+        assert {(job["name"], job["state"]) for job in jobs} == {("demo", "completed"), ("census", "completed")}
+        assert "Roundhouse" in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).text
+    finally:
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(60) == 0, (tmp_path / "told").read_text()
+    assert_nothing_is_left(tmp_path)
 
 
 def test_run_writes_transcripts_a_manifest_and_an_index(folder: Path) -> None:
