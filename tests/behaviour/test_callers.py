@@ -104,6 +104,7 @@ def test_private_addresses_are_refused_unless_configured(tmp_path: Path, free_po
         assert receiver.tries == []
 
 
+@pytest.mark.system
 def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path, free_ports: Ports) -> None:
     """Only a few messages go to one place at a time."""
     hooks = hooked() | {"timeout_s": 5}

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from service.cli.status_table import plain_lines
 from tests.behaviour.test_lanes import talk
 from tests.conftest import ENGINE_PROGRAM
@@ -24,6 +26,7 @@ def tell(file: Path, *, used: float, preemptions: int) -> None:
     half.replace(file)
 
 
+@pytest.mark.system
 def test_what_is_lent_follows_what_the_engine_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Slots of full length would be two. A preemption takes a fifth of what is lent."""
     metrics, checkpoint, faults = tmp_path / "metrics", tmp_path / "weights", tmp_path / "faults"
@@ -53,6 +56,7 @@ def test_what_is_lent_follows_what_the_engine_tells(tmp_path: Path, free_ports: 
         assert 'roundhouse_worker_kv_budget_tokens{model="m",worker="m-0"} 8000.0' in exposition
 
 
+@pytest.mark.system
 def test_llama_cpps_slots_share_a_pool_that_is_never_full(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Eight first prompts at once, each twice as long as is expected, have no room together; those with room go on."""
     model = {"engine": "embedded", "port": free_ports(1), "context": 512, "capacity": "tokens", "kv_tokens": 1400}

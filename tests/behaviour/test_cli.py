@@ -186,6 +186,7 @@ def test_a_failed_job_exits_with_1(tmp_path: Path, free_ports: Callable[[int], i
     assert (transcript["state"], transcript["reason"]) == ("failed", "engine_rejected")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_an_engine_that_cannot_be_started_exits_with_4(
     tmp_path: Path, free_ports: Callable[[int], int], when: str

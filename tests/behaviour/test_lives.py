@@ -134,6 +134,7 @@ def test_a_drain_ends_what_runs_and_the_next_life_goes_on(tmp_path: Path, free_p
         service.http.close()
 
 
+@pytest.mark.system
 def test_a_second_signal_stops_at_once(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """SIGTERM twice: no drain, no grace, no process left, and the job is there afterwards."""
     models = {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01, ignore_sigterm=True)}

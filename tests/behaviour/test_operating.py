@@ -148,6 +148,7 @@ def test_a_tool_that_nobody_runs_fails_its_turn_with_its_reason(
     assert talk["reason"] == "tool_arguments"
 
 
+@pytest.mark.system
 def test_an_mcp_server_that_is_not_up_is_told(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Nothing waits for it; readyz, the status and the live table name it, and what it died of."""
     servers = {"well": [sys.executable, str(MCP_SERVER), "stdio"], "ill": ["/bin/sh", "-c", "echo I need a key >&2"]}

@@ -84,6 +84,7 @@ def test_what_is_read_beforehand_is_how_the_turn_s_prompt_begins(
         assert turns[0]["attempts"][0]["outcome"] == "completed"
 
 
+@pytest.mark.system
 def test_an_engine_that_dies_of_it_is_held_against_no_turn_but_its_own(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:

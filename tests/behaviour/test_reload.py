@@ -251,6 +251,7 @@ def test_the_command_reloads(service: Service, ports: int) -> None:
     assert refused.returncode == 3
 
 
+@pytest.mark.system
 def test_keys_change_at_once_and_streams_go_on(tmp_path: Path, ports: int) -> None:
     """The next request goes by the new keys; an answer under way goes to its end."""
     file = tmp_path / "go"

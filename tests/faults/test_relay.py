@@ -142,6 +142,7 @@ def test_a_model_whose_workers_have_given_up_is_refused(tmp_path: Path, free_por
         assert answer.headers["retry-after"] == "5"
 
 
+@pytest.mark.system
 def test_a_slow_client_holds_no_slot(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """What it has not read is kept for it, and its engine is not kept waiting."""
     model = scripted_model(free_ports(1), slots=1, tokens=20_000)
