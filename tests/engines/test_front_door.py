@@ -1,0 +1,146 @@
+"""Stock clients on real engines: the same requests at the engine and at the door, llama.cpp's binary and vLLM."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.engines.subjects import KEY
+from tests.engines.test_weights import vllm_model
+from tests.harness.service import Document, Service, serving
+from tests.harness.waiting import wait_for
+
+START_S = 180.0
+SAID: Any = [{"role": "user", "content": "Tell me of roundhouses."}]
+GREEDY: Document = {"temperature": 0, "seed": 3, "max_tokens": 24}
+# What differs from one answer to the next, whoever is asked.
+FLEETING = frozenset(
+    {"id", "created", "created_at", "timings", "model", "system_fingerprint", "usage", "cached_tokens"}
+)
+
+
+@pytest.fixture(scope="module", params=["llama-server", "vllm"])
+def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]
+) -> Iterator[Service]:
+    if request.param == "vllm":
+        python = request.getfixturevalue("vllm_python")
+        model = vllm_model(python, request.getfixturevalue("checkpoint"), free_ports(1), replicas=1)
+        model["env"] |= {"VLLM_API_KEY": KEY}
+    else:
+        binary = request.config.getoption("--llama-server")
+        if binary is None:
+            pytest.skip("make test-engines builds the binary and names it")
+        tiny = str(request.getfixturevalue("tiny_model"))
+        args = {"threads": 1, "jinja": True}
+        model = {"engine": "llama-server", "command": [binary], "model": tiny, "args": args, "port": free_ports(1)}
+        model["env"] = {"LLAMA_API_KEY": KEY}
+    with serving(tmp_path_factory.mktemp("door"), free_ports(1), {"m": model}, ready=False) as running:
+        wait_for(lambda: running.http.get("/readyz").is_success, "the engine is ready", START_S)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as opened:
+        yield opened
+
+
+def lasting(value: object) -> object:
+    """Return an answer without what is another in each."""
+    if isinstance(value, dict):
+        return {key: lasting(each) for key, each in value.items() if key not in FLEETING}
+    return [lasting(each) for each in value] if isinstance(value, list) else value
+
+
+def test_a_chat_streams_as_a_whole_one_says(client: openai.OpenAI) -> None:
+    """And its usage comes where it was asked for."""
+    whole = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY)
+    with client.chat.completions.create(
+        model="m", messages=SAID, stream=True, stream_options={"include_usage": True}, extra_body=GREEDY
+    ) as frames:
+        seen = list(frames)
+    text = "".join(choice.delta.content or "" for frame in seen for choice in frame.choices)
+    assert text == whole.choices[0].message.content
+    assert len(text) > 0
+    assert whole.model == seen[0].model == "m"
+    assert seen[-1].usage is not None
+    assert whole.usage is not None
+    assert seen[-1].usage.completion_tokens == whole.usage.completion_tokens == GREEDY["max_tokens"]
+
+
+def test_log_probabilities_and_several_answers_pass(client: openai.OpenAI) -> None:
+    """``n`` holds so many slots."""
+    answer = client.chat.completions.create(
+        model="m", messages=SAID, n=2, logprobs=True, top_logprobs=3, extra_body={**GREEDY, "max_tokens": 4}
+    )
+    assert len(answer.choices) == 2
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert [len(each.top_logprobs) for each in choice.logprobs.content] == [3] * 4
+
+
+def test_a_text_is_completed(client: openai.OpenAI) -> None:
+    """The older interface, as a stream too."""
+    whole = client.completions.create(model="m", prompt="Once upon", extra_body=GREEDY)
+    with client.completions.create(model="m", prompt="Once upon", stream=True, extra_body=GREEDY) as frames:
+        text = "".join(choice.text for frame in frames for choice in frame.choices)
+    assert text == whole.choices[0].text
+
+
+def test_responses_and_messages_are_asked(service: Service, client: openai.OpenAI) -> None:
+    """OpenAI's newer interface, and Anthropic's."""
+    answer = client.responses.create(model="m", input="Tell me.", max_output_tokens=8, temperature=0)
+    assert answer.status in {"completed", "incomplete"}
+    with anthropic.Anthropic(base_url=service.url, api_key="none", max_retries=0) as other:
+        message = other.messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": "Tell me."}])
+        assert message.usage.output_tokens == 8
+        with other.messages.stream(
+            model="m", max_tokens=8, messages=[{"role": "user", "content": "Tell me."}]
+        ) as stream:
+            assert stream.get_final_message().usage.output_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": SAID, **GREEDY}),
+        ("/v1/completions", {"prompt": "Once", **GREEDY}),
+        ("/v1/chat/completions", {"messages": SAID, **GREEDY, "max_tokens": -7}),
+        ("/v1/chat/completions", {"messages": "no list"}),
+        ("/v1/embeddings", {"input": "Once"}),
+        ("/tokenize", {"content": "Once", "prompt": "Once"}),
+        ("/v1/messages/count_tokens", {"messages": SAID}),
+    ],
+)
+def test_the_door_answers_as_the_engine_does(service: Service, path: str, body: Document) -> None:
+    """The same status, and the same document but for what is another each time; refusals too."""
+    (worker,) = service.get("/v1/workers")["workers"]
+    posted = {"model": "m", **body}
+    url, headers = f"http://127.0.0.1:{worker['port']}{path}", {"Authorization": f"Bearer {KEY}"}
+    direct = httpx.post(url, json=posted, headers=headers, timeout=60, trust_env=False)
+    answer = service.http.post(path, json=posted, timeout=60)
+    if direct.status_code in {404, 501}:  # the engine does not have it: the door says so in its own words
+        assert answer.status_code == 404
+        return
+    assert answer.status_code == direct.status_code, answer.text
+    if direct.is_success:
+        assert lasting(answer.json()) == lasting(direct.json())
+    else:
+        assert answer.json()["error"]["message"] or direct.json()
+
+
+def test_a_client_that_goes_away_frees_its_slot(service: Service, client: openai.OpenAI) -> None:
+    """At once, and the engine goes on."""
+    with client.chat.completions.create(
+        model="m", messages=SAID, stream=True, max_tokens=3000, extra_body={"ignore_eos": True}
+    ) as frames:
+        next(iter(frames))
+        assert service.get("/v1/workers")["workers"][0]["slots"]["in_use"] == 1
+    wait_for(lambda: service.get("/v1/workers")["workers"][0]["slots"]["in_use"] == 0, "its slot is free")
+    assert client.chat.completions.create(model="m", messages=SAID, max_tokens=2).choices
+    assert service.get("/v1/workers")["workers"][0]["incarnation"] == 1
