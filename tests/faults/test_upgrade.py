@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -156,7 +157,7 @@ def _broken_file(service: Service) -> None:
 
 
 def _needs_migration(service: Service) -> None:
-    with sqlite3.connect(service.folder / "state" / "roundhouse.db") as database:
+    with closing(sqlite3.connect(service.folder / "state" / "roundhouse.db")) as database, database:
         database.execute("DELETE FROM migrations WHERE number = (SELECT max(number) FROM migrations)")
 
 
