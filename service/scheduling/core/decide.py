@@ -115,6 +115,7 @@ class SchedulingCore:
                 self._take_capacity(event)
             case _ if isinstance(event, TurnEvent):
                 worker = self._in_flight.remove(event.key)
+                self._dispatcher.lending.forget(event.key)
                 if worker is not None:
                     yield from self._end_turn(event, worker)
             case _ if isinstance(event, SlotEvent):

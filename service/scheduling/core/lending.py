@@ -52,6 +52,11 @@ class SlotLending:
         elif event.number == number and self._in_flight.lend(event.key):
             yield LendSlot(key=event.key)
 
+    def forget(self, key: TurnKey) -> None:
+        """Forget the tools of an attempt that has ended: its timer must not lend the slot of the next one."""
+        self._running.pop(key, None)
+        self._wanted.pop(key, None)
+
     def give_back(self) -> Iterator[TakeBackSlot | LoseSlot]:
         """Give slots back to those whose tools have ended, as far as there is room; others wait meanwhile."""
         self._in_flight.owing.clear()

@@ -146,6 +146,15 @@ def test_a_turn_on_several_slots_keeps_them() -> None:
     assert core(slots=2, conversations=1, speaker=speaker).handle(began()) == []
 
 
+def test_a_timer_of_an_attempt_that_has_ended_lends_nothing_of_the_next() -> None:
+    """Its engine died while its tools ran; by now the turn writes on another slot."""
+    scheduler = core(conversations=1)
+    (hold,) = scheduler.handle(began())
+    assert isinstance(hold, HoldSlot)
+    scheduler.handle(TurnInterrupted(key=A))
+    assert scheduler.handle(HoldOver(key=A, number=hold.number)) == []
+
+
 def test_an_end_while_the_slot_is_lent_takes_none_from_others() -> None:
     """A job is cancelled while its tool runs."""
     scheduler = core(conversations=3)
