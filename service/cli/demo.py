@@ -22,12 +22,14 @@ from roundhouse_client.values.workers import Worker
 from service.cli.plain import plain
 from service.config.source import LoadedConfig
 from service.serve import page_address, serve
+from workers.errors import StartFailed
 
 KILL_AFTER: Final = 6  # turns that have ended
 LINE: Final = 110  # characters of what a turn says
 LOOK_S: Final = 0.1
 READY_LIMIT_S: Final = 120.0  # for the next engine
 DONE: Final = "completed"
+FAILED: Final = frozenset({"backoff", "failed"})
 
 
 async def play(
@@ -36,17 +38,22 @@ async def play(
     """Serve, run ``jobs`` one after the other, and stop; return whether all of them have completed.
 
     An engine is killed in the midst of the first. With ``stays`` the service runs until a person stops it.
+
+    Raises:
+        StartFailed: an engine could not be started.
     """
     results: list[bool] = []
+    failures: list[StartFailed] = []
 
     async def run() -> None:
         try:
             async with AsyncClient(page_address(listener)) as client:
                 results.append(await _Demo(client).run(jobs))
+        except StartFailed as error:
+            failures.append(error)
         except RoundhouseError as error:  # it was stopped meanwhile
             typer.echo(f"the demo ends early: {error}", err=True)
-            return
-        if stays:
+        if stays and results:
             typer.echo(f"\nThe service goes on at {page_address(listener)} until Ctrl-C; then its state is deleted.")
         else:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -55,6 +62,8 @@ async def play(
         tasks.start_soon(run)
         await serve(loaded, lambda: loaded, listener)
         tasks.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
     return results == [True]
 
 
@@ -67,10 +76,21 @@ class _Demo:
 
     async def run(self, jobs: Sequence[Mapping[str, object]]) -> bool:
         """Run the jobs, print what happens, and return whether all of them have completed."""
-        await self._client.wait_ready()
+        await self._wait_started()
         typer.echo(f"Watch it in a browser: {self._client.url}\n")
         states = [await self._run_job(job, is_hurt=number == 0) for number, job in enumerate(jobs)]
         return states == [DONE] * len(states)
+
+    async def _wait_started(self) -> None:
+        """Return when all engines are ready; the first that ends before it is stands for a machine that runs none."""
+        while True:
+            workers = (await self._client.list_workers()).workers
+            for worker in workers:
+                if worker.state in FAILED:
+                    raise StartFailed(worker.id, worker.because, ())
+            if all(worker.state == "ready" for worker in workers):
+                return
+            await anyio.sleep(LOOK_S)
 
     async def _run_job(self, job: Mapping[str, object], *, is_hurt: bool) -> str:
         posted = await self._client.post_job(dict(job))

@@ -88,6 +88,18 @@ def test_the_demo_kills_an_engine_calls_a_tool_and_leaves_nothing(
 
 
 @pytest.mark.system
+def test_a_demo_whose_engine_cannot_start_ends(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Its port is another's: exit 4, and no service that nobody sees goes on."""
+    environment = {**OFFLINE, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    port = free_ports(2)
+    with socket.create_server(("127.0.0.1", port)):
+        ports = ("--port", str(port), "--http-port", str(free_ports(1)))
+        done = run_command("demo", *ports, folder=tmp_path, **environment)
+    only_lines(done, 4, "small-0")
+    assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.system
 def test_the_demo_stays_until_a_person_stops_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """With --open: its dashboard shows the debate when it is over; Ctrl-C ends all of it."""
     port = free_ports(1)
