@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 import anyio
@@ -27,6 +27,7 @@ from workers.errors import StartFailed
 KILL_AFTER: Final = 6  # turns that have ended
 LINE: Final = 110  # characters of what a turn says
 LOOK_S: Final = 0.1
+SETTLE_S: Final = 0.2  # for the last words of an engine that was stopped
 READY_LIMIT_S: Final = 120.0  # for the next engine
 DONE: Final = "completed"
 FAILED: Final = frozenset({"backoff", "failed"})
@@ -97,6 +98,8 @@ class _Demo:
         self._ended = 0
         again = 0
         async with anyio.create_task_group() as tasks, aclosing(self._client.follow_job(posted.id)) as events:
+            if is_hurt:
+                tasks.start_soon(self._kill, posted.id)
             async for event in events:
                 turn = event.value
                 if not isinstance(turn, TurnChange):
@@ -107,8 +110,6 @@ class _Demo:
                 elif turn.state == DONE:
                     await self._tell_words(posted.id, turn)
                     self._ended += 1
-                    if is_hurt and self._ended == KILL_AFTER:
-                        tasks.start_soon(self._kill)
         ended = await self._client.get_job(posted.id)
         twice = f", {again} of them twice" if again else ""
         typer.echo(f"{ended.name}: {ended.state}, {_turns(self._ended)}{twice}\n")
@@ -125,12 +126,15 @@ class _Demo:
             _tell(f"{_who(change)} {text}")
         _tell(f"{_who(change)}: {_short(_said(turn))}")
 
-    async def _kill(self) -> None:
-        """Kill an engine that is at work, and tell what comes of it."""
-        victim = await self._busy()
-        if victim is None or victim.pid is None:
+    async def _kill(self, job_id: str) -> None:
+        """Kill an engine in the midst of the job, with a turn on it, and tell what comes of it."""
+        while (job := await self._client.get_job(job_id)).progress.turns.completed < KILL_AFTER:
+            if job.has_ended:
+                return
+            await anyio.sleep(LOOK_S)
+        victim = await self._kill_busy(job_id)
+        if victim is None:
             return
-        os.kill(victim.pid, signal.SIGKILL)
         began_at = anyio.current_time()
         turns = _turns(victim.slots.in_use)
         _tell(f"*** {victim.id}: its engine is killed (SIGKILL to process {victim.pid}) with {turns} on it")
@@ -143,9 +147,30 @@ class _Demo:
                     _tell(f"*** {victim.id}: engine {now.incarnation} is ready, {seconds:.1f} s later")
                     return
 
-    async def _busy(self) -> Worker | None:
+    async def _kill_busy(self, job_id: str) -> Worker | None:
+        """Kill the engine with the most turns on it and return its worker; None where the job ends before.
+
+        It is stopped first, and killed with a turn on it that cannot end: one of a small model may end before a
+        signal is there.
+        """
         workers = (await self._client.list_workers()).workers
-        return max(workers, key=lambda worker: worker.slots.in_use, default=None)
+        victim = max(workers, key=lambda worker: worker.slots.in_use)
+        if victim.pid is None:
+            return None
+        os.kill(victim.pid, signal.SIGSTOP)
+        fate = signal.SIGCONT
+        try:
+            await anyio.sleep(SETTLE_S)
+            while not (victim := await self._client.get_worker(victim.id)).slots.in_use:
+                if (await self._client.get_job(job_id)).has_ended:
+                    return None
+                await anyio.sleep(LOOK_S)
+            fate = signal.SIGKILL
+        finally:
+            if victim.pid is not None:
+                with suppress(ProcessLookupError):  # its worker has ended it meanwhile
+                    os.kill(victim.pid, fate)
+        return victim
 
 
 def _tell(line: str) -> None:
