@@ -25,6 +25,8 @@ from transport.events import (
 from transport.request import ChatRequest, Constraint, Message, Thought
 
 CHAT_PATH: Final = "/v1/chat/completions"
+COMPLETIONS_PATH: Final = "/v1/completions"
+EMBEDDINGS_PATH: Final = "/v1/embeddings"
 MODELS_PATH: Final = "/v1/models"
 DONE: Final = b"[DONE]"
 OVERFLOW_TYPE: Final = "exceed_context_size_error"  # llama.cpp

@@ -7,8 +7,9 @@ from typing import Final, Protocol
 
 import anyio
 
+from workers.health.canary import CanaryResult
 from workers.health.engine_owner import EngineOwner
-from workers.health.probes import CanaryResult, Probes
+from workers.health.probes import Probes
 from workers.outcome import FailureReason
 from workers.policy.backoff import Backoff
 from workers.requests.in_flight import InFlightRequests

@@ -17,8 +17,8 @@ import psutil
 from transport.client import EngineClient
 from transport.counters import EngineCounters
 from transport.errors import CannotAsk, EngineError, EngineTimeout
-from transport.events import Event
 from transport.request import ChatRequest, Message
+from workers.health.canary import CANARY, CanaryResult, Listener, ask_canary
 from workers.requests.generation import Generation
 
 VIEW_PROCESSES: Final = 64  # of one engine's tree; vLLM has a dozen
@@ -29,7 +29,6 @@ COMPILERS: Final = frozenset(
         *("gcc", "g++", "cc", "c++", "cc1", "cc1plus", "as", "ld", "collect2", "clang", "clang++", "ld.lld"),
     }
 )
-CANARY: Final = (Message(role="user", content="ping"),)
 CALIBRATION_S: Final = 10.0
 WARM_UP_S: Final = 60.0
 logger = logging.getLogger(__name__)
@@ -89,15 +88,6 @@ class ProbeResult(StrEnum):
     SILENT = "silent"  # no answer in time, which a healthy engine may do in the middle of a batch
 
 
-class CanaryResult(StrEnum):
-    """What came of one canary."""
-
-    HEARD = "heard"  # it sang: the engine makes tokens
-    BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves no request
-    REFUSED = "refused"  # an error, or a connection that broke
-    SILENT = "silent"  # nothing in time, which says little of an engine that is busy
-
-
 class Probes(Protocol):
     """The edge of the watch: the real one asks an engine and the kernel, that of tests knows what it will say."""
 
@@ -105,7 +95,7 @@ class Probes(Protocol):
         """Return the engine's counters, None where it does not tell them, or not now."""
 
     async def ask_canary(self, limit_s: float) -> CanaryResult:
-        """Ask for one token as a turn would, and return what came of it."""
+        """Ask for one token as a turn would, or for one vector, and return what came of it."""
 
     async def calibrate(self, words: int, answer_tokens: int) -> Calibration | None:
         """Return how long the engine takes for a short prompt, or at least takes; None where it does not tell."""
@@ -183,7 +173,7 @@ class EngineProbes:
         messages = (Message(role="system", content=system), *CANARY)
         asked = ChatRequest(model=model, messages=messages, params={**params, "max_tokens": 1}, tools=tuple(tools))
         with anyio.move_on_after(WARM_UP_S), contextlib.suppress(EngineError):
-            await self._client.stream(asked, _Listener())
+            await self._client.stream(asked, Listener())
 
     async def read_counters(self) -> EngineCounters | None:
         """Ask /slots once; older builds hold the answer back for a whole batch, so silence says nothing."""
@@ -193,18 +183,9 @@ class EngineProbes:
             return None
 
     async def ask_canary(self, limit_s: float) -> CanaryResult:
-        """Ask for one token."""
-        canary = _Listener()
+        """Ask for one token, or for one vector."""
         model, params = self._base()
-        asked = ChatRequest(model=model, messages=CANARY, params={**self._client.dialect.canary_params, **params})
-        with anyio.move_on_after(limit_s):
-            try:
-                await self._client.stream(asked, canary)
-            except CannotAsk:
-                return CanaryResult.SILENT
-            except EngineError:
-                return CanaryResult.BROKEN_OFF if canary.is_heard else CanaryResult.REFUSED
-        return CanaryResult.HEARD if canary.is_heard else CanaryResult.SILENT
+        return await ask_canary(self._client, model, params, limit_s)
 
     async def probe(self) -> ProbeResult:
         """Probe once."""
@@ -229,23 +210,6 @@ class EngineProbes:
     def log_bytes(self) -> int:
         """Return how much came through the guardian."""
         return self._log_bytes()
-
-
-class _Listener:
-    """Listens to a canary (a ``transport.exchange.Receiver``)."""
-
-    def __init__(self) -> None:
-        self.is_heard = False
-
-    def begin(self) -> None:
-        """Note that a stream begins; it proves nothing yet."""
-
-    def touch(self) -> None:
-        """Note that bytes came; they prove nothing yet."""
-
-    def receive(self, _event: Event) -> None:
-        """Take any event of the model's."""
-        self.is_heard = True
 
 
 def look_at_tree(root: int) -> KernelView:

@@ -5,9 +5,10 @@ from typing import Final, Protocol
 
 import anyio
 
+from workers.health.canary import CanaryResult
 from workers.health.circuit_breaker import CircuitBreaker
 from workers.health.engine_owner import EngineOwner
-from workers.health.probes import CanaryResult, ProbeResult, Probes
+from workers.health.probes import ProbeResult, Probes
 from workers.outcome import EngineFailed, FailureReason
 from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests

@@ -11,12 +11,13 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from workers.health.canary import CanaryResult
 from workers.health.charges import may_be_cause
 from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.idle_probe import IdleProbe
 from workers.health.incident import RequestView
-from workers.health.probes import CanaryResult, Probes
+from workers.health.probes import Probes
 from workers.log_context import line_about
 from workers.outcome import EngineFailed, FailureReason
 from workers.policy.leaked_slots import CutOff, LeakedSlots

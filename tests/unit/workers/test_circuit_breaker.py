@@ -10,8 +10,8 @@ import pytest
 from tests.harness.virtual import pass_time, virtually
 from tests.unit.workers.test_liveness import FakeEngine, Watching
 from transport.events import TextDelta
+from workers.health.canary import CanaryResult
 from workers.health.circuit_breaker import PAUSES, REPAVE_S, CircuitBreaker
-from workers.health.probes import CanaryResult
 from workers.outcome import FailureReason
 from workers.requests.in_flight import InFlightRequest
 from workers.states import Hold

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.harness.virtual import pass_time, virtually
 from transport.counters import EngineCounters, SlotWork
 from transport.events import Finished, PromptProgress, TextDelta
-from workers.health.probes import Calibration, CanaryResult, KernelView, ProbeResult, ProcessView
+from workers.health.canary import CanaryResult
+from workers.health.probes import Calibration, KernelView, ProbeResult, ProcessView
 from workers.health.watch import HealthWatch
 from workers.outcome import EngineFailed, FailureReason, RequestFailed
 from workers.policy.liveness import (

@@ -1,0 +1,99 @@
+"""Engines of models that embed texts and make no tokens (specification, "Engine stalls" and "Circuit breaker")."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.engines.embedding_model import write_embedding_model
+from tests.harness.programs import PROGRAMS
+from tests.harness.service import Document, Service, serving
+from tests.harness.waiting import wait_for
+
+TOO_LONG = "word " * 400
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("embedder")
+    model = {
+        "engine": "embedded",
+        "model": str(write_embedding_model(folder / "bert.gguf")),
+        "slots": 2,
+        "context": 512,
+        "port": free_ports(1),
+        "args": {"threads": 1, "embeddings": True},
+        "timeouts": {"prefill_stall_s": 1, "busy_stall_s": 0},
+        "restart": {"initial_s": 0.1, "max_s": 0.2, "failures": 50},
+    }
+    with serving(folder, free_ports(1), {"m": model}) as running:
+        yield running
+
+
+def scripted(port: int, **flags: str) -> Document:
+    return {
+        "engine": "llama-server",
+        "command": [sys.executable, "-I", "-S", str(PROGRAMS / "embedder.py")],
+        "args": flags,
+        "port": port,
+        "slots": 2,
+        "timeouts": {"prefill_stall_s": 1, "busy_stall_s": 0},
+        "restart": {"initial_s": 0.1, "max_s": 0.2, "failures": 50},
+    }
+
+
+def embed(service: Service, text: str) -> httpx.Response:
+    return service.http.post("/v1/embeddings", json={"model": "m", "input": text})
+
+
+def state(service: Service) -> tuple[str, int]:
+    worker = service.get("/v1/workers/m-0")
+    return worker["state"], worker["incarnation"]
+
+
+def test_a_refused_text_holds_no_worker_that_only_embeds(service: Service) -> None:
+    """The engine says 500 to a text that is too long, and to a chat: a vector proves that it lives all the same."""
+    assert len(embed(service, "word").json()["data"][0]["embedding"]) == 32
+    refused = embed(service, TOO_LONG)
+    assert (refused.status_code, refused.headers["x-roundhouse-attempts"]) == (500, "1")
+    assert "too large" in refused.json()["error"]["message"]
+    assert state(service) == ("ready", 1)
+    assert embed(service, "word").status_code == 200
+
+
+def test_a_chat_with_a_model_that_only_embeds_is_refused_in_its_own_words(service: Service) -> None:
+    """And its engine is as good as before."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "word"}]}
+    refused = service.http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 500
+    assert "logits" in refused.json()["error"]["message"]
+    assert state(service) == ("ready", 1)
+
+
+@pytest.mark.system
+def test_an_engine_that_only_embeds_and_hangs_is_found(service: Service) -> None:
+    """It answers no canary of any kind, and the text is embedded by the next one."""
+    _, before = state(service)
+    os.kill(service.get("/v1/workers/m-0")["pid"], signal.SIGSTOP)
+    answer = embed(service, "word")
+    assert (answer.status_code, answer.headers["x-roundhouse-attempts"]) == (200, "2")
+    assert state(service) == ("ready", before + 1)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("flag", "incarnation"), [("mute-on", 1), ("hang-on", 2)])
+def test_a_vector_tells_a_stalled_request_from_a_hung_engine(
+    tmp_path: Path, free_ports: Callable[[int], int], flag: str, incarnation: int
+) -> None:
+    """The request that gets nothing ends alone while the engine embeds for others."""
+    with serving(tmp_path, free_ports(1), {"m": scripted(free_ports(1), **{flag: "STUCK"})}) as service:
+        stalled = service.http.post(
+            "/v1/embeddings", json={"model": "m", "input": "STUCK"}, headers={"X-Roundhouse-Deadline-S": "6"}
+        )
+        assert stalled.status_code in {500, 504}, stalled.text
+        wait_for(lambda: state(service)[0] == "ready", "an engine is there")
+        assert (state(service)[1] > 1) is (incarnation > 1)

@@ -1,0 +1,62 @@
+"""A scripted engine of a model that embeds texts and does nothing else: what asks for tokens is refused with 500.
+
+It takes llama-server's flags. Standard library only, as the other one.
+"""
+
+import argparse
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--mute-on", help="never answer a request that holds this text")
+    parser.add_argument("--hang-on", help="from a request that holds this text on, answer none")
+    return parser.parse_known_args()[0]
+
+
+OPTIONS = _arguments()
+HANGS = threading.Event()
+NEVER = threading.Event()
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers one request a connection; its front answers probes whatever the rest does."""
+
+    def do_GET(self) -> None:
+        """Be ready; tell no counters."""
+        self._send(200 if self.path == "/v1/models" else 404, {"data": []})
+
+    def do_POST(self) -> None:
+        """Embed, or refuse."""
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if OPTIONS.hang_on is not None and OPTIONS.hang_on in body:
+            HANGS.set()
+        if HANGS.is_set() or (OPTIONS.mute_on is not None and OPTIONS.mute_on in body):
+            NEVER.wait()
+        if self.path != "/v1/embeddings" or "REFUSED" in body:
+            self._send(500, {"error": {"code": 500, "message": "no logits", "type": "server_error"}})
+        else:
+            vector = {"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}
+            self._send(200, {"data": [vector], "usage": {"prompt_tokens": 1, "total_tokens": 1}})
+
+    def _send(self, status: int, document: dict[str, Any]) -> None:
+        content = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_what: object) -> None:
+        """Print nothing."""
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer((OPTIONS.host, OPTIONS.port), Answer)
+    server.daemon_threads = True
+    server.serve_forever()

@@ -1,0 +1,112 @@
+"""The canary: one token asked for by ourselves, or one vector of an engine whose model makes no tokens."""
+
+import contextlib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import anyio
+import msgspec
+
+from transport.client import EngineClient
+from transport.dialects.openai import COMPLETIONS_PATH, EMBEDDINGS_PATH, UNDECODABLE
+from transport.errors import CannotAsk, EngineError, EngineOverloaded, EngineRejected
+from transport.events import Event
+from transport.request import ChatRequest, Message
+
+WORD: Final = "ping"
+CANARY: Final = (Message(role="user", content=WORD),)
+
+
+class CanaryResult(StrEnum):
+    """What came of one canary."""
+
+    HEARD = "heard"  # it sang: the engine makes tokens, or vectors
+    BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves no request
+    REFUSED = "refused"  # an error, or a connection that broke
+    SILENT = "silent"  # nothing in time, which says little of an engine that is busy
+
+
+class Listener:
+    """Listens to a canary (a ``transport.exchange.Receiver``)."""
+
+    def __init__(self) -> None:
+        self.is_heard = False
+
+    def begin(self) -> None:
+        """Note that a stream begins; it proves nothing yet."""
+
+    def touch(self) -> None:
+        """Note that bytes came; they prove nothing yet."""
+
+    def advance(self) -> None:
+        """Note that a piece of a stream came; its events follow."""
+
+    def receive(self, _event: Event) -> None:
+        """Take any event of the model's."""
+        self.is_heard = True
+
+
+class _Body(msgspec.Struct):
+    choices: list[msgspec.Raw] = []
+    data: list[msgspec.Raw] = []
+
+
+class _Song:
+    """Reads a canary that comes whole (a ``transport.relay.Passage``)."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+
+    def pass_frames(self, _content_type: str, _frames: bytes) -> None:
+        """Take a stream, which nobody has asked for: it proves nothing."""
+
+    def pass_whole(self, _status: int, _content_type: str, body: bytes) -> None:
+        """Take an answer: a choice or a vector in it is the song."""
+        try:
+            read = msgspec.json.decode(body, type=_Body)
+        except UNDECODABLE:
+            return
+        self.is_whole = bool(read.choices or read.data)
+
+
+async def ask_canary(client: EngineClient, model: str, params: Mapping[str, object], limit_s: float) -> CanaryResult:
+    """Ask an engine for one token as a turn would, and return what came of it within ``limit_s``."""
+    listener = Listener()
+    with anyio.move_on_after(limit_s):
+        try:
+            await _ask(client, model, params, listener)
+        except CannotAsk:
+            return CanaryResult.SILENT
+        except EngineError:
+            return CanaryResult.BROKEN_OFF if listener.is_heard else CanaryResult.REFUSED
+    return CanaryResult.HEARD if listener.is_heard else CanaryResult.SILENT
+
+
+async def _ask(client: EngineClient, model: str, params: Mapping[str, object], listener: Listener) -> None:
+    """Ask by a chat; where that is refused, by what the engine may serve beside it.
+
+    A model that embeds texts and does nothing else makes no token: llama.cpp refuses the chat with 500 then, vLLM with
+    404, and both make a vector. A template that wants other messages than this one refuses with 400 whatever the engine
+    is like, so that a plain text is asked of it.
+    """
+    asked = {**client.dialect.canary_params, **params}
+    try:
+        await client.stream(ChatRequest(model=model, messages=CANARY, params=asked), listener)
+    except EngineRejected as error:
+        if listener.is_heard or isinstance(error, EngineOverloaded):
+            raise
+        refusal = error
+    else:
+        return
+    ways: list[tuple[str, Mapping[str, object]]] = [(EMBEDDINGS_PATH, {"model": model, "input": WORD})]
+    if refusal.is_about_the_request:
+        ways.insert(0, (COMPLETIONS_PATH, {**asked, "model": model, "prompt": WORD}))
+    for path, body in ways:
+        song = _Song()
+        with contextlib.suppress(EngineRejected):
+            await client.relay(path, msgspec.json.encode(body), Listener(), song)
+        listener.is_heard = song.is_whole
+        if song.is_whole:
+            return
+    raise refusal
