@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
-from service.api.body import HUNG_UP, decode_soon
+from service.api.body import BYTE_ORDER_MARK, HUNG_UP, decode_soon
 from service.api.problems import describe
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ServiceError
@@ -74,7 +74,7 @@ async def _post_group(
 
     async def post_line(number: int, line: bytes) -> None:
         try:
-            document = await decode_soon(line, limits)
+            document = await decode_soon(line.removeprefix(BYTE_ORDER_MARK), limits)
             stored, is_new = await post(document, None if key is None else f"{key}:{number}", size=len(line))
         except (ServiceError, OffloadCrowded) as error:
             answered[number] = _line(number, error)

@@ -17,6 +17,7 @@ from workers.offload.pool import Purpose, offload
 COUNT_LIMIT_S: Final = 10.0
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
 _TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # engines pass over one before JSON, as RFC 8259 lets them, and so do we
 HUNG_UP: Final = "the client hung up in the middle of it"
 
 
@@ -37,7 +38,7 @@ async def read_document(request: Request, limits: Limits) -> object:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Return a request's body.
+    """Return a request's body, without a mark of its byte order.
 
     Raises:
         BodyTooLarge: more than ``limits.body_bytes``; the rest is not read.
@@ -51,7 +52,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                 raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
     except ClientDisconnect as error:
         raise BodyMalformed(HUNG_UP) from error
-    return bytes(body)
+    return bytes(body).removeprefix(BYTE_ORDER_MARK)
 
 
 async def decode_soon(body: bytes, limits: Limits) -> object:

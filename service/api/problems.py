@@ -146,8 +146,11 @@ def _allowed(request: Request) -> str:
     def match(route: BaseRoute, method: str) -> Match:
         return route.matches({**path, "method": method})[0]
 
+    def knows(method: str) -> bool:
+        return any(match(route, method) is Match.FULL for route in known)
+
     known = [route for route in request.app.routes if match(route, "GET") is not Match.NONE]
-    return ", ".join(method for method in METHODS if any(match(route, method) is Match.FULL for route in known))
+    return ", ".join(method for method in METHODS if knows("GET" if method == "HEAD" else method))
 
 
 def _fields(status: int, title: str, detail: str, code: str, faults: Sequence[Fault] = ()) -> dict[str, object]:

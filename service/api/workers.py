@@ -92,12 +92,10 @@ def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:
     """Return the routes that orchestrators probe."""
     router = APIRouter(tags=["health"])
 
-    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", summary="200 while the process serves")
     async def healthz() -> schemas.HealthOut:
         return schemas.HealthOut(status="ok")
 
-    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", summary="200 when models and store are ready", responses=refused(401, 503))
     async def readyz(request: Request) -> schemas.ReadyOut:
         missing = fleet.models_without_ready_worker()

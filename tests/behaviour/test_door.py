@@ -1,5 +1,6 @@
 """Who may ask, and what a connection may take: pages of others, rebound names, slow and huge requests."""
 
+import json
 import resource
 import socket
 import subprocess
@@ -246,9 +247,46 @@ def test_descriptors_are_left_for_engines(soft: int, hard: int, most: int, now: 
 
 def test_a_wrong_method_is_told_all_that_the_path_knows(service: Service) -> None:
     """By whichever route."""
-    for path, allowed in (("/v1/jobs", "GET, POST"), ("/v1/jobs/x", "DELETE, GET"), ("/healthz", "GET, HEAD")):
+    for path, allowed in (
+        ("/v1/jobs", "GET, HEAD, POST"),
+        ("/v1/jobs/x", "DELETE, GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
+    ):
         answer = service.http.put(path, json={})
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_a_head_is_answered_as_a_get_without_its_body(service: Service) -> None:
+    """By every path that knows GET, whatever its answer: a fault, and a stream that would have no end."""
+    job_id = service.post_job(JOB)
+    paths = ["/", "/healthz", "/readyz", "/v1/models", "/v1/models/m", "/v1/models/nope", "/v1/status", "/v1/workers"]
+    for path in [*paths, f"/v1/jobs/{job_id}/events", "/v1/overview/events", "/metrics", "/nowhere", "/web/main.js"]:
+        head = service.http.head(path)
+        with service.http.stream("GET", path) as answer:
+            assert (head.status_code, head.content) == (answer.status_code, b""), path
+            assert head.headers["content-type"] == answer.headers["content-type"], path
+    assert service.http.head("/v1/chat/completions").status_code == 405
+    assert service.http.head("/healthz").headers["content-length"] == str(len(service.http.get("/healthz").content))
+    wait_for(lambda: 'route="/v1/models",method="HEAD",code="200"' in measured(service), "a HEAD is counted as one")
+
+
+def measured(service: Service) -> str:
+    """Return the metrics of HTTP requests."""
+    lines = [line for line in service.http.get("/metrics").text.splitlines() if "http_requests_total{" in line]
+    return "\n".join(lines)
+
+
+def test_a_mark_of_byte_order_is_passed_over(service: Service) -> None:
+    """Some editors write one before JSON; engines pass over it as well."""
+    marked = b"\xef\xbb\xbf" + json.dumps(JOB).encode()
+    headers = {"Content-Type": "application/json"}
+    assert service.http.post("/v1/jobs", content=marked, headers=headers).status_code == 202
+    lines = service.http.post(
+        "/v1/jobs", content=marked + b"\n" + marked, headers={"Content-Type": "application/x-ndjson"}
+    )
+    assert [json.loads(line)["status"] for line in lines.text.splitlines()] == [202, 202]
+    twice = service.http.post("/v1/jobs", content=b"\xef\xbb\xbf" + marked, headers=headers)
+    assert code(twice) == (400, "body_malformed")
 
 
 def test_errors_are_described_in_the_form_in_which_they_come(service: Service) -> None:

@@ -224,6 +224,15 @@ def test_a_packed_body_is_refused_by_its_name(service: Service) -> None:
     assert service.http.post("/v1/chat/completions", content=body, headers=plain).status_code == 200
 
 
+def test_a_mark_of_byte_order_is_passed_over(service: Service) -> None:
+    """As the engine does."""
+    body = b"\xef\xbb\xbf" + json.dumps({"model": "poet", "messages": [HI], "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    url = f"http://127.0.0.1:{service.get('/v1/workers/tiny-0')['port']}/v1/chat/completions"
+    assert httpx.post(url, content=body, headers=headers, trust_env=False).status_code == 200
+    assert service.http.post("/v1/chat/completions", content=body, headers=headers).status_code == 200
+
+
 def test_bytes_that_are_no_text_are_no_defect(service: Service) -> None:
     """In a field that says nothing to us; the engine has the word."""
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "prompt_cache_key": "\xff"}'

@@ -1,7 +1,7 @@
 """What a caller may do here: the one table of routes and scopes, and how a route learns who asks.
 
 ``Gate`` puts the ``Caller`` into the request's state before any route is known; ``AccessCheck`` stands before every
-route of the app and asks this table. A route that is missing here is for ``admin`` alone.
+route of the app and asks this table. A route that is missing here is for ``admin`` alone. A HEAD is a GET here.
 """
 
 from collections.abc import Mapping
@@ -36,9 +36,7 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/"): _ANY,
     ("GET", "/web/{name}"): _ANY,
     ("GET", "/healthz"): _ANY,
-    ("HEAD", "/healthz"): _ANY,
     ("GET", "/readyz"): _ANY,
-    ("HEAD", "/readyz"): _ANY,
     ("GET", "/openapi.json"): _ANY,
     ("GET", "/metrics"): _READ,
     ("GET", "/v1/status"): _READ,
