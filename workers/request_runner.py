@@ -111,6 +111,10 @@ class RequestRunner:
         asked = replace(request, params={**self._spec.defaults_beside(request.params), **request.params})
         return await converse(self._client, self._manner, asked, answer)
 
+    async def count(self, request: Relay, answer: Answer) -> Outcome:
+        """Pass on a request that counts tokens; it holds no slot and no cache, and its engine is not judged by it."""
+        return await relay(self._client, replace(self._manner, admit_prompt=None), request, answer)
+
     async def read_ahead(self, request: Request, answer: Answer, running: InFlightRequest) -> None:
         """Have the engine read a prompt and write one token; it is watched like any request, and nothing is learned."""
         params = {**self._spec.defaults_beside(request.params), **request.params}

@@ -117,6 +117,7 @@ def say(service: Service, *pieces: bytes) -> bytes:
 
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
 
 
 @pytest.mark.parametrize(
@@ -127,8 +128,11 @@ HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
         ((HEAD, b"X: y\r\n" * 20_000, b"\r\n"), b"431"),
         ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",), b"400"),
         ((b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",), b"400"),
+        ((CHUNKED, b"Content-Length: 4\r\n\r\n0\r\n\r\nGET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"), b"400"),
+        ((CHUNKED, b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n"), b"400"),
+        ((HEAD, b"Host: evil.example\r\nConnection: close\r\n\r\n"), b"400"),
     ],
-    ids=["a header", "a path", "many headers", "TLS", "two lengths"],
+    ids=["a header", "a path", "many headers", "TLS", "two lengths", "a length and chunks", "two codings", "two hosts"],
 )
 def test_what_is_no_request_of_a_sane_size_is_refused(
     service: Service, pieces: tuple[bytes, ...], status: bytes

@@ -14,7 +14,7 @@ import pytest
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
 
-KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "viewer", "root")}
+KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "viewer", "root", "slow")}
 SAID = [{"role": "user", "content": "Go."}]
 
 
@@ -27,6 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         {"name": "bob", "key": KEYS["bob"], "max_priority": 5, "queued": 1},
         {"name": "viewer", "key": KEYS["viewer"], "scopes": ["read"]},
         {"name": "root", "key": KEYS["root"], "scopes": ["admin"]},
+        {"name": "slow", "key": KEYS["slow"], "requests_per_s": 0.001},
     ]
     models = {"m": scripted_model(free_ports(1), slots=1, hold="file=([^ ]+) ")}
     with serving(folder, free_ports(1), models, {"keys": keys}, ready=False) as running:
@@ -76,6 +77,43 @@ def test_a_key_that_reads_asks_nothing(clients: dict[str, openai.OpenAI]) -> Non
     assert [model.id for model in client.models.list().data] == ["m"]
     with pytest.raises(openai.PermissionDeniedError, match="scope submit"):
         client.chat.completions.create(model="m", messages=SAID)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("Authorization", "Bearer {alice}"), ("x-api-key", "{viewer}")], 200),  # some clients have both
+        ([("x-api-key", "{alice}"), ("Authorization", "Bearer {viewer}")], 403),
+        ([("Authorization", "Bearer none"), ("x-api-key", "{alice}")], 401),
+        ([("Authorization", "Bearer {alice}"), ("authorization", "Bearer {alice}")], 200),
+        ([("Authorization", "Bearer {alice}"), ("authorization", "Bearer {root}")], 400),
+        ([("x-api-key", "{viewer}"), ("X-API-KEY", "{alice}")], 400),
+        ([("Authorization", "Bearer {alice}, Bearer {root}")], 401),
+    ],
+    ids=["both", "of other scopes", "a wrong one counts", "twice the same", "two", "two of Anthropic's", "a list"],
+)
+def test_one_key_counts_and_two_of_a_kind_are_refused(
+    service: Service, headers: list[tuple[str, str]], status: int
+) -> None:
+    """``Authorization`` is the one that counts; what stands twice could be read otherwise by a proxy before us."""
+    sent = [(name, value.format(**KEYS)) for name, value in headers]
+    answer = httpx.post(f"{service.url}/v1/chat/completions", headers=sent, json={"model": "m", "messages": SAID})
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        assert answer.json()["error"]["type"] in {"invalid_request_error", "authentication_error", "permission_error"}
+
+
+def test_what_takes_no_slot_counts_for_the_rate(service: Service) -> None:
+    """And needs the scope of all that asks an engine."""
+
+    def count(name: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {KEYS[name]}"}
+        return httpx.post(f"{service.url}/tokenize", headers=headers, json={"model": "m", "content": "a"})
+
+    assert count("slow").status_code == 404  # this engine's own word
+    refused = count("slow")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
+    assert count("viewer").status_code == 403
 
 
 def test_priority_is_bounded_by_the_key(clients: dict[str, openai.OpenAI]) -> None:

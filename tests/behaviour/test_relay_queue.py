@@ -43,7 +43,9 @@ class Caller(threading.Thread):
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("queue")
-    model = scripted_model(free_ports(1), slots=1, record=str(folder / "record.jsonl"), hold=HOLD, echo="SAY:(.*)")
+    model = scripted_model(
+        free_ports(1), slots=1, record=str(folder / "record.jsonl"), hold=HOLD, echo="SAY:(.*)", counts=11
+    )
     wide = scripted_model(free_ports(1), slots=2, hold=HOLD)
     server = {"heartbeat_s": 0.2, "queue": 4}
     with serving(folder, free_ports(1), {"m": model, "wide": wide}, server) as running:
@@ -209,3 +211,49 @@ def test_a_stopping_service_lets_no_client_wait(tmp_path: Path, free_ports: Call
         runs.join(LIMIT_S)
         assert runs.text.endswith("data: [DONE]\n\n")
         assert service.process.wait(LIMIT_S) == 0
+
+
+COUNT = "/v1/chat/completions/input_tokens"
+
+
+def test_tokens_are_counted_without_a_slot(service: Service, tmp_path: Path) -> None:
+    """The only slot is taken and others wait for it: an engine counts beside its slots, so nothing waits for one."""
+    with held(service, tmp_path):
+        behind = Caller(service, "SAY:behind")
+        wait_for(lambda: waiting(service) == 1, "one waits")
+        counted = service.http.post(COUNT, json={"model": "m", "messages": []})
+        assert (counted.status_code, counted.json()) == (200, {"input_tokens": 11})
+        assert (counted.headers["x-roundhouse-worker"], counted.headers["x-roundhouse-attempts"]) == ("m-0", "1")
+        assert (in_use(service), waiting(service)) == (1, 1)
+        unknown = service.http.post("/tokenize", json={"model": "m", "content": "a"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    behind.join(LIMIT_S)
+
+
+def test_a_count_waits_where_no_worker_is_ready(service: Service) -> None:
+    """As any other request does, until one is."""
+    assert service.http.post("/v1/workers/m-0/drain").status_code == 202
+    wait_for(lambda: service.get("/v1/workers/m-0")["state"] == "draining", "it takes nothing")
+    answers: list[httpx.Response] = []
+    counting = threading.Thread(
+        target=lambda: answers.append(service.http.post(COUNT, json={"model": "m", "messages": []}))
+    )
+    counting.start()
+    wait_for(lambda: waiting(service) == 1, "it waits")
+    assert service.http.post("/v1/workers/m-0/resume").status_code == 202
+    counting.join(LIMIT_S)
+    assert [answer.json() for answer in answers] == [{"input_tokens": 11}]
+
+
+def test_another_worker_counts_where_one_cannot(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """One that is too busy has no last word; what an engine says that will not do is passed on."""
+    once = tmp_path / "refused"
+    first = scripted_model(free_ports(2), replicas=2, counts=5, count_busy=str(once))
+    odd = scripted_model(free_ports(1), count_status=500)
+    with serving(tmp_path, free_ports(1), {"m": first, "odd": odd}) as service:
+        counted = service.http.post(COUNT, json={"model": "m", "messages": []})
+        assert (counted.status_code, counted.headers["x-roundhouse-attempts"]) == (200, "2"), counted.text
+        assert once.exists()
+        refused = service.http.post(COUNT, json={"model": "odd", "messages": []})
+        assert (refused.status_code, refused.headers["x-roundhouse-attempts"]) == (500, "1")
+        assert {worker["state"] for worker in service.get("/v1/workers")["workers"]} == {"ready"}

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.door.access import CALLER
-from service.api.door.errors import ForeignOrigin, MediaTypeUnknown
+from service.api.door.errors import ForeignOrigin, MediaTypeUnknown, RequestMalformed
 from service.api.door.key_ring import KeyRing
 from service.api.openai.forms import error_of_service, is_relayed
 from service.api.problems import problem
@@ -44,11 +44,11 @@ class Gate:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 401, 403 or 415; of a path that no name of ours can have, 404."""
+        """Pass on, or answer 400, 401, 403 or 415; of a path that no name of ours can have, 404."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             caller = self._keys.find(_key_of(headers))
-            error = self._refusal(scope["method"], scope["path"], headers, caller)
+            error = _fault_of(scope["path"], headers) or self._refusal(scope["method"], scope["path"], headers, caller)
             if error is not None:
                 path = scope["path"]
                 response = error_of_service(error).response(path, {}) if is_relayed(path) else problem(error)
@@ -60,8 +60,6 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _refusal(self, method: str, path: str, headers: Headers, caller: Caller | None) -> ServiceError | None:
-        if "\0" in path:
-            return PathNotFound("no name of ours holds a NUL")
         is_open = path in OPEN_PATHS or (path == BARE_PATH and not _brings_key(headers))
         if not is_open and caller is None:
             return NotAuthorised("send Authorization: Bearer KEY with one of the configured api_keys or keys")
@@ -104,9 +102,19 @@ def _is_loopback(name: str) -> bool:
 
 
 def _key_of(headers: Headers) -> str:
-    """Return the key as ``Authorization`` has it; clients of Anthropic bring ``x-api-key``."""
+    """Return the key as ``Authorization`` has it; clients of Anthropic bring ``x-api-key``, some of them both."""
     key = headers.get("x-api-key")
     return headers.get("authorization", "" if key is None else f"Bearer {key}")
+
+
+def _fault_of(path: str, headers: Headers) -> ServiceError | None:
+    """Return what is wrong with a request whoever asks: what it names cannot be, or can be read in two ways."""
+    if "\0" in path:
+        return PathNotFound("no name of ours holds a NUL")
+    for name in ("Host", "Authorization", "X-Api-Key"):
+        if len(set(headers.getlist(name))) > 1:
+            return RequestMalformed(f"{name} was sent twice, and not the same: a proxy may go by the other one")
+    return None
 
 
 def _brings_key(headers: Headers) -> bool:

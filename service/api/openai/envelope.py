@@ -59,8 +59,10 @@ class Envelope:
     marks: Sequence[bytes]
 
 
-def open_envelope(body: bytes, path: str, session: str | None) -> Envelope:
+def open_envelope(body: bytes, path: str, session: str | None, owner: str | None = None) -> Envelope:
     """Return what is known of a body; ``session`` is what its client calls its program, if it does.
+
+    Such a name is one of ``owner``'s, the key: clients of others may have chosen the same.
 
     Raises:
         BodyMalformed: it is no JSON object, or one of these fields is of no usable kind.
@@ -80,7 +82,7 @@ def open_envelope(body: bytes, path: str, session: str | None) -> Envelope:
         answers=int(read.n or 1) * _prompts(read.prompt),
         most_tokens=next((bound for bound in bounds if bound is not None and bound > 0), None),
         prompt=_BINARY.sub(_STANDS_FOR, texts).decode("utf-8", "replace"),
-        marks=tuple(_marks(read, texts, path, session)),
+        marks=tuple(_marks(read, texts, path, session, owner)),
     )
 
 
@@ -114,13 +116,13 @@ def _listed(text: bytes) -> list[Raw] | None:
         return None
 
 
-def _marks(read: _Body, texts: bytes, path: str, session: str | None) -> Iterator[bytes]:
+def _marks(read: _Body, texts: bytes, path: str, session: str | None, owner: str | None) -> Iterator[bytes]:
     """Yield what a program is known by, the surest first: its name, or all that was said, then ever less of it."""
     root = blake2b(digest_size=MARK_BYTES)
     root.update(repr((read.model, path if session is None else None)).encode())
     named = session or _text(read.prompt_cache_key)
     if named is not None:
-        root.update(b"named %d " % (session is None) + named.encode("utf-8", "replace"))
+        root.update(repr((owner, session is None)).encode() + named.encode("utf-8", "replace"))
         yield root.digest()
         return
     for part in (read.system, read.instructions, read.tools):

@@ -19,8 +19,9 @@ MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
 MODELS: Final = "/v1/models"
 CHAT: Final = "/v1/chat/completions"
-COUNTS: Final = (f"{CHAT}/input_tokens", f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens")  # tokens of prompts
-PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, "/tokenize", *COUNTS)
+# Those that count tokens: an engine needs no slot for them.
+SLOTLESS: Final = ("/tokenize", f"{CHAT}/input_tokens", f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens")
+PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, *SLOTLESS)
 NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients ask three times whatever the status is above 499
 
 STATUS: Final[Mapping[str, int]] = {

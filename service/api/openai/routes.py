@@ -10,7 +10,7 @@ from service.api.body import read_body
 from service.api.door.access import caller_of
 from service.api.openai.answer import RelayedAnswer
 from service.api.openai.envelope import Envelope, open_envelope
-from service.api.openai.forms import MODELS, PATHS, error_of_service
+from service.api.openai.forms import MODELS, PATHS, SLOTLESS, error_of_service
 from service.api.problems import refused
 from service.api.schemas import Body
 from service.config.schema import ServerConfig
@@ -18,6 +18,7 @@ from service.conversations.callers import Caller
 from service.conversations.limits import Limits
 from service.errors import InvalidParameter, ModelNotFound, ServiceError
 from service.node.node import Node
+from service.scheduling.relayed.counts import TokenCounts
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
 
 MOST_PRIORITY: Final = 1_000_000
@@ -118,6 +119,7 @@ class Relays:
         self._node = node
         self._limits = limits
         self._server = server
+        self._counts = TokenCounts(node.fleet, node.scheduler.requests)
 
     def __repr__(self) -> str:
         return f"<Relays {self._node.scheduler.requests!r}>"
@@ -138,7 +140,7 @@ class Relays:
     async def _take(self, request: Request, path: str) -> RelayedRequest:
         caller = caller_of(request)
         body = await read_body(request, self._limits)
-        envelope = open_envelope(body, path, request.headers.get("x-session-id"))
+        envelope = open_envelope(body, path, request.headers.get("x-session-id"), caller.name)
         name, model, adapter = self._find(envelope)
         limit_s, wait_s = _seconds(request, "x-roundhouse-deadline-s"), _seconds(request, "x-roundhouse-wait-s")
         posted = PostedRequest(
@@ -158,6 +160,9 @@ class Relays:
             wait_s=_least(wait_s, self._server.wait_s),
             trace_parent=request.headers.get("traceparent"),
         )
+        counted = await self._counts.ask(posted) if path in SLOTLESS else None
+        if counted is not None:
+            return counted
         await self._node.jobs.bounds.check_request(caller)
         slots = self._node.scheduler.view.slots(model) or self._node.scheduler.slots_on_demand(model)
         return self._node.scheduler.requests.submit(posted, slots)

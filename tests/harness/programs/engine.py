@@ -57,6 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--error-after", type=int, help="send so many tokens and then an error inside the stream")
     parser.add_argument("--error-message", default="Compute error.", help="what that error says")
     parser.add_argument("--counts", type=int, help="count so many tokens in every prompt that is to be counted")
+    parser.add_argument("--count-busy", type=Path, help="be too busy to count once: while this file is not there")
     parser.add_argument("--count-status", type=int, default=404, help="answer so to what is to be counted, otherwise")
     parser.add_argument("--reject", type=int, help="answer every request with this status")
     parser.add_argument("--reject-body", default='{"error": {"code": 500, "message": "no", "type": "server_error"}}')
@@ -153,9 +154,7 @@ class Engine:
         elif path == "/apply-template" and options.thinks:
             _send(writer, 200, json.dumps({"prompt": self._render(json.loads(body))}).encode())
         elif path == "/v1/chat/completions/input_tokens":
-            self._record(json.loads(body))
-            counted = {} if options.counts is None else {"input_tokens": options.counts}
-            _send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
+            self._count(json.loads(body), writer)
         elif path != "/v1/chat/completions":
             _send(writer, 404, b"{}")
         elif options.reject and self._may_reject(body):
@@ -165,6 +164,16 @@ class Engine:
         else:
             await self._serve_chat(json.loads(body), writer)
         await writer.drain()
+
+    def _count(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        options = self.options
+        self._record(request)
+        if options.count_busy is not None and not options.count_busy.exists():
+            options.count_busy.touch()
+            _send(writer, 503, b"{}")
+            return
+        counted = {} if options.counts is None else {"input_tokens": options.counts}
+        _send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
 
     def _may_reject(self, body: bytes) -> bool:
         if self.options.reject_on is not None and self.options.reject_on.encode() not in body:

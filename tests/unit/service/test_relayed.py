@@ -96,6 +96,14 @@ def test_a_named_program_needs_nothing_in_common() -> None:
     assert not found(envelope(messages=[HI], **key), envelope("s1", messages=[HI]))
 
 
+def test_a_name_is_one_of_its_keys_and_words_are_everybodys() -> None:
+    """Clients of two keys may call their programs the same, and begin with the same words."""
+    body = json.dumps({"model": "m", "messages": [HI]}).encode()
+    for session, is_shared in (("1", False), (None, True)):
+        ours, theirs = (open_envelope(body, CHAT, session, owner) for owner in ("alice", "bob"))
+        assert found(ours, theirs) is is_shared
+
+
 def test_the_longest_common_prompt_wins() -> None:
     """Of several earlier requests, the one that has the most."""
     programs = Programs()

@@ -1,0 +1,104 @@
+"""Requests that count tokens: an engine needs no slot for one, so that none waits for a slot.
+
+Source: specification, "Queue of requests".
+"""
+
+import secrets
+import time
+from typing import Final
+
+import anyio
+
+from service.conversations.job import JobId
+from service.errors import QueueFull
+from service.scheduling.relayed.relay_attempt import OVERLOADED
+from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
+from service.scheduling.relayed.requests import RelayedRequests
+from workers.fleet import Fleet
+from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.requests.answer import Answer
+from workers.requests.relay import Relay
+from workers.states import LEASABLE
+from workers.supervised import SupervisedWorker
+
+AT_ONCE: Final = 2  # on one worker: llama-server's front has four threads beside its slots', and probes want one
+LIMIT_S: Final = 30.0  # of one count on its worker: a million tokens take seconds
+ID_BYTES: Final = 8
+AFTER_S: Final = 1  # to come again, where too many wait: one takes milliseconds
+
+
+class TokenCounts:
+    """Asks workers that are ready, past the queue, in the tasks of those who ask; as many wait as may in the queue."""
+
+    def __init__(self, fleet: Fleet, requests: RelayedRequests) -> None:
+        self._fleet = fleet
+        self._requests = requests
+        self._limiters: dict[str, anyio.CapacityLimiter] = {}  # by worker; ids are as many as the configuration's
+
+    def __repr__(self) -> str:
+        return f"<TokenCounts waiting={self.waiting}>"
+
+    @property
+    def waiting(self) -> int:
+        """How many wait until their worker has counted for others."""
+        return sum(limiter.statistics().tasks_waiting for limiter in self._limiters.values())
+
+    async def ask(self, posted: PostedRequest) -> RelayedRequest | None:
+        """Return a request that is over; None where no worker could be asked, so that it is to wait in the queue.
+
+        Raises:
+            QueueFull: too many wait.
+        """
+        if self.waiting >= self._requests.most_waiting:
+            raise QueueFull(self.waiting, AFTER_S)
+        request = RelayedRequest(JobId(f"count-{secrets.token_hex(ID_BYTES)}"), posted)
+        ready = [each for each in self._fleet if each.spec.name == posted.model and each.state in LEASABLE]
+        for worker in sorted(ready, key=self._load):
+            async with self._limiter(worker):
+                request.note_start(worker.spec.id, anyio.CancelScope())
+                outcome = await worker.count(_relay_of(request), Answer(time.monotonic))
+            if _is_last_word(outcome, request):
+                request.finish(_failure_of(outcome))
+                return request
+        return None
+
+    def _load(self, worker: SupervisedWorker) -> int:
+        seen = self._limiter(worker).statistics()
+        return seen.borrowed_tokens + seen.tasks_waiting
+
+    def _limiter(self, worker: SupervisedWorker) -> anyio.CapacityLimiter:
+        return self._limiters.setdefault(worker.spec.id, anyio.CapacityLimiter(AT_ONCE))
+
+
+def _relay_of(request: RelayedRequest) -> Relay:
+    posted = request.posted
+    return Relay(
+        job_name=request.key.job_id,
+        path=posted.path,
+        body=posted.body,
+        model=posted.name,
+        adapter=posted.adapter,
+        chars=len(posted.prompt),
+        is_streamed=False,
+        passage=request,
+        limit_s=min(LIMIT_S, posted.limit_s or LIMIT_S),
+    )
+
+
+def _is_last_word(outcome: Outcome, request: RelayedRequest) -> bool:
+    """Whether no other engine is to be asked: this one has answered, if only that it cannot count this."""
+    if isinstance(outcome, EngineFailed):
+        return request.whole is not None and request.whole.status not in OVERLOADED
+    return True
+
+
+def _failure_of(outcome: Outcome) -> RelayFailure | None:
+    match outcome:
+        case Completed():
+            return None
+        case RequestFailed():
+            return RelayFailure(reason=outcome.reason, detail=outcome.detail)
+        case EngineFailed():  # in its own words, which are passed on
+            return RelayFailure(reason=FailureReason.ENGINE_REJECTED, detail=outcome.detail)
+        case _:
+            return RelayFailure(reason=FailureReason.INTERNAL, detail=f"a count ended with {outcome}")
