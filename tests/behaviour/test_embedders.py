@@ -1,4 +1,4 @@
-"""Engines of models that embed texts and make no tokens (specification, "Engine stalls" and "Circuit breaker")."""
+"""What proves that an engine lives which refuses our chat (specification, "Engine stalls" and "Circuit breaker")."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         yield running
 
 
-def scripted(port: int, **flags: str) -> Document:
+def scripted(port: int, **flags: object) -> Document:
     return {
         "engine": "llama-server",
         "command": [sys.executable, "-I", "-S", str(PROGRAMS / "embedder.py")],
@@ -72,6 +72,44 @@ def test_a_chat_with_a_model_that_only_embeds_is_refused_in_its_own_words(servic
     assert refused.status_code == 500
     assert "logits" in refused.json()["error"]["message"]
     assert state(service) == ("ready", 1)
+
+
+@pytest.mark.parametrize(("status", "state_then"), [(400, "ready"), (500, "draining")])
+def test_a_template_that_refuses_our_chat_holds_no_worker(
+    tmp_path: Path, free_ports: Callable[[int], int], status: int, state_then: str
+) -> None:
+    """What is wrong with the canary's own chat (400) says nothing of an engine that goes on with a text; a 500 does."""
+    models = {"m": scripted(free_ports(1), serves="/v1/completions", status=status)}
+    with serving(tmp_path, free_ports(1), models) as service:
+        asked = {"model": "m", "prompt": "REFUSED"}
+        refused = service.http.post("/v1/completions", json=asked, headers={"X-Roundhouse-Wait-S": "0.2"})
+        assert refused.status_code >= 500
+        assert state(service) == (state_then, 1)
+        code = refused.json()["error"].get("code")
+        assert code == (500 if state_then == "ready" else "queue_timeout")
+
+
+def test_prompts_that_no_engine_takes_cost_no_worker_anything(
+    tmp_path: Path, free_ports: Callable[[int], int], tiny_model: Path
+) -> None:
+    """What its template refuses, and what is longer than its context: told in OpenAI's form, and nobody is blamed."""
+    template = (
+        "{% for m in messages %}{% if m['content'] == 'bad' %}{{ raise_exception('No such words') }}{% endif %}"
+        "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    )
+    args = {"threads": 1, "chat-template": template}
+    model = {"engine": "embedded", "model": str(tiny_model), "slots": 1, "context": 512, "args": args}
+    with serving(tmp_path, free_ports(1), {"m": {**model, "port": free_ports(1)}}) as service:
+        for content in ("bad", "word " * 600) * 6:
+            body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            refused = service.http.post("/v1/chat/completions", json=body)
+            assert (refused.status_code, refused.headers["x-roundhouse-attempts"]) == (400, "1")
+            assert refused.json()["error"]["message"]
+        worker = service.get("/v1/workers/m-0")
+        assert (worker["state"], worker["incarnation"], worker["slots"]["in_use"]) == ("ready", 1, 0)
+        fine = {**body, "messages": [{"role": "user", "content": "fine"}]}
+        assert service.http.post("/v1/chat/completions", json=fine).status_code == 200
+        assert service.get("/v1/workers/m-0")["restarts"] == 0
 
 
 @pytest.mark.system

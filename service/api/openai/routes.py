@@ -18,7 +18,7 @@ from service.conversations.callers import Caller
 from service.conversations.limits import Limits
 from service.errors import InvalidParameter, ModelNotFound, ServiceError
 from service.node.node import Node
-from service.scheduling.relayed.counts import TokenCounts
+from service.scheduling.relayed.token_counts import TokenCounts
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
 
 MOST_PRIORITY: Final = 1_000_000

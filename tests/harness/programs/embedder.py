@@ -1,4 +1,4 @@
-"""A scripted engine of a model that embeds texts and does nothing else: what asks for tokens is refused with 500.
+"""A scripted engine that serves one path and refuses all others, such as one of a model that only embeds texts.
 
 It takes llama-server's flags. Standard library only, as the other one.
 """
@@ -14,6 +14,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--serves", default="/v1/embeddings", help="the one path")
+    parser.add_argument("--status", type=int, default=500, help="refuse what asks by any other with this status")
     parser.add_argument("--mute-on", help="never answer a request that holds this text")
     parser.add_argument("--hang-on", help="from a request that holds this text on, answer none")
     return parser.parse_known_args()[0]
@@ -32,17 +34,19 @@ class Answer(BaseHTTPRequestHandler):
         self._send(200 if self.path == "/v1/models" else 404, {"data": []})
 
     def do_POST(self) -> None:
-        """Embed, or refuse."""
+        """Answer with a vector or a text, or refuse."""
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         if OPTIONS.hang_on is not None and OPTIONS.hang_on in body:
             HANGS.set()
         if HANGS.is_set() or (OPTIONS.mute_on is not None and OPTIONS.mute_on in body):
             NEVER.wait()
-        if self.path != "/v1/embeddings" or "REFUSED" in body:
-            self._send(500, {"error": {"code": 500, "message": "no logits", "type": "server_error"}})
+        if self.path != OPTIONS.serves or "REFUSED" in body:
+            status = OPTIONS.status if self.path != OPTIONS.serves else 500
+            self._send(status, {"error": {"code": status, "message": "no", "type": "server_error"}})
+        elif self.path == "/v1/embeddings":
+            self._send(200, {"data": [{"index": 0, "embedding": [0.6, 0.8]}]})
         else:
-            vector = {"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}
-            self._send(200, {"data": [vector], "usage": {"prompt_tokens": 1, "total_tokens": 1}})
+            self._send(200, {"choices": [{"index": 0, "text": "a"}]})
 
     def _send(self, status: int, document: dict[str, Any]) -> None:
         content = json.dumps(document).encode()
