@@ -18,8 +18,8 @@ from service.conversations.callers import Caller
 from service.conversations.limits import Limits
 from service.errors import InvalidParameter, ModelNotFound, ServiceError
 from service.node.node import Node
-from service.scheduling.relayed.token_counts import TokenCounts
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
+from service.scheduling.relayed.token_counts import TokenCounts
 
 MOST_PRIORITY: Final = 1_000_000
 MOST_SECONDS: Final = 1e9
