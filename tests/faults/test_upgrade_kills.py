@@ -15,7 +15,7 @@ from tests.harness.upgrade_kills import Kill, KilledService, KillRun
 Ports = Callable[[int], int]
 KILLS = 8  # of a test run: each stage once, and a random moment
 AUDIT_EVERY = 25
-SIDE_BY_SIDE = {"scripted": 3, "embedded": 2}
+SIDE_BY_SIDE = {"scripted": 2, "embedded": 2}
 SHARE = {"scripted": 0.9, "embedded": 0.1}  # of the kills of a soak
 
 

@@ -25,7 +25,7 @@ from tests.harness.waiting import LIMIT_S, wait_for
 
 MARK: Final = "SOAK_LIFE"
 GONE_S: Final = 2.0  # for the whole tree of a life that was killed
-STAGE_LIMIT_S: Final = 3 * LIMIT_S
+STAGE_LIMIT_S: Final = 3 * LIMIT_S  # for a start, and for a stage to come: several services share the machine
 COARSE_S, FINE_S = 0.001, 0.0001  # between two looks; the second where the exec is near
 ASKED_S, EXEC_S, SERVED_S = 0.02, 0.002, 0.3  # how much of the stages without an end of their own is swept
 DRAIN_S: Final = 0.2
@@ -160,7 +160,7 @@ class KilledService:
         self.service.environment = {MARK: self._mark}
         log = self.service.folder / "serve.log"
         self._log_at = log.stat().st_size if log.exists() else 0
-        self.service.start()
+        self.service.start(limit_s=STAGE_LIMIT_S)
         engines = {each["pid"] for each in self.service.get("/v1/workers")["workers"]}
         # What cannot be seen alive would be missed afterwards as well.
         assert engines | {self._pid} <= set(self._left()), f"the mark of life {self._mark} is not everywhere"
