@@ -11,9 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -21,31 +19,14 @@ from typing import Final
 
 from tests.harness.audit import Load, audit
 from tests.harness.service import Document, Service, debate
-from tests.harness.waiting import LIMIT_S, wait_for
+from tests.harness.upgrade_stages import ORDER, PROC, STAGE_LIMIT_S, Stage, UpgradeWatch, environment_of
+from tests.harness.waiting import wait_for
 
 MARK: Final = "SOAK_LIFE"
 GONE_S: Final = 2.0  # for the whole tree of a life that was killed
-STAGE_LIMIT_S: Final = 3 * LIMIT_S  # for a start, and for a stage to come: several services share the machine
-COARSE_S, FINE_S = 0.001, 0.0001  # between two looks; the second where the exec is near
 ASKED_S, EXEC_S, SERVED_S = 0.02, 0.002, 0.3  # how much of the stages without an end of their own is swept
 DRAIN_S: Final = 0.2
 _NEVER = threading.Event()
-PROC: Final = Path("/proc")
-
-
-class Stage(StrEnum):
-    """What an upgrade does, as the kernel and the log tell it."""
-
-    ASKED = "asked"  # the signal is sent
-    CHECK = "check"  # the child with the new code is there
-    DRAIN = "drain"  # nothing more is admitted; turns end, clients are answered
-    EXEC = "exec"  # the document is written, and the old program runs still
-    IMPORT = "import"  # the new program runs, and has not taken the document
-    ADOPT = "adopt"  # it has, and does not serve yet
-    SERVE = "serve"  # it serves
-
-
-ORDER: Final = list(Stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +81,11 @@ class KilledService:
         self.spans = Spans()
         self._load = Load([self.service.url], seed)
         self._lives = 0
-        self._log_at = 0
 
     def measure(self) -> None:
         """Live through one whole upgrade, so that it is known how long each stage takes."""
         self._begin()
-        self._ask()
-        self._follow(Stage.SERVE)
+        self.spans.note(self._ask().follow(Stage.SERVE))
         self.end()
 
     def kill_once(self, number: int) -> Kill:
@@ -115,13 +94,13 @@ class KilledService:
         job = debate()
         self._load.acknowledged[self.service.post_job(job)] = job
         stage, fraction = aim_of(number)
-        self._ask()
+        watch = self._ask()
         if stage is None:
             self._rest(fraction * self.spans.whole)
         else:
-            self._follow(stage)
+            self.spans.note(watch.follow(stage))
             self._rest(fraction * self.spans.seconds.get(stage, EXEC_S))
-        met = self._stage()
+        met = watch.stage()
         gone_s = self.end()
         return Kill(number=number, aim=stage or "any", met=met, gone_s=gone_s)
 
@@ -158,48 +137,20 @@ class KilledService:
     def _begin(self) -> None:
         self._lives += 1
         self.service.environment = {MARK: self._mark}
-        log = self.service.folder / "serve.log"
-        self._log_at = log.stat().st_size if log.exists() else 0
         self.service.start(limit_s=STAGE_LIMIT_S)
         engines = {each["pid"] for each in self.service.get("/v1/workers")["workers"]}
         # What cannot be seen alive would be missed afterwards as well.
         assert engines | {self._pid} <= set(self._left()), f"the mark of life {self._mark} is not everywhere"
 
     def _left(self) -> list[int]:
-        mark = f"{MARK}={self._mark}".encode()
+        mark = f"\0{MARK}={self._mark}\0".encode()
         pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if mark in _environment(pid)]
+        return [pid for pid in pids if mark in environment_of(pid)]
 
-    def _ask(self) -> None:
+    def _ask(self) -> UpgradeWatch:
+        watch = UpgradeWatch(self.service)
         os.kill(self._pid, signal.SIGUSR2)
-
-    def _follow(self, until: Stage) -> None:
-        """Return when a stage has begun; what was seen on the way is the measure of the next kill."""
-        seen: dict[Stage, float] = {Stage.ASKED: time.monotonic()}
-        while (now := self._stage()) is not Stage.SERVE and ORDER.index(now) < ORDER.index(until):
-            seen.setdefault(now, time.monotonic())
-            assert time.monotonic() - seen[Stage.ASKED] < STAGE_LIMIT_S, f"stays at {now}; see {self.service.folder}"
-            assert self.service.process is not None
-            assert self.service.process.poll() is None, self.service.log()
-            _NEVER.wait(FINE_S if until in (Stage.EXEC, Stage.IMPORT) and now is Stage.DRAIN else COARSE_S)
-        seen.setdefault(now, time.monotonic())
-        self.spans.note(seen)
-
-    def _stage(self) -> Stage:
-        is_after = b"\0ROUNDHOUSE_HANDOVER=" in _environment(self._pid)
-        if _has_document(self._pid):
-            return Stage.IMPORT if is_after else Stage.EXEC
-        told = self._told()
-        if is_after:
-            return Stage.SERVE if "upgraded in place from" in told else Stage.ADOPT
-        if "upgrading in place to" in told:
-            return Stage.DRAIN
-        return Stage.CHECK if _has_check(self._pid) else Stage.ASKED
-
-    def _told(self) -> str:
-        with (self.service.folder / "serve.log").open("rb") as log:
-            log.seek(self._log_at)
-            return log.read().decode(errors="replace")
+        return watch
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -261,35 +212,3 @@ class KillRun:
         counts = service.audit()
         with self._lock:
             self.counts.update(counts)
-
-
-def _environment(pid: int) -> bytes:
-    """Return what a process was started with; nothing of one that is gone, or a zombie."""
-    try:
-        return b"\0" + (PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return b""
-
-
-def _has_document(pid: int) -> bool:
-    """Whether a process has the file open by which one program tells the next what it leaves."""
-    with suppress(OSError):
-        return any("roundhouse-handover" in _target(link) for link in (PROC / str(pid) / "fd").iterdir())
-    return False
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:  # closed by now
-        return ""
-
-
-def _has_check(pid: int) -> bool:
-    """Whether a child of a process is asked if it could take over."""
-    with suppress(OSError):
-        children = [
-            int(child) for task in (PROC / str(pid) / "task").glob("*/children") for child in task.read_text().split()
-        ]
-        return any(b"--upgrade-check" in (PROC / str(child) / "cmdline").read_bytes() for child in children)
-    return False
