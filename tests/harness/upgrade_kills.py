@@ -178,8 +178,13 @@ class KillRun:
         threads = [threading.Thread(target=self._run_guarded, args=(service,)) for service in services]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt as error:
+            self._faults.append(error)
+            for thread in threads:
+                thread.join()
         if self._faults:
             raise self._faults[0]
 
