@@ -82,7 +82,7 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
     status = status_document(node, unclaimed, caller)
     for worker in status.workers:
         worker.requests = sorted(worker.requests, key=lambda each: -each.evidence.silent_s)[:REQUESTS]
-    return _encoded(status, version=__version__, jobs=jobs), False
+    return _encoded(status, version=__version__, jobs=jobs, updatable=sorted(node.fleet.weights)), False
 
 
 def _encoded(status: status_schemas.StatusOut, **others: object) -> bytes:
