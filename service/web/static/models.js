@@ -16,17 +16,20 @@ export function open(root) {
   const list = h("div", { class: "models" });
   const faults = h("div");
   root.append(h("h1", {}, "Models"), faults, list);
-  let updatable = new Set(); // models whose weights may change, loaded or not
+  let can = null; // which models may get other weights or adapters, loaded or not
   let close = null;
   const leave = subscribe((frame) => {
-    updatable = new Set(frame.updatable);
+    can = frame;
     close ??= poll(look, (problem) => faults.replaceChildren(problemNode(problem))); // before that, all would seem fixed
   });
   async function look() {
     const { data } = await ask("/v1/models");
     const names = [...new Set(data.map((entry) => entry.root))];
     const models = await Promise.all(names.map(async (name) => {
-      const [weights, adapters] = await Promise.all([updatable.has(name) ? partOf(name, "weights") : null, partOf(name, "adapters")]);
+      const [weights, adapters] = await Promise.all([
+        can.updatable.includes(name) ? partOf(name, "weights") : null,
+        can.adaptable.includes(name) ? partOf(name, "adapters") : null,
+      ]);
       return { name, weights, adapters };
     }));
     faults.replaceChildren();
@@ -41,7 +44,7 @@ export function open(root) {
 
 const isChanging = ({ weights, adapters }) => Boolean(weights?.update?.state === "running" || adapters?.changing);
 
-/** Return what a model has of a kind, null where its engine knows no such thing. */
+/** Return what a model has of a kind, null where a new configuration has just taken the model away. */
 async function partOf(name, kind) {
   try {
     return await ask(`/v1/models/${encodeURIComponent(name)}/${kind}`);
