@@ -93,7 +93,7 @@ async def _measure(service: psutil.Process, seconds: float, rounds: int) -> None
 
 async def post_load(http: httpx.AsyncClient) -> str:
     """Post the job, once the service is ready; return its id when its turns come steadily."""
-    await _until_ready(http)
+    await until_ready(http)
     job = {"rounds": 20, "agents": [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]}
     answer = await http.post("/v1/jobs", json={**job, "conversations": [{"prompt": "Go."}] * CONVERSATIONS})
     answer.raise_for_status()
@@ -144,7 +144,8 @@ async def _ended(http: httpx.AsyncClient) -> int:
     return sum(int(row["turns"]) for row in used)
 
 
-async def _until_ready(http: httpx.AsyncClient) -> None:
+async def until_ready(http: httpx.AsyncClient) -> None:
+    """Return when the service is ready."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         with contextlib.suppress(httpx.TransportError):

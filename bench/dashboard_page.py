@@ -16,11 +16,17 @@ from typing import Final
 
 import httpx
 
-from bench.dashboard import PORT, post_load, serving
+from bench.dashboard import PORT, post_load, serving, until_ready
 from tests.harness.browser import Page, Work, browsing
 
 URL: Final = f"http://127.0.0.1:{PORT}"
 PAINT_MS, TASK_MS = 1000, 50
+ROUNDS: Final = 30
+TIMELINE: Final = """(() => {
+  const folded = document.querySelector('.view > details');
+  if (folded) folded.open = true;
+  return document.querySelector('canvas')?.width > 0;
+})()"""
 PAINT: Final = "performance.getEntriesByName('first-contentful-paint')[0]"
 
 
@@ -40,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for which each view is looked at")
     options = parser.parse_args()
     with serving(), browsing() as page:
-        job_id = asyncio.run(_post())
+        long_id, job_id = asyncio.run(_post())
         page.send("Network.setCacheDisabled", cacheDisabled=True)
         _look(page, "#/", 1.0)  # a browser's very first page has the browser's own work in it
         views = {
@@ -48,6 +54,7 @@ def main() -> None:
             "jobs": "#/jobs",
             "a job": f"#/jobs/{job_id}",
             "a conversation": f"#/jobs/{job_id}/c0",
+            f"a conversation of {2 * ROUNDS} turns": f"#/jobs/{long_id}/c0",
             "pools": "#/pools",
             "workers": "#/workers",
             "a worker": "#/workers/m-0",
@@ -56,6 +63,7 @@ def main() -> None:
             "post a job": "#/post",
         }
         seen = {name: _look(page, place, options.seconds) for name, place in views.items()}
+        seen["the timeline of the job"] = _look(page, f"#/jobs/{job_id}", options.seconds, TIMELINE)
         assert page.complaints == [], page.complaints
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for name, each in seen.items():
@@ -70,17 +78,21 @@ def main() -> None:
     print(f"worst: first paint {worst:.0f} ms, bound {PAINT_MS}; a task {max(tasks):.0f} ms of CPU, bound {TASK_MS}")
 
 
-async def _post() -> str:
+async def _post() -> tuple[str, str]:
     async with httpx.AsyncClient(base_url=URL, timeout=120, trust_env=False) as http:
-        return await post_load(http)
+        await until_ready(http)
+        agents = [{"id": name, "model": "m"} for name in "ab"]
+        long = await http.post("/v1/jobs", json={"rounds": ROUNDS, "agents": agents, "conversations": [{"prompt": "Go."}]})
+        return long.json()["id"], await post_load(http)
 
 
-def _look(page: Page, place: str, seconds: float) -> Seen:
+def _look(page: Page, place: str, seconds: float, then: str = "true") -> Seen:
     page.open("about:blank")
     page.begin_trace()
     page.open(f"{URL}/{place}")
     page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
     page.wait(PAINT, "something is painted")
+    page.wait(then, "it is drawn")
     opening = page.end_trace()
     page.begin_trace()
     until, nodes = time.monotonic() + seconds, 0

@@ -45,7 +45,7 @@ class Page:
         self._numbers = itertools.count(1)
         self.complaints: list[str] = []
         self._traced: list[dict[str, Any]] = []
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: object) -> dict[str, Any]:

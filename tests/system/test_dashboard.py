@@ -238,9 +238,7 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     paint = "performance.getEntriesByType('paint')"
     shown.wait(f"{paint}.length > 0", "something is painted")
     assert shown.run(f"{paint}[0].startTime") < FIRST_PAINT_MS
-    shown.run("""window.longest = 0; new PerformanceObserver((list) => {
-        for (const each of list.getEntries()) window.longest = Math.max(window.longest, each.duration);
-    }).observe({ type: "longtask" })""")
+    shown.begin_trace()
     many = [{"id": f"c{number}", "prompt": "Go."} for number in range(300)]
     job_id = service.post_job({"name": "many", "rounds": 2, "agents": AGENTS, "conversations": many})
     go(shown, f"#/jobs/{job_id}", "c99")
@@ -249,4 +247,4 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     assert shown.run("document.querySelectorAll('tbody tr').length") == 100
     shown.click(".tools button:last-of-type")
     shown.wait_text("c199")
-    assert shown.run("window.longest") <= LONGEST_TASK_MS
+    assert shown.end_trace().longest_cpu_ms <= LONGEST_TASK_MS  # by the clock other programs' work would count

@@ -190,11 +190,11 @@ def test_a_trace_has_a_process_a_worker_and_a_thread_a_row() -> None:
     ]
     assert [event for event in events if event["ph"] in "iC"] == [
         {
-            "ph": "i", "s": "p", "pid": 2, "tid": 0, "name": "incident: engine_died", "ts": 5_000_000,
+            "ph": "i", "s": "p", "pid": 2, "tid": 1, "name": "incident: engine_died", "ts": 5_000_000,
             "args": {"incarnation": 1, "because": "it <exited>", "exit": "killed by SIGKILL"},
         },
         {
-            "ph": "i", "s": "p", "pid": 2, "tid": 0, "name": "starting", "ts": 6_000_000,
+            "ph": "i", "s": "p", "pid": 2, "tid": 1, "name": "starting", "ts": 6_000_000,
             "args": {"incarnation": 2, "because": "its pause is over"},
         },
         {"ph": "C", "pid": 1, "name": "turns", "ts": 1_000_000, "args": {"waiting": 1}},
