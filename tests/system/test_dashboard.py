@@ -248,3 +248,30 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     shown.click(".tools button:last-of-type")
     shown.wait_text("c199")
     assert shown.end_trace().longest_cpu_ms <= LONGEST_TASK_MS  # by the clock other programs' work would count
+
+
+def test_a_service_that_is_killed_is_missed_and_comes_back(
+    tmp_path: Path, page: Page, free_ports: Callable[[int], int]
+) -> None:
+    """The page says that it is gone, and goes on with the next life by itself, also with its log, counted anew."""
+    log = "document.querySelector('.log').innerText"
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
+        job_id = service.post_job({"name": "first", "agents": AGENTS, "conversations": [{"prompt": "Go."}]})
+        service.wait_ended(job_id)
+        os.kill(service.get("/v1/workers/m-0")["pid"], signal.SIGKILL)
+        page.resize(1280)
+        page.open(f"{service.url}/#/workers/m-0")
+        page.wait(f"{log}.includes('#2 scripted engine')", "the log is there")
+        page.run("window.same = true")
+        service.kill()
+        page.wait_text("No connection: Roundhouse cannot be reached")
+        picture(page, "gone-1280-light")
+        service.start()
+        page.wait("document.getElementById('banner').hidden", "the page has healed")
+        page.wait(f"{log}.includes('#1 scripted engine') && !{log}.includes('#2')", "the log is that of the new life")
+        pid = service.get("/v1/workers/m-0")["pid"]
+        page.wait(f"document.querySelector('.facts').innerText.includes('{pid}')", "so is the process")
+        go(page, "#/jobs", "first")
+        go(page, f"#/jobs/{job_id}", "completed")
+        assert page.run("window.same"), "nobody has loaded the page again"
+    page.complaints.clear()

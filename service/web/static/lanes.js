@@ -42,8 +42,8 @@ function devicesTable() {
     keyOf: (row) => row.device,
     columns: [
       { title: "Device", text: (row) => row.device, kind: "name" },
-      { title: "State", make: (first) => stateOf(first, (row) => (row.sick ? "sick" : "in use")) },
       { title: "Memory", make: memory },
+      { title: "State", make: (first) => stateOf(first, (row) => (row.sick ? "sick" : "in use")) },
       { title: "Models", text: (row) => row.lanes.flatMap((lane) => lane.resident).join(", ") || "none" },
       { title: "Lanes", text: (row) => whole(row.lanes.length), kind: "number wide" },
       { title: "Because", text: (row) => row.sick ?? "", kind: "because wide" },

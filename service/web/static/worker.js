@@ -6,7 +6,7 @@ import { bytes, clock, plural, pretty, seconds, short, whole } from "./format.js
 import { subscribe } from "./live.js";
 import { logNode } from "./log.js";
 import { evidenceOf } from "./pools.js";
-import { problemNode, showing } from "./problem.js";
+import { showing } from "./problem.js";
 import { table } from "./table.js";
 
 const LOOK_MS = 5000;
@@ -18,6 +18,7 @@ export function open(root, [id], title) {
   const state = badge("starting");
   const because = h("p", { class: "beside" });
   const faults = h("div");
+  const absent = h("p", { class: "problem", role: "alert", hidden: true }, "There is no such worker.");
   const told = facts();
   const requests = requestsTable();
   const incidents = incidentsNode(path);
@@ -29,14 +30,12 @@ export function open(root, [id], title) {
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/workers" }, "Workers")),
     h("div", { class: "head" }, h("h1", {}, id), state), because,
     h("div", { class: "tools" }, act("restart", "Replace the engine now? Its turns run again."), act("drain"), act("resume")),
-    faults, told.node, requests.node, incidents.node, log.node,
+    faults, absent, told.node, requests.node, incidents.node, log.node,
   );
   const leave = subscribe(({ status: { workers, lanes } }) => {
     const worker = workers.find((each) => each.id === id);
-    if (!worker) {
-      faults.replaceChildren(problemNode(new Error("There is no such worker.")));
-      return;
-    }
+    absent.hidden = Boolean(worker);
+    if (!worker) return;
     setBadge(state, worker.state);
     setText(because, worker.because);
     told.update(factsOf(worker, lanes.find((each) => each.lane === id)));
