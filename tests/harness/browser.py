@@ -68,7 +68,9 @@ class Page:
     def end_trace(self) -> Work:
         """Return what the page's main thread has done since; tasks of other threads and processes are left out."""
         self.send("Tracing.end")
-        while (message := json.loads(self._connection.recv(timeout=LIMIT_S))).get("method") != "Tracing.tracingComplete":
+        while (message := json.loads(self._connection.recv(timeout=LIMIT_S))).get(
+            "method"
+        ) != "Tracing.tracingComplete":
             self._note(message)
         return _work_of(self._traced)
 

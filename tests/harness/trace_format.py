@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final
 
@@ -38,32 +38,18 @@ def _refuse(constant: str) -> None:
 
 
 def _faults_of(event: Event) -> Iterator[str]:
-    if not _is_count(event.get("pid"), least=1):
-        yield "no process"
-    if not isinstance(event.get("name"), str) or not event["name"]:
-        yield "no name"
-    if not isinstance(event.get("args"), dict):
-        yield "no args"
-    if event["ph"] != "M" and not _is_count(event.get("ts")):
-        yield "no time in whole microseconds"
-    match event["ph"]:
-        case "X":
-            if not _is_count(event.get("dur")) or not _is_count(event.get("tid"), least=1):
-                yield "no duration, or no thread"
-        case "i":
-            if event.get("s") not in {"g", "p", "t"} or not _is_count(event.get("tid"), least=1):
-                yield "no scope, or no thread"
-        case "C":
-            if not event["args"] or not all(_is_count(value) for value in event["args"].values()):
-                yield "a counter counts"
-        case "M":
-            name, kind = METADATA.get(event["name"], ("", str))
-            if list(event["args"]) != [name] or not isinstance(event["args"][name], kind):
-                yield "no such metadata"
-            if event["name"].startswith("thread_") and not _is_count(event.get("tid"), least=1):
-                yield "metadata of no thread"
-        case _:
-            yield "no such phase"
+    for told, is_there in {**OF_ALL, **OF_PHASE.get(event["ph"], {"phase": lambda _: False})}.items():
+        if not is_there(event):
+            yield f"no {told}"
+
+
+def _has_thread(event: Event) -> bool:
+    return _is_count(event.get("tid"), least=1)
+
+
+def _is_known_metadata(event: Event) -> bool:
+    name, kind = METADATA.get(event["name"], ("", str))
+    return list(event["args"]) == [name] and isinstance(event["args"][name], kind)
 
 
 def _is_count(value: object, least: int = 0) -> bool:
@@ -105,3 +91,20 @@ def _disordered(events: list[Event]) -> Iterator[str]:
     for name, moments in counted.items():
         if any(later <= earlier for earlier, later in pairwise(moments)):
             yield f"{name}: a counter goes back, or has two values at a time"
+
+
+OF_ALL: Final[dict[str, Callable[[Event], bool]]] = {
+    "process": lambda event: _is_count(event.get("pid"), least=1),
+    "name": lambda event: isinstance(event.get("name"), str) and event["name"] != "",
+    "args": lambda event: isinstance(event.get("args"), dict),
+    "time in whole microseconds": lambda event: event["ph"] == "M" or _is_count(event.get("ts")),
+}
+OF_PHASE: Final[dict[str, dict[str, Callable[[Event], bool]]]] = {
+    "X": {"duration": lambda event: _is_count(event.get("dur")), "thread": _has_thread},
+    "i": {"scope": lambda event: event.get("s") in {"g", "p", "t"}, "thread": _has_thread},
+    "C": {"count": lambda event: bool(event["args"]) and all(map(_is_count, event["args"].values()))},
+    "M": {
+        "such metadata": _is_known_metadata,
+        "thread": lambda event: not event["name"].startswith("thread_") or _has_thread(event),
+    },
+}

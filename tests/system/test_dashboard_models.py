@@ -25,7 +25,8 @@ from tests.system.test_dashboard import go, picture
 ROWS = """(caption) => {
   const table = [...document.querySelectorAll('table')].find((each) => each.caption?.textContent === caption);
   const titles = [...(table?.tHead.rows[0].cells ?? [])].map((cell) => cell.textContent);
-  return [...(table?.tBodies[0].rows ?? [])].map((row) => Object.fromEntries([...row.cells].map((cell, at) => [titles[at], cell.textContent])));
+  const told = (row) => Object.fromEntries([...row.cells].map((cell, at) => [titles[at], cell.textContent]));
+  return [...(table?.tBodies[0].rows ?? [])].map(told);
 }"""
 LANES = "Lanes, device by device"
 UPDATES = "Weight updates of org/vl"
@@ -99,7 +100,7 @@ def rows(page: Page, caption: str) -> list[dict[str, str]]:
 def facts(page: Page, section: str) -> dict[str, str]:
     """Return the terms and values of a model."""
     at = json.dumps(f'section[aria-label="{section}"] dl > div')
-    pairs = f"[...document.querySelectorAll({at})].map(({{children: [term, value]}}) => [term.textContent, value.textContent])"
+    pairs = f"[...document.querySelectorAll({at})].map((each) => [...each.children].map((part) => part.textContent))"
     return dict(page.run(pairs))
 
 
@@ -108,7 +109,9 @@ def wait_rows(page: Page, caption: str, told: str, *expected: Document) -> None:
 
     def are_there() -> bool:
         found = rows(page, caption)
-        return len(found) == len(expected) and all(want.items() <= row.items() for want, row in zip(expected, found, strict=True))
+        if len(found) != len(expected):
+            return False
+        return all(want.items() <= row.items() for want, row in zip(expected, found, strict=True))
 
     try:
         wait_for(are_there, told, LIMIT_S)
@@ -156,14 +159,15 @@ def test_updates_of_weights_show_as_they_go(service: Service, shown: Page, folde
         "gamma": "fixed", "tiny": "fixed", UPDATABLE: None,
     }  # fmt: skip
     service.http.post(path, json={"checkpoint": str(folder / "one")}).raise_for_status()
-    first = {"Version": "1", "State": "completed", "Mode": "keep", "Phase": "", "From": str(folder / "one"), "Error": ""}
+    first = {"Version": "1", "State": "completed", "Phase": "", "From": str(folder / "one"), "Error": ""}
     wait_rows(shown, UPDATES, "the update is shown", first)
     assert facts(shown, UPDATABLE) == {
         "Version": "1", "Checkpoint": str(folder / "one"), "On workers": "2 of 2", "Adapters": "none",
     }  # fmt: skip
     fault.write_text(json.dumps([{"port": 0, "phase": "receive", "do": "hold"}]))
     service.http.post(path, json={"checkpoint": str(folder / "two"), "wait": False}).raise_for_status()
-    wait_rows(shown, UPDATES, "it is shown under way", {"Version": "2", "State": "running", "Phase": "receive", "Took": ""}, first)
+    running = {"Version": "2", "State": "running", "Phase": "receive", "Took": ""}
+    wait_rows(shown, UPDATES, "it is shown under way", running, first)
     look_closely(shown, "models-update")
     fault.write_text(json.dumps([{"port": 0, "phase": "receive", "do": "fail"}]))
     wait_rows(shown, UPDATES, "it has failed", {"Version": "2", "State": "failed", "Phase": "receive"}, first)
@@ -200,7 +204,9 @@ def test_the_keyboard_reaches_lanes_and_their_tables(shown: Page) -> None:
     stops = []
     for _ in range(4):
         shown.press("Tab")
-        stops.append(shown.run("document.activeElement.getAttribute('aria-labelledby') ? 'table' : document.activeElement.innerText"))
+        stops.append(
+            shown.run("((at) => at.hasAttribute('aria-labelledby') ? 'table' : at.innerText)(document.activeElement)")
+        )
         box = "document.activeElement.getBoundingClientRect()"
         assert shown.run(f"{box}.left >= 0 && {box}.left < innerWidth"), stops
         assert shown.run("getComputedStyle(document.activeElement).outlineStyle") != "none", stops

@@ -66,7 +66,8 @@ def test_every_attempt_and_every_kill_is_in_it(told: dict[str, Any]) -> None:
     }  # fmt: skip
     expected = [
         (
-            pids[each["worker"]], each.get("row", 0) + 1, round(each["started_s"] * 1e6), round(each["finished_s"] * 1e6),
+            pids[each["worker"]], each.get("row", 0) + 1,
+            round(each["started_s"] * 1e6), round(each["finished_s"] * 1e6),
             each["conversation"], each["agent"], each["round"], each["number"], each["outcome"],
         )
         for each in timeline["attempts"]
