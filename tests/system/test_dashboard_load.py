@@ -3,6 +3,7 @@
 ``bench/dashboard_page.py`` prints the times of each view; here stands what holds on a machine three times as slow.
 """
 
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -26,6 +27,33 @@ CHANGES = """(seconds) => new Promise((done) => {
   setTimeout(() => { observer.disconnect(); done(count); }, 1000 * seconds);
 })"""
 LOOK_S = 4
+ATTEMPTS = 100_000
+TRAP = '"attempts":[ \\ },{"conversation":'
+# Makes the text of a timeline; returns how long it is.
+MAKE = """(count, trap) => {
+  const one = (number) => ({
+    conversation: `q${number % 5000}`, agent: 'a', round: number % 20, number: 1, worker: `w-${number % 8}`,
+    incarnation: 1, outcome: 'failed', started_s: number * 0.013123, row: number % 16, queued_s: number * 0.0129,
+    finished_s: number * 0.0135, detail: number % 3 ? 'ends in },{' : trap, tools: ['},{'], prompt_tokens: 100,
+  });
+  window.made = { id: 'job-1', name: trap, workers: [], attempts: Array.from({ length: count }, (_, at) => one(at)) };
+  window.text = JSON.stringify(window.made);
+  return window.text.length;
+}"""
+READ = """(async () => {
+  const { readPieces } = await import('/web/pieces.js');
+  const told = await readPieces(new Response(window.text).body, 'attempts', 'conversation');
+  const { attempts } = told;
+  const { detail } = attempts.at(-1);
+  window.told = told;
+  await new Promise((done) => setTimeout(done));
+  let isSame = true;
+  for (let at = 0; at < attempts.length; at += 1) {
+    isSame &&= JSON.stringify(attempts[at]) === JSON.stringify(window.made.attempts[at]);
+    if (at % 1000 === 0) await new Promise((done) => setTimeout(done));
+  }
+  return { count: attempts.length, isSame, name: told.name, last: detail };
+})()"""
 MOST_CHANGES = 4 * A_PAGE  # a second: a state, its colour and a count of each row, and what stands above
 
 
@@ -102,3 +130,16 @@ def counts_of(page: Page) -> dict[str, float]:
     page.send("HeapProfiler.collectGarbage")
     told = page.send("Performance.getMetrics")["metrics"]
     return {each["name"]: each["value"] for each in told if each["name"] in {"Nodes", "JSEventListeners"}}
+
+
+def test_a_timeline_of_a_hundred_thousand_attempts_is_read_in_pieces(service: Service, page: Page, job: str) -> None:
+    """Nothing of it is lost or told twice, words that look like a boundary stay words, and the page goes on meanwhile."""
+    page.open(f"{service.url}/#/jobs/{job}")
+    page.wait_text("Timeline of slots")
+    made = page.run(f"({MAKE})({ATTEMPTS}, {json.dumps(TRAP)})")
+    page.begin_trace()
+    told = page.run(READ)
+    work = page.end_trace()
+    print(f"{made / 1e6:.1f} MB, {work}")
+    assert told == {"count": ATTEMPTS, "isSame": True, "name": TRAP, "last": TRAP}
+    assert work.longest_cpu_ms < TASK_MS

@@ -144,6 +144,8 @@ def test_a_timeline_is_read_as_it_was_sent(count: int) -> None:
     made = list(pieces(sent))
     assert len(made) == 2 + -(-count // 500)
     assert read_timeline(b"".join(made)) == sent
+    assert b"".join(made).count(b'},{"conversation":') == max(0, count - 1)  # where the dashboard cuts it (pieces.js)
+    assert json.loads(b"".join(made)).popitem()[0] == "attempts"
 
 
 def test_a_chart_shows_what_held_each_slot() -> None:
