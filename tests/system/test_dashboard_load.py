@@ -133,7 +133,7 @@ def counts_of(page: Page) -> dict[str, float]:
 
 
 def test_a_timeline_of_a_hundred_thousand_attempts_is_read_in_pieces(service: Service, page: Page, job: str) -> None:
-    """Nothing of it is lost or told twice, words that look like a boundary stay words, and the page goes on meanwhile."""
+    """Nothing of it is lost or told twice, words that look like a boundary stay words, and the page goes on."""
     page.open(f"{service.url}/#/jobs/{job}")
     page.wait_text("Timeline of slots")
     made = page.run(f"({MAKE})({ATTEMPTS}, {json.dumps(TRAP)})")
