@@ -169,7 +169,7 @@ class McpTools:
         """Stay connected until cancelled."""
         failures = 0
         while True:
-            before = self._connections
+            before, was_left = self._connections, self._left is not None
             try:
                 await self._stay_connected()
                 has_ended = self._connections > before
@@ -179,6 +179,9 @@ class McpTools:
             self._trouble = f"{trouble}; it said last: {words}" if (words := self._stderr.last_words) else trouble
             if self._connections > before:
                 failures = 0
+            elif was_left:
+                logger.error("MCP server %s: it is ended, and started anew: %s", self._server.name, self._trouble)
+                continue
             else:
                 self._settled.set()  # a waiting caller is told the trouble
             failures += 1

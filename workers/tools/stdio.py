@@ -109,8 +109,7 @@ class StdioLink:
                 written = anyio.Event()
                 # Shielded: a program that cannot write, or has not read our last words, does not end by itself.
                 reading, writing = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
-                tasks.start_soon(_within, reading, self._read, to_session)
-                tasks.start_soon(_within, reading, self._log.follow, self._child.fds[2])
+                tasks.start_soon(_within, reading, self._read_all, to_session)
                 tasks.start_soon(_within, writing, self._write, of_session, to_session, written)
                 try:
                     yield of_program, to_program
@@ -142,6 +141,11 @@ class StdioLink:
                 await self._child.wait()
                 return
         logger.error("MCP server %s: process %d does not die", self._name, self._child.pid)
+
+    async def _read_all(self, session: MemoryObjectSendStream[Incoming]) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._log.follow, self._child.fds[2])
+            tasks.start_soon(self._read, session)
 
     async def _read(self, session: MemoryObjectSendStream[Incoming]) -> None:
         """Give the session one message after another; once it takes none, throw them away."""
