@@ -4,6 +4,7 @@ The rival is a gather over conversations, a semaphore of the slots, and the open
 the same durations. Both are timed by the engine's own log, from the first request to the last end.
 
 python -m bench.makespan [--kinds K,..] [--jobs N,..] [--slots N,..] [--policies P,..] [--scale SECONDS] [--skewed]
+    [--capacity tokens]
 """
 
 import argparse
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--jobs", default="1,6,24")
     parser.add_argument("--slots", default="4,8,32")
     parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--capacity", choices=["slots", "tokens"], default="slots")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--scale", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1)
@@ -145,7 +147,7 @@ def _service(folder: Path, slots: int, policy: str, options: argparse.Namespace)
     args = {"log": str(folder / "log"), "seed": options.seed, "scale": options.scale}
     model = {
         "engine": "llama-server", "command": [sys.executable, "-m", "bench.drawn_engine"], "args": args,
-        "port": PORT + 1, "slots": slots,
+        "port": PORT + 1, "slots": slots, "capacity": options.capacity,
     }  # fmt: skip
     config = {
         "server": {"port": PORT, "state_dir": str(folder / "state")},

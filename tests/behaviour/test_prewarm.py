@@ -100,3 +100,36 @@ def test_an_engine_that_dies_of_it_is_held_against_no_turn_but_its_own(
         first, second = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]["turns"]
         assert (first["state"], len(first["attempts"])) == ("completed", 2)
         assert (second["state"], second["reason"]) == ("failed", "poisoned")
+
+
+@pytest.mark.system
+def test_an_engine_that_hangs_in_it_is_ended_and_no_turn_pays(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A reading is watched like a turn: all stands still with it, and who spoke beside it speaks again."""
+    model = scripted_model(
+        free_ports(1), stop_on="You are b.", die_once=str(tmp_path / "stopped"), tokens=40, interval=0.05
+    )
+    agents = ({"id": "a", "system": "You are a."}, {"id": "b", "system": "You are b."})
+    stalls = {"prefill_stall_s": 2, "decode_stall_s": 2}
+    models = {"m": {**model, "timeouts": stalls}}
+    with serving(tmp_path, free_ports(1), models, scheduling={"prewarm": True}) as service:
+        job_id = service.post_job(talk(*agents))
+        assert service.wait_ended(job_id)["state"] == "completed"
+        first, second = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]["turns"]
+        hung, whole = first["attempts"]
+        assert hung["reason"] in {"stalled_prefill", "stalled_decode"}
+        assert (whole["outcome"], whole["incarnation"]) == ("completed", 2)
+        assert [attempt["outcome"] for attempt in second["attempts"]] == ["completed"]
+
+
+@pytest.mark.system
+def test_a_prompt_that_hangs_the_engine_is_convicted_alone(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It is never answered, read early or not: who speaks beside it is whole, and it fails by its own turns."""
+    model = scripted_model(free_ports(1), stop_on="You are b.", tokens=40, interval=0.05)
+    agents = ({"id": "a", "system": "You are a."}, {"id": "b", "system": "You are b."})
+    models = {"m": {**model, "timeouts": {"prefill_stall_s": 2, "decode_stall_s": 2}}}
+    with serving(tmp_path, free_ports(1), models, scheduling={"prewarm": True}) as service:
+        job_id = service.post_job(talk(*agents))
+        service.wait_ended(job_id, limit_s=90)
+        first, second = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]["turns"]
+        assert (first["state"], len(first["attempts"])) == ("completed", 2)
+        assert (second["state"], second["reason"]) == ("failed", "poisoned")

@@ -52,7 +52,7 @@ def test_a_service_says_when_it_serves_and_stops_and_feeds_its_watchdog(
     """
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", str(int(PERIOD_S * 1_000_000)))
-    models = {"m": scripted_model(free_ports(1), slow_load=60)}
+    models = {"m": scripted_model(free_ports(1), load=60)}
     with serving(tmp_path / "s", free_ports(1), models, ready=False) as service:
         wait_for(lambda: manager.says("READY=1"), "it has said that it serves")
         assert service.http.get("/readyz").status_code == 503

@@ -95,12 +95,12 @@ def test_a_turn_that_runs_and_one_that_waits_again_are_there(service: Service) -
     """A running attempt has no end yet."""
     job_id = service.post_job(debate(model="slow"))
     wait_for(lambda: len(timeline_of(service, job_id).attempts) == 2, "both participants run")
+    wait_for(lambda: timeline_of(service, job_id).state == "running", "the job has begun")
     shown = timeline_of(service, job_id)
     assert {(span.agent, span.outcome, span.finished_s) for span in shown.attempts} == {
         ("a", "in_flight", None),
         ("b", "in_flight", None),
     }
-    assert shown.state == "running"
     service.http.post(f"/v1/jobs/{job_id}/cancel").raise_for_status()
     assert service.wait_ended(job_id)["state"] == "cancelled"
     assert {span.outcome for span in timeline_of(service, job_id).attempts} == {"cancelled"}

@@ -10,7 +10,8 @@ import pytest
 
 from tests.engines.subjects import KEY
 from tests.engines.test_weights import vllm_model
-from tests.harness.service import Document, Service, serving
+from tests.harness.service import Document, Service, check_debate, debate, serving
+from tests.harness.upgrades import engines_of, upgrade
 from tests.harness.waiting import wait_for
 
 START_S = 180.0
@@ -144,3 +145,22 @@ def test_a_client_that_goes_away_frees_its_slot(service: Service, client: openai
     wait_for(lambda: service.get("/v1/workers")["workers"][0]["slots"]["in_use"] == 0, "its slot is free")
     assert client.chat.completions.create(model="m", messages=SAID, max_tokens=2).choices
     assert service.get("/v1/workers")["workers"][0]["incarnation"] == 1
+
+
+def test_an_upgrade_keeps_the_engine(service: Service, client: openai.OpenAI) -> None:
+    """With a job under way: the same process goes on, each turn is there once, and answers are what they were."""
+    before = engines_of(service)
+    said = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY).choices[0].message.content
+    params = {"max_tokens": 60, "ignore_eos": True}
+    talks = debate(conversations=40, rounds=4)
+    job = service.post_job({**talks, "agents": [{**agent, "params": params} for agent in talks["agents"]]})
+    wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"], "turns run")
+    now = upgrade(service)
+    assert service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] < 480, "the job was under way"
+    assert (now["upgrades"], now["last"]["kept"]) == (1, ["m-0"])
+    assert engines_of(service) == before
+    assert service.wait_ended(job, START_S)["state"] == "completed"
+    for transcript in service.get(f"/v1/jobs/{job}/result")["conversations"]:
+        check_debate(transcript, 4)
+    again = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY).choices[0].message.content
+    assert again == said

@@ -36,9 +36,14 @@ from workers.weights.update import Tensor, UpdateRequest, WeightUpdate, WorkerPr
 PROGRAM = PROGRAMS / "vllm_engine.py"
 PHASE_S = 1.0
 POOLS = {"pending": 5, "ready": 3, "in_flight": 2, "capacity": 2}
-LIMITS = WeightsPolicy(
-    **{f"{phase}_s": PHASE_S for phase in ("pause", "start", "receive", "finish", "resume", "keep", "wait", "init")}  # type: ignore[arg-type]
-)
+PHASES = ("pause", "start", "receive", "finish", "resume", "keep", "wait", "init")
+
+
+def limits_of(seconds: float) -> WeightsPolicy:
+    return WeightsPolicy(**{f"{phase}_s": seconds for phase in PHASES})  # type: ignore[arg-type]
+
+
+LIMITS = limits_of(PHASE_S)
 
 
 class Fault(TypedDict):
@@ -265,7 +270,7 @@ async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phas
 
 async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
     """Versions only rise, and an update in the way is told from one that cannot be."""
-    async with two(tmp_path) as workers:
+    async with two(tmp_path, limits=limits_of(LIMIT_S)) as workers:
         weights = workers.weights
         update = await weights.update(workers.request("one", version=7))
         with pytest.raises(UpdateRunning):

@@ -45,7 +45,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--flood", type=int, default=0, help="bytes of log at the start")
     parser.add_argument("--die-after", type=int, help="exit with status 0 after so many tokens of any answer")
     parser.add_argument("--die-on", help="exit when a prompt holds this text")
-    parser.add_argument("--die-once", type=Path, help="with --die-on or --die-after: only while this file is not there")
+    parser.add_argument("--stop-on", help="stop as by SIGSTOP when a prompt holds this text")
+    parser.add_argument(
+        "--die-once", type=Path, help="with --die-on, --die-after or --stop-on: only while this file is not there"
+    )
     parser.add_argument(
         "--breaks",
         type=_breakage,
@@ -216,8 +219,11 @@ class Engine:
         options = self.options
         self.requests += 1
         self._record(request)
-        if options.die_on and options.die_on in json.dumps(request["messages"]) and self._may_die():
+        messages = json.dumps(request["messages"])
+        if options.die_on and options.die_on in messages and self._may_die():
             os._exit(1)
+        if options.stop_on and options.stop_on in messages and self._may_die():
+            os.kill(os.getpid(), signal.SIGSTOP)
         if not request.get("stream"):
             await self._answer_whole(request, writer, slot)
             return
