@@ -12,7 +12,7 @@ from tests.behaviour.test_lanes import lanes_at, lanes_of, placed, talk
 from tests.behaviour.test_relay_queue import Caller
 from tests.faults.test_relay import errors
 from tests.harness.postgres import PostgresServer
-from tests.harness.service import Service, check_debate, debate, scripted_model, serving
+from tests.harness.service import check_debate, debate, scripted_model, serving
 from tests.harness.upgrades import engines_of, upgrade, upgrades_of
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 

@@ -4,22 +4,20 @@ The SDK's session counts from 1 whenever it begins. What it calls 1 is ``base`` 
 used twice, and a late answer to a request of the earlier program is known as one.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 CANCELLED: Final = "notifications/cancelled"
 Id = int | str
 
 
-@dataclass(slots=True)
 class MessageIds:
     """``base`` is the last number of the earlier program, ``last`` the highest that the server has been told."""
 
-    base: int = 0
-    last: int = 0
+    def __init__(self, base: int = 0) -> None:
+        self.base = self.last = base
 
-    def __post_init__(self) -> None:
-        self.last = max(self.last, self.base)
+    def __repr__(self) -> str:
+        return f"<MessageIds {self.base} to {self.last}>"
 
     def told(self, own: Id) -> Id:
         """Return what the server is told as the number of a request that begins."""

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from tests.harness.waiting import LIMIT_S, wait_until
 from workers.process.registry import continue_run, run_id
 from workers.tools.held_server import HeldServer
 from workers.tools.mcp import McpServer, McpTools
@@ -22,7 +23,6 @@ from workers.tools.runner import ToolUse
 SCENARIO, FOLDER, COMMAND = sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:])
 LEFT = FOLDER / "left"
 LATE = 8  # calls of the second life, so that their numbers would meet those of the first
-LIMIT_S = 20.0
 
 
 async def call(tools: McpTools, name: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever the server says
@@ -37,9 +37,7 @@ async def begin(tools: McpTools) -> object:
     if SCENARIO in ("late", "halves"):
         with anyio.move_on_after(0.3):
             await call(tools, SCENARIO, n=-1)
-        with anyio.fail_after(LIMIT_S):
-            while not _is_cut_off(tools):
-                await anyio.sleep(0.01)
+        await wait_until(lambda: _is_cut_off(tools), "the call is cut off")
     return seen
 
 
@@ -58,9 +56,7 @@ async def go_on(tools: McpTools) -> object:
         async with anyio.create_task_group() as tasks:
             for number in range(LATE):
                 tasks.start_soon(ask, number)
-            with anyio.fail_after(LIMIT_S):
-                while _asked() < LATE + 1:
-                    await anyio.sleep(0.01)
+            await wait_until(lambda: _asked() == LATE + 1, "all are asked for")
             (FOLDER / "go").touch()
         return [told[number] for number in range(LATE)]
     return [await call(tools, "count"), await call(tools, "count")]
@@ -103,7 +99,7 @@ def hand_over(tools: McpTools) -> None:
     LEFT.write_bytes(msgspec.json.encode((run_id(), held)))
     for fd in held.link.descriptors:
         os.set_inheritable(fd, True)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command
 
 
 def main() -> None:
