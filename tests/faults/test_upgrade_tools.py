@@ -142,7 +142,8 @@ def test_a_call_that_is_cut_off_is_made_again_with_its_key(tmp_path: Path, free_
 def test_a_sigkill_right_after_the_exec_leaves_no_tool_server(tmp_path: Path, free_ports: Ports) -> None:
     """Nobody has taken it over yet, and its tether knows who its parent is."""
     port, folder = free_ports(2), tmp_path / "kept"
-    service = Service(tmp_path / "a", port, {"m": calling(tmp_path, port + 1, {"kept": counter(folder)})})
+    servers = {"kept": counter(folder, STUBBORN="1")}
+    service = Service(tmp_path / "a", port, {"m": calling(tmp_path, port + 1, servers)})
     try:
         service.start()
         wait_for(lambda: is_connected(service), "the server has listed its tools")

@@ -2,12 +2,14 @@
 
 ``mcp_counter.py FOLDER``: each line that is read is appended to FOLDER/record. ``count`` counts up, in memory alone.
 ``late`` is answered, with its argument, once FOLDER/go is there; a cancel does not change that. ``halves`` begins a
-line on both outputs, which ends when FOLDER/go is there; nothing is read before that.
+line on both outputs, which ends when FOLDER/go is there; nothing is read before that. With STUBBORN in the environment
+the end of standard input and SIGTERM end nothing.
 """
 
 import json
 import os
 import select
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,8 @@ def put(fd: int, message: dict[str, object]) -> None:
 def main() -> None:
     """Serve until standard input ends."""
     counter, half = Counter(), b""
+    if "STUBBORN" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("counting", file=sys.stderr, flush=True)
     while True:
         if (FOLDER / "go").exists():
@@ -91,8 +95,10 @@ def main() -> None:
         if not select.select([] if counter.rests else [0], [], [], POLL_S)[0]:
             continue
         data = os.read(0, 65536)
-        if not data:
-            return
+        while not data:
+            if "STUBBORN" not in os.environ:
+                return
+            select.select([], [], [], POLL_S)
         *lines, half = (half + data).split(b"\n")
         with (FOLDER / "record").open("ab") as record:
             record.writelines(line + b"\n" for line in lines)

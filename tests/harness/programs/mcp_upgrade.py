@@ -6,6 +6,7 @@ on with it. Each prints one JSON line. Scenarios: ``counts``, ``late``, ``halves
 
 import json
 import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,12 +17,14 @@ import msgspec
 
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.process.registry import continue_run, run_id
+from workers.tools import mcp
 from workers.tools.held_server import HeldServer
 from workers.tools.mcp import McpServer, McpTools
 from workers.tools.runner import ToolUse
 
 SCENARIO, FOLDER, COMMAND = sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:])
 LEFT = FOLDER / "left"
+MORE_THAN_A_PIPE = 200_000
 LATE = 8  # calls of the second life, so that their numbers would meet those of the first
 
 
@@ -38,6 +41,13 @@ async def begin(tools: McpTools) -> object:
         with anyio.move_on_after(0.3):
             await call(tools, SCENARIO, n=-1)
         await wait_until(lambda: _is_cut_off(tools), "the call is cut off")
+    if SCENARIO == "halves":
+        mcp.PING_AFTER_S = math.inf  # it reads nothing, and would be taken for dead
+        with anyio.move_on_after(0.3):
+            await call(tools, "count", text="x" * MORE_THAN_A_PIPE)
+        held = tools.held("m")
+        assert held is not None
+        assert 0 < len(held.link.unsent) < MORE_THAN_A_PIPE
     return seen
 
 
