@@ -58,6 +58,8 @@ async def go_on(tools: McpTools) -> object:
     if SCENARIO == "halves":
         (FOLDER / "go").touch()
     if SCENARIO == "late":
+        with anyio.move_on_after(0.3):
+            await call(tools, "late", n=-2)
         told: dict[int, object] = {}
 
         async def ask(number: int) -> None:
@@ -66,7 +68,7 @@ async def go_on(tools: McpTools) -> object:
         async with anyio.create_task_group() as tasks:
             for number in range(LATE):
                 tasks.start_soon(ask, number)
-            await wait_until(lambda: _asked() == LATE + 1, "all are asked for")
+            await wait_until(lambda: _asked() == LATE + 2, "all are asked for")
             (FOLDER / "go").touch()
         return [told[number] for number in range(LATE)]
     return [await call(tools, "count"), await call(tools, "count")]
