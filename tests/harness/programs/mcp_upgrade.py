@@ -42,7 +42,7 @@ async def begin(tools: McpTools) -> object:
             await call(tools, SCENARIO, n=-1)
         await wait_until(lambda: _is_cut_off(tools), "the call is cut off")
     if SCENARIO == "halves":
-        mcp.PING_AFTER_S = math.inf  # it reads nothing, and would be taken for dead
+        vars(mcp)["PING_AFTER_S"] = math.inf  # it reads nothing, and would be taken for dead
         with anyio.move_on_after(0.3):
             await call(tools, "count", text="x" * MORE_THAN_A_PIPE)
         held = tools.held("m")
