@@ -68,6 +68,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.upgrade
 	$(BIN)/python -m bench.telemetry
 	$(BIN)/python -m bench.dashboard
+	$(BIN)/python -m bench.dashboard_page
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path
