@@ -24,11 +24,14 @@ test-system: $(READY) test-slow
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m system --ignore tests/system
 
-# The faults of a test run a thousand times over, at random moments: some two hours.
+# The faults of a test run a thousand times over, at random moments: some three hours. With
+# SOAK="--soak-record FOLDER" kills of upgrades are kept there, and another run goes on after them; --soak-kills N is how
+# many. Ours are compiled first, as an installation's are: they are started thousands of times.
 soak: $(READY)
+	$(BIN)/python -m compileall -q service workers transport client/roundhouse_client
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
-	  tests/faults/test_upgrade.py
+	  tests/faults/test_upgrade_kills.py $(SOAK)
 
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.
@@ -65,6 +68,7 @@ bench: $(READY)
 	$(BIN)/python -m bench.upgrade
 	$(BIN)/python -m bench.telemetry
 	$(BIN)/python -m bench.dashboard
+	$(BIN)/python -m bench.dashboard_page
 	$(BIN)/python -m bench.makespan --mixed --slots 8
 	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
 	$(BIN)/python -m bench.makespan --policies critical_path

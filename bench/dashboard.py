@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -38,6 +38,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of a phase")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    with serving() as service:
+        asyncio.run(_measure(service, options.seconds, options.rounds))
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[psutil.Process]:
+    """Run the service and its engine for a block."""
     engine = [sys.executable, "-m", "bench.timed_engine", str(TOKENS), "at-once"]
     with (
         tempfile.TemporaryDirectory() as name,
@@ -48,7 +55,7 @@ def main() -> None:
             config = _config(Path(name), int(timed.stdout.readline()))
             with subprocess.Popen([ROUNDHOUSE, "serve", "--config", str(config)], stderr=subprocess.DEVNULL) as service:
                 try:
-                    asyncio.run(_measure(psutil.Process(service.pid), options.seconds, options.rounds))
+                    yield psutil.Process(service.pid)
                 finally:
                     service.kill()
         finally:
@@ -64,12 +71,7 @@ def _config(folder: Path, engine_port: int) -> Path:
 
 async def _measure(service: psutil.Process, seconds: float, rounds: int) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", timeout=120, trust_env=False) as http:
-        await _until_ready(http)
-        job = {"rounds": 20, "agents": [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]}
-        (
-            await http.post("/v1/jobs", json={**job, "conversations": [{"prompt": "Go."}] * CONVERSATIONS})
-        ).raise_for_status()
-        await asyncio.sleep(SETTLE_S)  # until it is admitted, and its turns come steadily
+        await post_load(http)
         bare: list[tuple[float, float]] = []
         watched: dict[int, list[tuple[float, float]]] = {count: [] for count in VIEWERS}
         for _ in range(rounds):
@@ -87,6 +89,16 @@ async def _measure(service: psutil.Process, seconds: float, rounds: int) -> None
         print(
             f"viewers: {count}: {told}, bound {bound:.0%}; {turns_s:.0f} turns/s, {turns_s / rate:.2f} of those without"
         )
+
+
+async def post_load(http: httpx.AsyncClient) -> str:
+    """Post the job, once the service is ready; return its id when its turns come steadily."""
+    await until_ready(http)
+    job = {"rounds": 20, "agents": [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]}
+    answer = await http.post("/v1/jobs", json={**job, "conversations": [{"prompt": "Go."}] * CONVERSATIONS})
+    answer.raise_for_status()
+    await asyncio.sleep(SETTLE_S)
+    return str(answer.json()["id"])
 
 
 async def _phase(service: psutil.Process, http: httpx.AsyncClient, seconds: float, viewers: int) -> tuple[float, float]:
@@ -132,7 +144,8 @@ async def _ended(http: httpx.AsyncClient) -> int:
     return sum(int(row["turns"]) for row in used)
 
 
-async def _until_ready(http: httpx.AsyncClient) -> None:
+async def until_ready(http: httpx.AsyncClient) -> None:
+    """Return when the service is ready."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         with contextlib.suppress(httpx.TransportError):

@@ -145,7 +145,7 @@ def _left(inherited: Inherited | None) -> Left:
     if inherited is None:
         return Left()
     handover = inherited.handover
-    return Left(lock_fd=handover.lock_fd, fleet=handover.fleet, children=inherited.children)
+    return Left(lock_fd=handover.lock_fd, fleet=handover.fleet, servers=handover.servers, children=inherited.children)
 
 
 async def _upgrade_until(stop: anyio.Event, upgrader: Upgrader, server: HttpServer, told: Notifier) -> None:

@@ -34,6 +34,10 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="try random faults a thousand times, not a dozen")
+    parser.addoption("--soak-kills", type=int, default=1000, help="how many kills of upgrades a soak tries")
+    parser.addoption(
+        "--soak-record", type=Path, help="a folder that keeps them; run again, the soak goes on from there"
+    )
     parser.addoption("--llama-server", help="path of the real llama-server binary, for tests/engines")
     parser.addoption("--vllm-python", help="the Python of an environment that has vLLM, for tests/engines")
 

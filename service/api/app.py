@@ -29,7 +29,7 @@ from service.api.models.weights import WEIGHTS_BODIES, weights_router
 from service.api.openai.routes import model_router, openai_router
 from service.api.overview import overview_router
 from service.api.page import page_router
-from service.api.schemas import BatchLine
+from service.api.schemas import BatchLine, Problem
 from service.api.speaking_route import speaking_router
 from service.api.status import status_router
 from service.api.timeline_route import timeline_router
@@ -106,9 +106,9 @@ def build_app(
 def _describe(app: FastAPI) -> dict[str, Any]:
     """Return the description of the surface."""
     description = app.openapi()
-    # These bodies are read by ourselves, bounded, so FastAPI does not know their schemas.
+    # These bodies are read by ourselves, bounded, and errors are written so; FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
-    bodies: tuple[type[BaseModel], ...] = (JobSpec, BatchLine, *WEIGHTS_BODIES, *ADAPTER_BODIES)
+    bodies: tuple[type[BaseModel], ...] = (JobSpec, BatchLine, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES)
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}

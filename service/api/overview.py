@@ -82,7 +82,8 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
     status = status_document(node, unclaimed, caller)
     for worker in status.workers:
         worker.requests = sorted(worker.requests, key=lambda each: -each.evidence.silent_s)[:REQUESTS]
-    return _encoded(status, version=__version__, jobs=jobs), False
+    can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
+    return _encoded(status, version=__version__, jobs=jobs, **can), False
 
 
 def _encoded(status: status_schemas.StatusOut, **others: object) -> bytes:

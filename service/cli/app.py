@@ -2,31 +2,50 @@
 
 import logging
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
-from roundhouse_client import RoundhouseError
 from service import __version__
-from service.cli import local, remote
-from service.cli.config_reload import reload
+from service.cli import local
 from service.cli.exits import Exit
-from service.cli.gpus import gpus
-from service.cli.new_key import key
 from service.cli.plain import plain
-from service.cli.remote import ServiceAway
-from service.cli.timeline_command import timeline
-from service.cli.tool_listing import tools
-from service.cli.top import top
-from service.cli.upgrade import upgrade
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
 errors = Console(stderr=True, emoji=False)
 
+
+class Commands(TyperGroup):
+    """Those that run engines are there at once, the others when one of them or the list of all is asked for.
+
+    The others need the client: a service that starts, and nobody answers until it has, would import it for nothing.
+    """
+
+    # The values are click's, which some versions of Typer bring under a name of their own.
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        """Return a command by its name."""
+        if cmd_name not in self.commands:
+            self._complete()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        """Return the names of all."""
+        self._complete()
+        return super().list_commands(ctx)
+
+    def _complete(self) -> None:
+        from service.cli.other_commands import commands  # noqa: PLC0415 - see above
+
+        self.commands.update(commands())
+
+
 app = typer.Typer(
     name="roundhouse",
+    cls=Commands,
     help="Keeps LLM engines running as supervised subprocesses and puts multi-agent conversation jobs on them.",
     no_args_is_help=True,
     add_completion=False,
@@ -34,14 +53,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 local.add_commands(app)
-remote.add_commands(app)
-app.command()(reload)
-app.command()(tools)
-app.command()(timeline)
-app.command()(top)
-app.command()(gpus)
-app.command()(key)
-app.command()(upgrade)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -108,9 +119,17 @@ def _exit_code(error: BaseException) -> int | None:
             return Exit.USAGE
         case StartFailed() | ModelUnavailable():
             return Exit.ENGINE
-        case RoundhouseError() | ServiceAway():
+        case _ if _is_of_service(error):
             return Exit.SERVICE
         case ServiceError() | WorkerError() | OSError():  # a full disk, say
             return Exit.FAILED
         case _:
             return None
+
+
+def _is_of_service(error: BaseException) -> bool:
+    """Whether a running service refuses, or is away."""
+    from roundhouse_client import RoundhouseError  # noqa: PLC0415 - of the other commands
+    from service.cli.remote import ServiceAway  # noqa: PLC0415
+
+    return isinstance(error, (RoundhouseError, ServiceAway))

@@ -12,20 +12,15 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import typer
-import yaml
 from rich.console import Console
 
-from service.cli.demo import play
 from service.cli.exits import Exit
 from service.cli.plain import plain
-from service.cli.prompt_display import PromptDisplay
-from service.cli.run_display import display
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config
 from service.config.schema import Config
-from service.config.secrets import masked
-from service.config.source import ConfigSource, LoadedConfig, callers_of_config, usable_specs
-from service.config.workers import TINY, models_without_file, tiny_model_path, worker_specs
+from service.config.source import ConfigSource, LoadedConfig, usable_specs
+from service.config.workers import TINY, models_without_file, tiny_model_path
 from service.errors import ConfigError
 from service.export import folder_for
 from service.formats.documents import parse_document, read_text
@@ -91,6 +86,8 @@ def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool,
 
 def demo(port: int, http_port: int | None, *, stays: bool) -> None:
     """Run the built-in debate, with an engine that is killed in the middle, and a call of a tool."""
+    from service.cli.demo import play  # noqa: PLC0415 - it needs the client, which a service that starts does not
+
     document, lines = parse_document((DEMO / "demo_config.yaml").read_text(), "demo")
     if not isinstance(document, dict):
         raise ConfigError("demo: its configuration is damaged")
@@ -139,15 +136,6 @@ def _demo_model(model: dict[str, object]) -> str:
     return f"{path.stem}:"
 
 
-def check(config: Path, state_dir: Path | None) -> None:
-    """Validate a configuration, and print the effective one."""
-    settings = load_config(config, {"state_dir": state_dir})
-    callers_of_config(settings, config.parent)
-    worker_specs(settings, config.parent, settings.server.state_dir)
-    shown = masked(settings.model_dump(mode="json"))
-    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)
-
-
 def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
     """Run the event loop that everything here is measured on."""
     return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
@@ -162,6 +150,9 @@ def _run(
     show_prompts: bool = False,
     words: bool = False,
 ) -> list[JobView]:
+    from service.cli.prompt_display import PromptDisplay  # noqa: PLC0415 - as above
+    from service.cli.run_display import display  # noqa: PLC0415
+
     console = Console(emoji=False)
     prompts = PromptDisplay(console) if show_prompts else None
     with display(console, words=words) as shown:

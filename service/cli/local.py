@@ -81,6 +81,6 @@ def demo_command(
 
 def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:
     """Validate a configuration and print the effective one, secrets masked."""
-    from service.cli import engine_commands  # noqa: PLC0415 - see above
+    from service.cli.configuration_check import check  # noqa: PLC0415 - see above
 
-    engine_commands.check(config, state_dir)
+    check(config, state_dir)

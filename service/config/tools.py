@@ -1,6 +1,7 @@
 """The tool runners that the configuration names, open for as long as it names them."""
 
 import importlib
+import logging
 import os
 import shutil
 import sys
@@ -15,13 +16,16 @@ from anyio.abc import TaskGroup
 
 from service.config.schema import Config, McpServerConfig, ToolsConfig
 from service.errors import ConfigError
+from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec
+from workers.tools.held_server import HeldServer
 from workers.tools.http import HttpTools, open_http_tools
 from workers.tools.mcp import McpServer, McpState, McpTools
 from workers.tools.runner import PythonTools, SwitchedTools, ToolRunners
 
 WaitGone = Callable[[str], Coroutine[object, object, None]]
 LET_GO_S: Final = 5.0  # beyond a call's own limit
+logger = logging.getLogger(__name__)
 
 
 def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonTools | None:
@@ -70,11 +74,17 @@ class _ToolsOfModel:
 
 
 class Equipment:
-    """All that runs tools, by model; ``tasks`` hold the connections."""
+    """All that runs tools, by model; ``tasks`` hold the connections.
 
-    def __init__(self, tasks: TaskGroup) -> None:
+    ``left`` are MCP servers that an earlier program of this process has left: the first configuration takes those that
+    it starts in just the same way, and ``adopted`` are their processes.
+    """
+
+    def __init__(self, tasks: TaskGroup, left: Sequence[HeldServer] = ()) -> None:
         self._tasks = tasks
         self._models: dict[str, _ToolsOfModel] = {}
+        self._left = {(each.model, each.name): each for each in left}
+        self.adopted: set[ProcessId] = set()
 
     def __repr__(self) -> str:
         return f"<Equipment {list(self._models)}>"
@@ -93,6 +103,11 @@ class Equipment:
         """List the servers with their models, as they stand now."""
         return [(model, server.state) for model, servers in self.servers.items() for server in servers]
 
+    def held(self) -> list[HeldServer]:
+        """Return the MCP servers over stdio as the next program of this process would find them."""
+        found = (server.held(model) for model, servers in self.servers.items() for server in servers)
+        return [each for each in found if each is not None]
+
     def equipped(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         """Return specifications with what runs their models' tools."""
         return [replace(spec, tool_runner=self._models[spec.name].switched) for spec in specs]
@@ -108,8 +123,12 @@ class Equipment:
         for name, model in config.models.items():
             python = callables.get(name)
             self._models[name] = self._tools_of(
-                model.tools, before.pop(name, None), python if isinstance(python, PythonTools) else None
+                name, model.tools, before.pop(name, None), python if isinstance(python, PythonTools) else None
             )
+        for (_, server), unwanted in self._left.items():
+            logger.info("MCP server %s: it is ended: the configuration has it no more", server)
+            unwanted.let_go()
+        self._left.clear()
         for name, left in before.items():
             self._tasks.start_soon(self._retire, left, wait_gone(name))
 
@@ -117,7 +136,9 @@ class Equipment:
         await gone
         self._switch(left, _ToolsOfModel(config=ToolsConfig(), timeout_s=0.0, switched=left.switched))
 
-    def _tools_of(self, config: ToolsConfig, old: _ToolsOfModel | None, python: PythonTools | None) -> _ToolsOfModel:
+    def _tools_of(
+        self, model: str, config: ToolsConfig, old: _ToolsOfModel | None, python: PythonTools | None
+    ) -> _ToolsOfModel:
         if old is not None and old.config.python == config.python:
             python = old.python
         if old is not None and old.config.http == config.http:
@@ -130,18 +151,32 @@ class Equipment:
             switched=old.switched if old is not None else SwitchedTools(),
             python=python,
             http=http,
-            servers={name: self._server(name, each, old) for name, each in config.mcp.items()},
+            servers={name: self._server(model, name, each, old) for name, each in config.mcp.items()},
         )
         self._switch(old, new)
         return new
 
-    def _server(self, name: str, config: McpServerConfig, old: _ToolsOfModel | None) -> _Server:
+    def _server(self, model: str, name: str, config: McpServerConfig, old: _ToolsOfModel | None) -> _Server:
         known = old.servers.get(name) if old is not None else None
         if known is not None and known.config == config:
             return known
-        server = _Server(config=config, tools=_mcp(name, config))
+        wanted = _mcp(name, config)
+        tools = McpTools(wanted, _environment(), self._adopted(model, wanted))
+        server = _Server(config=config, tools=tools)
         self._tasks.start_soon(server.run)
         return server
+
+    def _adopted(self, model: str, wanted: McpServer) -> HeldServer | None:
+        """Return what an earlier program has left of a server, None where this one is to start it anew."""
+        held = self._left.pop((model, wanted.name), None)
+        if held is None:
+            return None
+        if (fault := held.fault(wanted.launch)) is not None:
+            logger.info("MCP server %s: it is ended, and started anew: %s", wanted.name, fault)
+            held.let_go()
+            return None
+        self.adopted.add(held.link.identity)
+        return held
 
     def _switch(self, old: _ToolsOfModel | None, new: _ToolsOfModel) -> None:
         if old is not None and (old.python, old.http, old.servers) == (new.python, new.http, new.servers):
@@ -173,10 +208,12 @@ class Equipment:
 
 
 @asynccontextmanager
-async def open_tools(config: Config, specs: Sequence[WorkerSpec]) -> AsyncIterator[Equipment]:
-    """Connect to every tool server for a block."""
+async def open_tools(
+    config: Config, specs: Sequence[WorkerSpec], left: Sequence[HeldServer] = ()
+) -> AsyncIterator[Equipment]:
+    """Connect to every tool server for a block; ``left`` are those that an earlier program of this process has left."""
     async with anyio.create_task_group() as tasks:
-        equipment = Equipment(tasks)
+        equipment = Equipment(tasks, left)
         equipment.change(config, specs, _nobody)
         try:
             yield equipment
@@ -204,17 +241,18 @@ def check_programs(config: Config) -> None:
                 )
 
 
-def _mcp(name: str, server: McpServerConfig) -> McpTools:
-    return McpTools(
-        McpServer(
-            name=name,
-            command=tuple(server.command),
-            env=server.env,
-            url=None if server.url is None else str(server.url),
-            headers=server.headers,
-        ),
-        {key: value for key, value in os.environ.items() if not key.startswith("ROUNDHOUSE_")},
+def _mcp(name: str, server: McpServerConfig) -> McpServer:
+    return McpServer(
+        name=name,
+        command=tuple(server.command),
+        env=server.env,
+        url=None if server.url is None else str(server.url),
+        headers=server.headers,
     )
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("ROUNDHOUSE_")}
 
 
 def _load(key: str, place: str) -> Callable[..., object]:

@@ -5,6 +5,7 @@ ready, in the order in which they do.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from typing import NamedTuple, Protocol
 
@@ -60,14 +61,14 @@ def speaking_order(job: Job, dependencies: "Dependencies", rounds: int) -> Speak
 def dependencies_of(job: Job) -> "Dependencies":
     """Return whom the agents of ``job`` wait for."""
     places = {agent.id: number for number, agent in enumerate(job.agents)}
-    return Dependencies([[places[other] for other in agent.waits_for] for agent in job.agents])
+    return _dependencies(tuple(tuple(sorted(places[other] for other in agent.waits_for)) for agent in job.agents))
 
 
 class Dependencies:
-    """Whom each agent waits for within a round, worked out once for all conversations of a job."""
+    """Whom each agent waits for within a round: of agents' places, sorted. Immutable, so jobs of one shape share it."""
 
-    def __init__(self, waits_for: Sequence[Iterable[int]]) -> None:
-        self.waits_for = tuple(tuple(sorted(waited)) for waited in waits_for)
+    def __init__(self, waits_for: tuple[tuple[int, ...], ...]) -> None:
+        self.waits_for = waits_for
         self.masks = tuple(_mask(waited) for waited in self.waits_for)
         self.everybody = _mask(range(len(self.waits_for)))
         followers: list[list[int]] = [[] for _ in self.waits_for]
@@ -87,6 +88,9 @@ class Dependencies:
     def _order(self) -> tuple[int, ...]:
         """Return the agents such that each comes after all that wait for it."""
         return tuple(TopologicalSorter(dict(enumerate(self.followers))).static_order())
+
+
+_dependencies = lru_cache(maxsize=64)(Dependencies)  # a request of a client is a job of its own, all of one shape
 
 
 def _mask(agents: Iterable[int]) -> int:

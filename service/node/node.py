@@ -47,6 +47,7 @@ from workers.offload.pool import offloading
 from workers.policy.adoption import Adoption
 from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec
+from workers.tools.held_server import HeldServer
 
 if TYPE_CHECKING:
     from service.store.cluster import Cluster
@@ -132,10 +133,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What an earlier program of this process has left: the hold on the state directory, engines, and children."""
+    """What an earlier program of this process has left: the hold on the state directory, engines, servers, children."""
 
     lock_fd: int | None = None
     fleet: HeldFleet | None = None
+    servers: Sequence[HeldServer] = ()
     children: Sequence[ProcessId] = ()
 
 
@@ -164,7 +166,7 @@ async def open_node(
         open_database(config.store, state_dir, models) as database,
         open_store(database) as store,
     ):
-        async with offloading(), open_tools(config, specs) as tools, anyio.create_task_group() as tasks:
+        async with offloading(), open_tools(config, specs, left.servers) as tools, anyio.create_task_group() as tasks:
             metrics = Metrics(models)
             telemetry = Telemetry(metrics)
             specs = [replace(spec, state_dir=state_dir) for spec in tools.equipped(specs)]
@@ -216,7 +218,8 @@ async def open_node(
             rules = partial(_rules, live, adapters, neighbours)
             catalog = ToolCatalog(runners_of(tools), adapters.names)
             jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
-            adoption = await fleet.inherit(left.fleet, left.children) if left.fleet is not None else None
+            unwanted = [child for child in left.children if child not in tools.adopted]
+            adoption = await fleet.inherit(left.fleet, unwanted) if left.fleet is not None else None
             trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)
             async with trace, fleet.running():
                 yield Node(

@@ -155,12 +155,14 @@ class Store:
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
         """Hand in facts that belong together: durable soon, in the order of the calls, or the store fails.
 
+        What is of no job are accounts of requests: they wait a moment for others.
+
         ``on_durable`` is called in the event loop when they are; never, when the store fails, or when they are of a
         conversation that another node has taken over: those are refused, and the log says so.
         """
         jobs, operation = self._facts(records)
         self._submit(
-            Write(operation=operation, jobs=jobs, is_kept=True, size=len(records)),
+            Write(operation=operation, jobs=jobs, is_kept=True, may_wait=not jobs, size=len(records)),
             self._claims.take_over,
             on_success=on_durable,
         )

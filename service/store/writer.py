@@ -1,8 +1,9 @@
 """The one thread that writes: whatever waits when it turns up is committed together.
 
 A commit with synchronous=FULL costs one fsync whether it holds one write or a hundred, so grouping is what makes it
-affordable; no write waits for a group to fill. Each group has a number that is committed with it: where a connection
-breaks during a commit, the number tells whether the group is there, and nothing is written twice.
+affordable; no write waits for a group to fill but accounts, for which nobody waits. Each group has a number that is
+committed with it: where a connection breaks during a commit, the number tells whether the group is there, and nothing
+is written twice.
 
 A database that is in trouble (a full disk, a server that restarts) is tried again until it is well. What has happened
 is kept meanwhile, in its order; a request is refused, and can come again.
@@ -12,7 +13,8 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from workers.policy.backoff import Backoff
 
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
 MAX_FACTS: Final = 2000  # of all writes of a group, as far as they can be told beforehand
+LINGER_S: Final = 0.05  # for which accounts wait for company: a commit for each took a quarter of a request's CPU
 CONFLICTS: Final = 10  # in a row, before they count as trouble
 PAUSES: Final = Backoff(first_s=0.1, last_s=2.0)
 CLOSING_TRIES: Final = 2  # of a database that is in trouble, before what it has not taken is given up
@@ -36,11 +39,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """An operation and what came of it; one that ``is_kept`` is tried again until the database takes it."""
+    """An operation and what came of it; one that ``is_kept`` is tried again until the database takes it.
+
+    One that ``may_wait`` is committed with what else comes within ``LINGER_S``.
+    """
 
     operation: Operation
     jobs: frozenset[JobId]  # that it changes
     is_kept: bool
+    may_wait: bool = False
     size: int = 1  # how many facts it writes
     key: str | None = None  # that it posts with
     future: "Future[Any]" = field(default_factory=Future)
@@ -60,8 +67,10 @@ class Writer:
         membership: Membership,
         begin: Callable[[], None],
         tell: Callable[[WriterEvent], None],
+        linger_s: float = LINGER_S,
     ) -> None:
         self._database = database
+        self._linger_s = linger_s
         self._membership = membership
         self._begin = begin
         self._tell = tell
@@ -110,15 +119,30 @@ class Writer:
         """Return what waits, at least one; an empty list is the end."""
         group: list[Write] = []
         item, facts = self._queue.get(), 0
+        until = time.monotonic() + self._linger_s
         while item is not None:
             group.append(item)
             facts += item.size
-            if len(group) == MAX_GROUP or facts >= MAX_FACTS or self._queue.empty():
+            if len(group) == MAX_GROUP or facts >= MAX_FACTS:
                 return group
-            item = self._queue.get()
+            try:
+                item = self._next_of(group, until)
+            except queue.Empty:
+                return group
         if group:
             self._queue.put(None)  # the end comes again after this group
         return group
+
+    def _next_of(self, group: Sequence[Write], until: float) -> Write | None:
+        """Return what belongs to the group as well.
+
+        Raises:
+            queue.Empty: nothing does.
+        """
+        left = until - time.monotonic()
+        if left > 0 and all(write.may_wait for write in group):
+            return self._queue.get(timeout=left)
+        return self._queue.get_nowait()
 
     def _write(self, group: list[Write]) -> None:
         """Write a group, however long the database takes to be well."""

@@ -15,6 +15,7 @@ from service.timeline.spans import Span
 from service.timeline.timeline import Timeline
 
 QUEUE: Final = 1  # the process of what waits; workers follow
+FIRST: Final = 1  # the thread of a worker's first row, which each worker of a timeline has
 US: Final = 1_000_000
 EVENTS_A_PIECE: Final = 1000
 Event = dict[str, Any]
@@ -44,7 +45,7 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
         yield _instant(pids[incident.worker], incident.at_s, f"incident: {incident.reason}", args)
     for change in timeline.states:
         args = {"incarnation": change.incarnation, "because": change.because}
-        yield _instant(pids[change.worker], max(0.0, change.at_s), change.state, args)
+        yield _instant(pids[change.worker], change.at_s, change.state, args)
     for at_s, count in waiting(timeline):
         yield {"ph": "C", "pid": QUEUE, "name": "turns", "ts": _us(at_s), "args": {"waiting": count}}
     for span in timeline.attempts:
@@ -52,11 +53,14 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def waiting(timeline: Timeline) -> list[tuple[float, int]]:
-    """Return how many of the turns that have started since were waiting for a slot, from each moment on."""
+    """Return how many of the turns that have started since were waiting for a slot, from each moment on.
+
+    What began before the origin is told as of then, so that no moment has two counts.
+    """
     moves: list[tuple[float, int]] = []
     for span in timeline.attempts:
         if span.queued_s is not None and span.queued_s < span.started_s:
-            moves += [(span.queued_s, 1), (span.started_s, -1)]
+            moves += [(max(0.0, span.queued_s), 1), (max(0.0, span.started_s), -1)]
     counts: list[tuple[float, int]] = []
     count = 0
     for at_s, move in sorted(moves):
@@ -84,7 +88,7 @@ def _attempt(pid: int, span: Span, until_s: float) -> Event:
     return {
         "ph": "X",
         "pid": pid,
-        "tid": span.row + 1,
+        "tid": FIRST + span.row,
         "name": f"{span.agent} r{span.round}",
         "cat": span.outcome.value,
         "ts": _us(span.started_s),
@@ -97,14 +101,14 @@ def _named(pid: int, name: str, rows: Mapping[int, str]) -> Iterator[Event]:
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
     yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
     for row, called in rows.items():
-        yield {"ph": "M", "pid": pid, "tid": row + 1, "name": "thread_name", "args": {"name": called}}
-        yield {"ph": "M", "pid": pid, "tid": row + 1, "name": "thread_sort_index", "args": {"sort_index": row}}
+        yield {"ph": "M", "pid": pid, "tid": FIRST + row, "name": "thread_name", "args": {"name": called}}
+        yield {"ph": "M", "pid": pid, "tid": FIRST + row, "name": "thread_sort_index", "args": {"sort_index": row}}
 
 
 def _instant(pid: int, at_s: float, name: str, args: Mapping[str, object]) -> Event:
     known = {key: value for key, value in args.items() if value is not None}
-    return {"ph": "i", "s": "p", "pid": pid, "tid": 0, "name": name, "ts": _us(at_s), "args": known}
+    return {"ph": "i", "s": "p", "pid": pid, "tid": FIRST, "name": name, "ts": _us(at_s), "args": known}
 
 
 def _us(at_s: float) -> int:
-    return round(at_s * US)
+    return max(0, round(at_s * US))  # before the origin there is what began earlier, or another node's clock

@@ -21,8 +21,9 @@ from workers.handover import HeldFleet
 from workers.process.identity import ProcessId
 from workers.process.leftovers import children_now
 from workers.process.registry import continue_run
+from workers.tools.held_server import HeldServer
 
-VERSION: Final = 1  # of the form of the document; another one is refused before anything is handed over
+VERSION: Final = 2  # of the form of the document; another one is refused before anything is handed over
 VARIABLE: Final = "ROUNDHOUSE_HANDOVER"
 # They wait until the next program can take them; none of them would find a handler meanwhile.
 WAITING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
@@ -42,11 +43,13 @@ class Handover(Struct, frozen=True, kw_only=True):
     lock_fd: int
     connections: list[int]
     fleet: HeldFleet
+    servers: list[HeldServer]  # of MCP, over stdio
 
     @property
     def descriptors(self) -> list[int]:
         """What has to stay open."""
-        return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors]
+        of_servers = [fd for server in self.servers for fd in server.link.descriptors]
+        return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors, *of_servers]
 
 
 class Inherited:

@@ -245,6 +245,7 @@ class Upgrader:
             lock_fd=self._node.lock_fd,
             connections=front.resting(),
             fleet=fleet.held(),
+            servers=self._node.tools.held(),
         )
         try:
             replace_program(handover, self._argv, os.environ)

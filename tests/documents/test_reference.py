@@ -20,6 +20,7 @@ from service.api.models.weights_schemas import GroupOut, UpdateOut
 from service.api.problems import ANSWERS
 from service.api.timeline_schemas import TimelineAttempt, TimelineOut
 from service.api.usage import UsageOut
+from service.cli.app import Commands
 from service.cli.app import app as command_line
 from service.cli.exits import Exit
 from service.config.keys import KeyConfig
@@ -209,7 +210,11 @@ def test_every_command_option_and_variable_is_on_its_page() -> None:
     group = typer.main.get_command(command_line)
     shared = set(names(section(page, "Options of commands that speak to a service")))
     all_variables = {str(each.envvar) for each in group.params if each.envvar}
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    assert isinstance(group, Commands)
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    assert {"serve", "top", "upgrade"} <= set(commands)
+    for name, command in commands.items():
+        assert command is not None
         options = {option for each in command.params for option in each.opts if option.startswith("--")}
         listed = {each.split()[0].rstrip(",") for each in names(section(page, f"`roundhouse {name}`"))}
         own = {each for each in listed if each.startswith("--")}

@@ -1,10 +1,8 @@
 """Upgrades in place: engines stay, no turn is lost or doubled, no client is refused, and no engine is ever orphaned."""
 
 import os
-import random
 import signal
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -15,9 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.faults.test_rings import processes_of
 from tests.harness.service import (
-    Document,
     Service,
     asked_for,
     check_debate,
@@ -36,16 +32,10 @@ from tests.harness.upgrades import (
     upgrades_of,
     wait_upgraded,
 )
-from tests.harness.waiting import LIMIT_S, is_alive, wait_for
+from tests.harness.waiting import is_alive, wait_for
 
 KILL_WITHIN_S = 2.0
 Ports = Callable[[int], int]
-
-
-@pytest.fixture
-def times(request: pytest.FixtureRequest) -> int:
-    """How often a random kill is tried: few in a test run, a thousand in a soak."""
-    return 1000 if request.config.getoption("--soak") else 4
 
 
 def still(engines: list[Engine]) -> set[tuple[int, float]]:
@@ -234,45 +224,3 @@ def test_a_program_that_fails_after_the_exec_takes_every_engine_with_it(tmp_path
         service.http.close()
         if service.process is not None:
             service.kill()
-
-
-@pytest.mark.system
-def test_a_sigkill_at_any_moment_of_an_upgrade_leaves_nothing(tmp_path: Path, free_ports: Ports, times: int) -> None:
-    """While it is checked, drained, handed over or taken up: guardians see their parent die, whatever it runs."""
-    port = free_ports(3)
-    service = Service(tmp_path / "a", port, {"m": scripted_model(port + 1, replicas=2, tokens=50, interval=0.02)})
-    slowest, phases = 0.0, Counter[str]()
-    try:
-        service.start()
-        began_at = time.monotonic()
-        upgrade(service)
-        whole_s = time.monotonic() - began_at
-        service.kill()
-        for _ in range(times):
-            service.start()
-            folder, tree = tmp_path / "a", service.tree()
-            service.post_job(debate())
-            assert service.process is not None
-            service.process.send_signal(signal.SIGUSR2)
-            moment_s, started_at = random.uniform(0.0, whole_s), time.monotonic()  # noqa: S311
-            wait_for(lambda: time.monotonic() - started_at > moment_s, "a random moment")  # noqa: B023
-            phases[_phase(service)] += 1
-            service.kill()
-            wait = wait_for(lambda: not any(map(is_alive, tree)), "no engine is left", KILL_WITHIN_S)  # noqa: B023
-            wait_for(lambda: not processes_of(folder), "nor anything else", LIMIT_S)  # noqa: B023
-            slowest = max(slowest, wait)
-    finally:
-        service.http.close()
-        if service.process is not None:
-            service.kill()
-    print(f"{times} kills ({dict(phases)}), the slowest tree was gone after {slowest * 1000:.0f} ms")
-
-
-def _phase(service: Service) -> str:
-    """Return what the service does, as far as it answers at once."""
-    try:
-        answer = service.http.get("/v1/upgrade", timeout=0.2)
-    except httpx.TransportError:
-        return "between programs"
-    now: Document = answer.json()
-    return "after" if now["upgrades"] else str(now["phase"])

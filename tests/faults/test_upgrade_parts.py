@@ -1,8 +1,7 @@
-"""Upgrades in place of what stands beside plain engines: clients' requests, tool servers, lanes, a shared database."""
+"""Upgrades in place of what stands beside plain engines: clients' requests, lanes, a shared database."""
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +12,11 @@ from tests.behaviour.test_lanes import lanes_at, lanes_of, placed, talk
 from tests.behaviour.test_relay_queue import Caller
 from tests.faults.test_relay import errors
 from tests.harness.postgres import PostgresServer
-from tests.harness.programs import PROGRAMS
-from tests.harness.service import Service, check_debate, debate, scripted_model, serving
+from tests.harness.service import check_debate, debate, scripted_model, serving
 from tests.harness.upgrades import engines_of, upgrade, upgrades_of
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 Ports = Callable[[int], int]
-MCP_SERVER = PROGRAMS / "mcp_server.py"
 
 
 @pytest.mark.system
@@ -39,31 +36,6 @@ def test_requests_of_clients_are_answered_before_the_program_goes(tmp_path: Path
         assert "[DONE]" not in talking.text
         assert "upgraded in place" in waiting.text
         wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 0, "its slot is free")
-
-
-@pytest.mark.system
-def test_tool_servers_begin_anew_and_none_is_left_behind(tmp_path: Path, free_ports: Ports) -> None:
-    """The old one is gone with all that held it; the new one lists its tools."""
-    port = free_ports(2)
-    mcp = {"tools": {"mcp": {"own": {"command": [sys.executable, str(MCP_SERVER), "stdio"]}}}}
-
-    def servers(service: Service) -> list[int]:
-        below = psutil.Process(service.process.pid if service.process else 0).children(recursive=True)
-        return [each.pid for each in below if any(MCP_SERVER.name in word for word in each.cmdline())]
-
-    def is_connected(service: Service) -> bool:
-        return all(each["trouble"] is None for each in service.get("/v1/status")["tool_servers"])
-
-    with serving(tmp_path / "a", port, {"m": {**scripted_model(port + 1), **mcp}}) as service:
-        wait_for(lambda: is_connected(service), "the server has listed its tools")
-        before = servers(service)
-        engines, count = engines_of(service), len(service.tree())
-        upgrade(service)
-        wait_for(lambda: is_connected(service), "the next one has listed its tools")
-        assert before
-        assert not any(map(is_alive, before))
-        assert engines_of(service) == engines
-        wait_for(lambda: len(service.tree()) == count, "nothing more is there than before")
 
 
 @pytest.mark.system

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ FLAGS = (
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the page's main thread did in a block: its longest task, by the clock and by its own CPU time, in ms."""
+
+    tasks: int = 0
+    longest_ms: float = 0.0
+    longest_cpu_ms: float = 0.0  # what others on the machine do is not in it
+    over_50_ms: int = 0  # tasks, by the clock
+
+
 class Page:
     """One tab; what it complains of is in ``complaints``."""
 
@@ -33,7 +44,8 @@ class Page:
         self._connection = connection
         self._numbers = itertools.count(1)
         self.complaints: list[str] = []
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        self._traced: list[dict[str, Any]] = []
+        for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: object) -> dict[str, Any]:
@@ -48,8 +60,24 @@ class Page:
                 return result
             self._note(message)
 
+    def begin_trace(self) -> None:
+        """Begin to note every task of the browser."""
+        self._traced.clear()
+        self.send("Tracing.start", transferMode="ReportEvents", traceConfig={"includedCategories": ["toplevel"]})
+
+    def end_trace(self) -> Work:
+        """Return what the page's main thread has done since; tasks of other threads and processes are left out."""
+        self.send("Tracing.end")
+        while (message := json.loads(self._connection.recv(timeout=LIMIT_S))).get(
+            "method"
+        ) != "Tracing.tracingComplete":
+            self._note(message)
+        return _work_of(self._traced)
+
     def _note(self, message: dict[str, Any]) -> None:
-        if message.get("method") == "Runtime.exceptionThrown":
+        if message.get("method") == "Tracing.dataCollected":
+            self._traced += message["params"]["value"]
+        elif message.get("method") == "Runtime.exceptionThrown":
             details = message["params"]["exceptionDetails"]
             self.complaints.append(str(details.get("exception", {}).get("description") or details["text"]))
         elif message.get("method") == "Log.entryAdded":
@@ -119,6 +147,18 @@ class Page:
         """Write what it looks like, down to its end."""
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
+
+
+def _work_of(events: list[dict[str, Any]]) -> Work:
+    threads = {(each["pid"], each["tid"]) for each in events if each.get("args", {}).get("name") == "CrRendererMain"}
+    tasks = [each for each in events if each["ph"] == "X" and (each["pid"], each["tid"]) in threads]
+    outer = [each for each in tasks if each["name"].endswith("RunTask")]
+    assert outer, "the browser has told of no task"
+    times = [each["dur"] / 1000 for each in outer]
+    cpu = max(each.get("tdur", each["dur"]) for each in outer) / 1000
+    return Work(
+        tasks=len(outer), longest_ms=max(times), longest_cpu_ms=cpu, over_50_ms=sum(each > 50 for each in times)
+    )
 
 
 @contextmanager

@@ -50,13 +50,18 @@ class Service:
         keys = settings.get("api_keys")
         headers = {"Authorization": f"Bearer {keys[0]}"} if isinstance(keys, list) else {}
         self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False, headers=headers)
+        self.environment: dict[str, str] = {}  # over our own
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, ready: bool = True) -> None:
+    def start(self, *, ready: bool = True, limit_s: float = LIMIT_S) -> None:
         """Start a life; return when it serves, or when every model is ready."""
+        environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
-            self.process = subprocess.Popen([ROUNDHOUSE, "serve", "--config", str(self.config)], stdout=log, stderr=log)
-        wait_for(lambda: self._answers("/readyz" if ready else "/healthz"), "the service is there; see its serve.log")
+            self.process = subprocess.Popen(
+                [ROUNDHOUSE, "serve", "--config", str(self.config)], stdout=log, stderr=log, env=environment
+            )
+        path = "/readyz" if ready else "/healthz"
+        wait_for(lambda: self._answers(path), "the service is there; see its serve.log", limit_s)
 
     def stop(self) -> int:
         """End this life as an operator does; return its exit status."""

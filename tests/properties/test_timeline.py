@@ -5,11 +5,14 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.conversations.states import TurnState
 from service.timeline.chart import IDLE, LEAST, chart
 from service.timeline.rows import end_of, lay_rows
 from service.timeline.spans import Span
+from service.timeline.trace_file import trace_pieces
+from tests.harness.trace_format import trace_faults
 from tests.unit.service.test_timeline import timeline
 
 MOMENTS = st.integers(0, 40).map(float)
@@ -71,3 +74,10 @@ def test_a_chart_has_a_line_a_row_of_one_width(spans: list[Span], width: int) ->
     margin = max((len(f"w-0 {span.row}") + 1 for span in shown.attempts), default=0)
     assert {len(line) for line in lines} <= {max(width, margin + LEAST)}
     assert all(line[margin:].strip(IDLE) for line in lines)
+
+
+@given(attempts())
+def test_a_trace_keeps_to_its_format(spans: list[Span]) -> None:
+    """Whatever attempts there were, some of them before the origin: what Perfetto would drop is not in it."""
+    early = [replace(span, started_s=span.started_s - 10, queued_s=span.started_s - 20) for span in spans]
+    assert trace_faults(b"".join(trace_pieces(timeline(*early)))) == []

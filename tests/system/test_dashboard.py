@@ -238,9 +238,7 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     paint = "performance.getEntriesByType('paint')"
     shown.wait(f"{paint}.length > 0", "something is painted")
     assert shown.run(f"{paint}[0].startTime") < FIRST_PAINT_MS
-    shown.run("""window.longest = 0; new PerformanceObserver((list) => {
-        for (const each of list.getEntries()) window.longest = Math.max(window.longest, each.duration);
-    }).observe({ type: "longtask" })""")
+    shown.begin_trace()
     many = [{"id": f"c{number}", "prompt": "Go."} for number in range(300)]
     job_id = service.post_job({"name": "many", "rounds": 2, "agents": AGENTS, "conversations": many})
     go(shown, f"#/jobs/{job_id}", "c99")
@@ -249,4 +247,31 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     assert shown.run("document.querySelectorAll('tbody tr').length") == 100
     shown.click(".tools button:last-of-type")
     shown.wait_text("c199")
-    assert shown.run("window.longest") <= LONGEST_TASK_MS
+    assert shown.end_trace().longest_cpu_ms <= LONGEST_TASK_MS  # by the clock other programs' work would count
+
+
+def test_a_service_that_is_killed_is_missed_and_comes_back(
+    tmp_path: Path, page: Page, free_ports: Callable[[int], int]
+) -> None:
+    """The page says that it is gone, and goes on with the next life by itself, also with its log, counted anew."""
+    log = "document.querySelector('.log').innerText"
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
+        job_id = service.post_job({"name": "first", "agents": AGENTS, "conversations": [{"prompt": "Go."}]})
+        service.wait_ended(job_id)
+        os.kill(service.get("/v1/workers/m-0")["pid"], signal.SIGKILL)
+        page.resize(1280)
+        page.open(f"{service.url}/#/workers/m-0")
+        page.wait(f"{log}.includes('#2 scripted engine')", "the log is there")
+        page.run("window.same = true")
+        service.kill()
+        page.wait_text("No connection: Roundhouse cannot be reached")
+        picture(page, "gone-1280-light")
+        service.start()
+        page.wait("document.getElementById('banner').hidden", "the page has healed")
+        page.wait(f"{log}.includes('#1 scripted engine') && !{log}.includes('#2')", "the log is that of the new life")
+        pid = service.get("/v1/workers/m-0")["pid"]
+        page.wait(f"document.querySelector('.facts').innerText.includes('{pid}')", "so is the process")
+        go(page, "#/jobs", "first")
+        go(page, f"#/jobs/{job_id}", "completed")
+        assert page.run("window.same"), "nobody has loaded the page again"
+    page.complaints.clear()

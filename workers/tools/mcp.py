@@ -3,30 +3,29 @@
 The SDK is imported when the first server is configured: it costs half a second and 30 MB.
 """
 
+import hashlib
 import json
 import logging
 import math
-import os
-import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import anyio
 
 from workers.errors import ToolRunFailed, UnknownTool
 from workers.policy.backoff import Backoff
-from workers.process import guardian
-from workers.process.registry import run_id
+from workers.tools.held_server import HeldServer, HeldTool
 from workers.tools.runner import ToolUse
 from workers.tools.server_log import StderrLog
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult, RequestParamsMeta
+
+    from workers.tools.stdio import StdioLink
 
 CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packages
 RECONNECTS: Final = Backoff(first_s=0.5, last_s=30.0)
@@ -44,6 +43,12 @@ class McpServer:
     env: Mapping[str, str] = field(default_factory=dict)
     url: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def launch(self) -> str:
+        """A digest of what its program is started as: another one is another server."""
+        text = json.dumps([self.command, sorted(self.env.items())])
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +76,16 @@ class McpTools:
     """The tools of one server; ``run_connection`` must be running, and connects again whenever the connection ends.
 
     A call that is under way when the connection ends fails, since what it has done is unknown; one that comes while
-    the server is being connected to waits.
+    the server is being connected to waits. ``left`` is the server as an earlier program of this process has left it:
+    the first connection goes on with its session.
     """
 
-    def __init__(self, server: McpServer, environment: Mapping[str, str]) -> None:
+    def __init__(self, server: McpServer, environment: Mapping[str, str], left: HeldServer | None = None) -> None:
         self._server = server
         self._environment = environment
+        self._left = left
         self._stderr = StderrLog(server.name)
+        self._link: StdioLink | None = None
         self._client: Client | None = None
         self.listed: tuple[ListedTool, ...] | None = None  # what the server listed last, None where it never did
         self._names: frozenset[str] = frozenset()
@@ -110,6 +118,31 @@ class McpTools:
         """Return when the present try to connect has come to something; the caller bounds that."""
         await self._settled.wait()
 
+    def held(self, model: str) -> HeldServer | None:
+        """Return the server as the next program of this process would find it; None where it has no session to keep.
+
+        What is asked of it at the moment is not handed over: an answer to that is nobody's.
+        """
+        link = self._link.held() if self._client is not None and self._link is not None else None
+        if self._client is None or link is None:
+            return None
+        session = self._client.session
+        negotiated = session.discover_result or session.initialize_result
+        if negotiated is None:
+            return None
+        return HeldServer(
+            model=model,
+            name=self._server.name,
+            launch=self._server.launch,
+            link=link,
+            negotiated=negotiated.model_dump_json(by_alias=True, exclude_none=True),
+            is_discovered=session.discover_result is not None,
+            tools=[
+                HeldTool(name=tool.name, description=tool.description, parameters=dict(tool.parameters))
+                for tool in self.listed or ()
+            ],
+        )
+
     async def run(self, use: ToolUse) -> object:
         """Have the server run it; what the server reports as the tool's own error is a result, for the model to see."""
         from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - see above
@@ -136,7 +169,7 @@ class McpTools:
         """Stay connected until cancelled."""
         failures = 0
         while True:
-            before = self._connections
+            before, was_left = self._connections, self._left is not None
             try:
                 await self._stay_connected()
                 has_ended = self._connections > before
@@ -146,6 +179,9 @@ class McpTools:
             self._trouble = f"{trouble}; it said last: {words}" if (words := self._stderr.last_words) else trouble
             if self._connections > before:
                 failures = 0
+            elif was_left:
+                logger.error("MCP server %s: it is ended, and started anew: %s", self._server.name, self._trouble)
+                continue
             else:
                 self._settled.set()  # a waiting caller is told the trouble
             failures += 1
@@ -184,41 +220,69 @@ class McpTools:
 
     async def _stay_connected(self) -> None:
         """Connect within the limit, and return when the connection is broken."""
+        left, self._left = self._left, None
         with anyio.CancelScope(deadline=anyio.current_time() + CONNECT_LIMIT_S) as limit:
             try:
                 async with AsyncExitStack() as stack:
-                    client = await stack.enter_async_context(await self._connect(stack))
-                    listed = await _all_tools(client)
+                    client = await stack.enter_async_context(await self._connect(stack, left))
+                    listed = await _all_tools(client) if left is None else _go_on(client, left)
                     limit.deadline = math.inf  # it bounds the connecting; the caller bounds a call
                     self._client, self.listed, self._broken = client, listed, anyio.Event()
                     self._names = frozenset(tool.name for tool in listed)
-                    self._heard_at = anyio.current_time()
+                    # One that was left is asked whether it is there before it is asked for anything else.
+                    self._heard_at = anyio.current_time() if left is None else -math.inf
                     self._connections += 1
-                    logger.info("MCP server %s: %d tools", self._server.name, len(listed))
+                    goes_on = "" if left is None else f", going on with process {left.link.pid}"
+                    logger.info("MCP server %s: %d tools%s", self._server.name, len(listed), goes_on)
                     self._settled.set()
                     await self._broken.wait()
             finally:
                 self._break()
+                self._link = None
 
-    async def _connect(self, stack: AsyncExitStack) -> "Client":
+    async def _connect(self, stack: AsyncExitStack, left: HeldServer | None) -> "Client":
         import httpx2  # noqa: PLC0415 - see above
-        from mcp import Client, StdioServerParameters, stdio_client  # noqa: PLC0415
+        from mcp import Client  # noqa: PLC0415
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
         from mcp.types import Implementation  # noqa: PLC0415
+        from mcp.types.version import LATEST_MODERN_VERSION  # noqa: PLC0415
+
+        from workers.tools.stdio import StdioLink  # noqa: PLC0415 - it needs the SDK
 
         who = Implementation(name="roundhouse", version=version("roundhouse"))
+        name = self._server.name
         if self._server.url is not None:
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(self._server.headers), timeout=None))
             return Client(streamable_http_client(self._server.url, http_client=http), client_info=who, cache=None)
-        # Under a guardian, as engines are: a server must not outlive us, nor leave what it has started.
-        tether = ["-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid()), *self._server.command]
-        env = {**self._environment, **self._server.env, guardian.MARK_TO_BE: run_id()}
-        stderr = await stack.enter_async_context(self._stderr.open())
-        return Client(
-            stdio_client(StdioServerParameters(command=sys.executable, args=tether, env=env), stderr),
-            client_info=who,
-            cache=None,
-        )
+        if left is not None:
+            self._link = StdioLink.take(name, left.link, self._stderr)
+            # A fixed version is taken for granted: nothing is sent, and ``_go_on`` says what was negotiated.
+            return Client(self._link.open(), client_info=who, cache=None, mode=LATEST_MODERN_VERSION)
+        env = {**self._environment, **self._server.env}
+        self._link = StdioLink.start(name, self._server.command, env, self._stderr)
+        return Client(self._link.open(), client_info=who, cache=None)
+
+
+def _go_on(client: "Client", left: HeldServer) -> tuple[ListedTool, ...]:
+    """Have a session be what an earlier program has negotiated, without a word to the server; return its tools.
+
+    Raises:
+        ValueError: what was negotiated cannot be read, or is of a version that this SDK does not speak.
+    """
+    from mcp.types import DiscoverResult, InitializeResult  # noqa: PLC0415 - see above
+    from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS  # noqa: PLC0415
+
+    negotiated: DiscoverResult | InitializeResult
+    if left.is_discovered:
+        negotiated = DiscoverResult.model_validate_json(left.negotiated, by_name=False)
+    else:
+        negotiated = InitializeResult.model_validate_json(left.negotiated, by_name=False)
+        if negotiated.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            raise ValueError(f"the session is of version {negotiated.protocol_version}")
+    client.session.adopt(negotiated)
+    return tuple(
+        ListedTool(name=tool.name, description=tool.description, parameters=tool.parameters) for tool in left.tools
+    )
 
 
 async def _is_alive(client: "Client") -> bool:

@@ -2,9 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final, TextIO
+from typing import Final
 
 import anyio
 
@@ -15,39 +13,33 @@ logger = logging.getLogger(__name__)
 
 
 class StderrLog:
-    """The standard error of one program at a time."""
+    """The standard error of one program at a time; ``half`` is the beginning of a line whose end has not come."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._half = b""
+        self.half = b""
         self.last_words = ""
 
     def __repr__(self) -> str:
         return f"<StderrLog {self._name}>"
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[TextIO]:
-        """Give a file for a program to write to, and log what comes for as long as the block lasts."""
-        self._half, self.last_words = b"", ""
-        source, target = os.pipe()
-        os.set_blocking(source, False)
-        try:
-            async with anyio.create_task_group() as tasks:
-                with os.fdopen(target, "w", encoding="utf-8") as file:
-                    tasks.start_soon(self._follow, source)
-                    yield file
-                tasks.cancel_scope.cancel()
-        finally:
-            self._take(source)  # what it said as it ended
-            if self._half:
-                self._tell(self._half)
-            os.close(source)
+    def begin(self, half: bytes = b"") -> None:
+        """Forget what another program said; ``half`` is what this one has begun to say."""
+        self.half, self.last_words = half, ""
 
-    async def _follow(self, source: int) -> None:
+    async def follow(self, source: int) -> None:
+        """Log what comes on a descriptor that does not block, until its end."""
         while True:
             await anyio.wait_readable(source)
             if not self._take(source):
                 return
+
+    def finish(self, source: int) -> None:
+        """Log what is there still, and what was begun."""
+        self._take(source)
+        if self.half:
+            self._tell(self.half)
+            self.half = b""
 
     def _take(self, source: int) -> bool:
         """Log what is there; return whether more may come."""
@@ -55,12 +47,12 @@ class StderrLog:
             read = os.read(source, CHUNK_BYTES)
         except BlockingIOError:
             return True
-        *lines, self._half = (self._half + read).split(b"\n")
+        *lines, self.half = (self.half + read).split(b"\n")
         for line in lines:
             self._tell(line)
-        while len(self._half) > LINE_BYTES:
-            self._tell(self._half[:LINE_BYTES])
-            self._half = self._half[LINE_BYTES:]
+        while len(self.half) > LINE_BYTES:
+            self._tell(self.half[:LINE_BYTES])
+            self.half = self.half[LINE_BYTES:]
         return bool(read)
 
     def _tell(self, line: bytes) -> None:

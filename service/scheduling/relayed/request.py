@@ -92,7 +92,7 @@ class RelayedRequest:
     def __init__(self, job_id: JobId, posted: PostedRequest) -> None:
         self.posted = posted
         self.key = TurnKey(job_id, CONVERSATION, AGENT, 0)
-        self.agent = posted.job(job_id).agents[0]
+        self.job = posted.job(job_id)  # as the core knows it
         self.charges = Charges()
         self.scope: anyio.CancelScope | None = None  # of the attempt that runs
         self.is_interrupted = False
@@ -114,6 +114,11 @@ class RelayedRequest:
     def __repr__(self) -> str:
         state = "over" if self.is_over else "waits" if self._waiting_since is not None else f"on {self.worker}"
         return f"<RelayedRequest {self.key.job_id} of {self.posted.model} {state}>"
+
+    @property
+    def agent(self) -> Agent:
+        """The agent that stands for its client."""
+        return self.job.agents[0]
 
     @property
     def is_waiting(self) -> bool:

@@ -95,7 +95,7 @@ class RelayedRequests:
         self._requests[request.key.job_id] = request
         place = self._programs.find(posted.marks)
         cached = {} if place is None else {request.key: place}
-        self._post(events.JobAdmitted(job=posted.job(request.key.job_id), cached=cached))
+        self._post(events.JobAdmitted(job=request.job, cached=cached))
         return request
 
     def withdraw(self, request: RelayedRequest, failure: RelayFailure | None = None) -> None:

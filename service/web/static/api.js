@@ -54,12 +54,13 @@ async function answerTo(path, { method = "GET", body, headers = {}, signal } = {
   throw new Problem(answer.status, document);
 }
 
-/** Return the JSON of an answer. */
-export async function ask(path, options = {}) {
+/** Return the JSON of an answer; `read` takes its stream where it is very long. */
+export async function ask(path, { read = null, ...options } = {}) {
   const limit = new AbortController();
   const timer = setTimeout(() => limit.abort("late"), LIMIT_MS);
   try {
     const answer = await answerTo(path, { ...options, signal: limit.signal });
+    if (read) return await read(answer.body);
     return answer.status === 204 ? null : await answer.json();
   } catch (error) {
     if (error instanceof Problem || error instanceof Unreachable) throw error;

@@ -18,6 +18,7 @@ export function clock(text) {
 /** Return seconds in one or two units. */
 export function seconds(count) {
   if (count === null || count === undefined || Number.isNaN(count)) return "";
+  if (count > 0 && count < 0.095) return `${Math.ceil(count * 1000)} ms`;
   if (count < 10) return `${count.toFixed(1)} s`;
   if (count < 120) return `${Math.round(count)} s`;
   if (count < 7200) return `${Math.floor(count / 60)} min ${Math.round(count % 60)} s`;

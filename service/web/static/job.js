@@ -17,19 +17,21 @@ export function open(root, [id], title) {
   const state = badge("queued");
   const cancel = h("button", { type: "button", class: "danger", hidden: true }, "Cancel the job");
   const head = headOf(id);
-  const faults = h("div");
+  const faults = h("div"); // of what was asked of the job
+  const trouble = h("div"); // of what is followed
   const timeline = timelineNode(`/v1/jobs/${encodeURIComponent(id)}`);
   const conversations = conversationsTable(id);
   const pages = pager((query) => follow(
-    `/v1/jobs/${encodeURIComponent(id)}/overview/events?${query}`, update, (problem) => faults.replaceChildren(problemNode(problem)),
+    `/v1/jobs/${encodeURIComponent(id)}/overview/events?${query}`, update, (problem) => trouble.replaceChildren(problemNode(problem)),
   ));
   cancel.addEventListener("click", () => window.confirm("Cancel this job? What was said is kept.")
     && showing(faults, () => ask(`/v1/jobs/${encodeURIComponent(id)}/cancel`, { method: "POST" })));
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/jobs" }, "Jobs")),
-    h("div", { class: "head" }, heading, state, cancel), faults, head.node, timeline.node, pages.node, conversations.node,
+    h("div", { class: "head" }, heading, state, cancel), faults, trouble, head.node, timeline.node, pages.node, conversations.node,
   );
   function update({ job, conversations: rows, next_after: next }) {
+    trouble.replaceChildren();
     setText(heading, job.name);
     title(job.name);
     setBadge(state, job.state);

@@ -2,6 +2,7 @@
 
 import { ask } from "./api.js";
 import { folded, h } from "./dom.js";
+import { readPieces } from "./pieces.js";
 import { showing } from "./problem.js";
 import { drawTimeline } from "./timeline.js";
 
@@ -14,7 +15,7 @@ export function timelineNode(path) {
   let drawn = null;
   async function draw() {
     await showing(faults, async () => {
-      const data = await ask(`${path}/timeline`);
+      const data = await ask(`${path}/timeline`, { read: (stream) => readPieces(stream, "attempts", "conversation") });
       drawn?.destroy();
       drawn = drawTimeline(place, data);
     });

@@ -7,26 +7,35 @@ import { clock } from "./format.js";
 const LOOK_MS = 1000;
 const MOST = 500; // lines on the page
 
+/** Whether a line is the last one that is known, or one of those after it. */
+const isNext = (line, last) => line && (line.number > last.number || (line.at === last.at && line.text === last.text));
+
 /** Return the log of the worker at `path`. */
 export function logNode(path) {
   const lines = h("div", { class: "log", role: "log", "aria-label": "Log", "aria-live": "off", tabindex: "0" });
   const told = h("p", { class: "empty" });
-  const follows = h("input", { type: "checkbox", id: "follows", checked: true });
-  let after = 0;
+  const isFollowing = h("input", { type: "checkbox", id: "follows", checked: true });
+  let last = null;
+  const read = async (after) => (await ask(`${path}/logs?tail=${MOST}&after=${after}`)).lines;
   const close = poll(async () => {
-    const { lines: fresh } = await ask(`${path}/logs?tail=${MOST}&after=${after}`);
+    // The last line is asked for once more: where it is another one, the service has begun to count anew.
+    let fresh = await read(last ? last.number - 1 : 0);
+    if (last && !isNext(fresh[0], last)) {
+      lines.replaceChildren();
+      fresh = await read(0);
+    } else if (last && fresh[0].number === last.number) fresh.shift();
     if (fresh.length) {
-      after = fresh.at(-1).number;
+      last = fresh.at(-1);
       lines.append(...fresh.map(lineNode));
       while (lines.children.length > MOST) lines.firstElementChild.remove();
-      if (follows.checked) lines.scrollTop = lines.scrollHeight;
+      if (isFollowing.checked) lines.scrollTop = lines.scrollHeight;
     }
     setText(told, lines.children.length ? "" : "The engine has printed nothing.");
     return LOOK_MS;
   }, (problem) => setText(told, problem.message));
   return {
     node: h("section", { "aria-labelledby": "log-title" },
-      h("div", { class: "head" }, h("h2", { id: "log-title" }, "Log"), h("label", { for: "follows" }, follows, " follow")), lines, told),
+      h("div", { class: "head" }, h("h2", { id: "log-title" }, "Log"), h("label", { for: "follows" }, isFollowing, " follow")), lines, told),
     close,
   };
 }

@@ -8,6 +8,7 @@ import { problemNode } from "./problem.js";
 import { table } from "./table.js";
 
 const LOOK_MS = 5000;
+const CHANGING_MS = 1000; // while weights or adapters change
 const UPDATES = 5; // of a model, the newest
 
 /** Show them. */
@@ -15,26 +16,35 @@ export function open(root) {
   const list = h("div", { class: "models" });
   const faults = h("div");
   root.append(h("h1", {}, "Models"), faults, list);
-  let updatable = new Set(); // models whose weights may change: those of vLLM
-  const leave = subscribe(({ status: { workers } }) => {
-    updatable = new Set(workers.filter((worker) => worker.engine === "vllm").map((worker) => worker.model));
+  let can = null; // which models may get other weights or adapters, loaded or not
+  let close = null;
+  const leave = subscribe((frame) => {
+    can = frame;
+    close ??= poll(look, (problem) => faults.replaceChildren(problemNode(problem))); // before that, all would seem fixed
   });
-  const close = poll(async () => {
+  async function look() {
     const { data } = await ask("/v1/models");
     const names = [...new Set(data.map((entry) => entry.root))];
-    const models = [];
-    for (const name of names) models.push({ name, weights: updatable.has(name) ? await partOf(name, "weights") : null, adapters: await partOf(name, "adapters") });
+    const models = await Promise.all(names.map(async (name) => {
+      const [weights, adapters] = await Promise.all([
+        can.updatable.includes(name) ? partOf(name, "weights") : null,
+        can.adaptable.includes(name) ? partOf(name, "adapters") : null,
+      ]);
+      return { name, weights, adapters };
+    }));
     faults.replaceChildren();
     keyed(list, models, (model) => model.name, modelNode);
-    return LOOK_MS;
-  }, (problem) => faults.replaceChildren(problemNode(problem)));
+    return models.some(isChanging) ? CHANGING_MS : LOOK_MS;
+  }
   return () => {
     leave();
-    close();
+    close?.();
   };
 }
 
-/** Return what a model has of a kind, null where its engine knows no such thing. */
+const isChanging = ({ weights, adapters }) => Boolean(weights?.update?.state === "running" || adapters?.changing);
+
+/** Return what a model has of a kind, null where a new configuration has just taken the model away. */
 async function partOf(name, kind) {
   try {
     return await ask(`/v1/models/${encodeURIComponent(name)}/${kind}`);
@@ -49,21 +59,42 @@ function modelNode({ name }) {
   const updates = updatesTable(name);
   const adapters = adaptersTable(name);
   const changing = h("p", { class: "beside" });
+  const behind = h("p", { class: "beside" });
   return {
-    node: h("section", { "aria-label": name }, h("h2", {}, name), told.node, updates.node, changing, adapters.node),
+    node: h("section", { "aria-label": name }, h("h2", {}, name), told.node, behind, updates.node, changing, adapters.node),
     update({ weights, adapters: loaded }) {
-      const workers = weights?.workers.map((each) => `${each.worker} ${each.version}${each.waits_for ? ` (${each.waits_for})` : ""}`);
-      told.update(weights ? [
-        ["Version", String(weights.version)], ["Checkpoint", weights.checkpoint], ["On workers", workers.join(", ")],
-        ["Trainer's group", weights.group && `${weights.group.number}, ${weights.group.state}${weights.group.error ? `: ${weights.group.error}` : ""}`],
-      ] : [["Weights", "fixed"]]);
+      told.update([
+        ...(weights ? weightsOf(weights) : [["Weights", "fixed"]]),
+        ["Adapters", loaded && loaded.adapters.length ? null : "none"],
+      ]);
+      setText(behind, weights ? behindOf(weights) : "");
       updates.node.hidden = !weights;
       if (weights) updates.update(weights.updates.slice(-UPDATES).reverse());
-      adapters.node.hidden = !loaded;
+      adapters.node.hidden = !loaded?.adapters.length;
       setText(changing, loaded?.changing ?? "");
       if (loaded) adapters.update(loaded.adapters);
     },
   };
+}
+
+const isBehind = (version) => (worker) => worker.version !== version || worker.waits_for;
+
+function weightsOf({ version, checkpoint, group, workers }) {
+  const behind = workers.filter(isBehind(version)).length;
+  return [
+    ["Version", String(version)], ["Checkpoint", checkpoint],
+    ["On workers", workers.length ? `${workers.length - behind} of ${workers.length}` : "none is loaded"],
+    ["Trainer's group", group && `${group.number}, ${group.state}${group.error ? `: ${group.error}` : ""}`],
+  ];
+}
+
+function behindOf({ version, workers }) {
+  const told = workers.filter(isBehind(version)).map((each) => `${each.worker} has version ${each.version}${each.waits_for ? ` (${each.waits_for})` : ""}`);
+  return told.join("; ");
+}
+
+function took({ state, phase_s: phases }) {
+  return state === "running" ? "" : seconds(Object.values(phases).reduce((sum, s) => sum + s, 0)); // of phases that are over
 }
 
 function updatesTable(name) {
@@ -78,8 +109,8 @@ function updatesTable(name) {
         return { node, update: (update) => setBadge(node, update.state) };
       } },
       { title: "Mode", text: (update) => update.mode },
-      { title: "Phase", text: (update) => update.phase },
-      { title: "Took", text: (update) => seconds(Object.values(update.phase_s).reduce((sum, s) => sum + s, 0)), kind: "number" },
+      { title: "Phase", text: (update) => (update.state === "completed" ? "" : update.phase) },
+      { title: "Took", text: took, kind: "number" },
       { title: "From", text: (update) => update.checkpoint ?? `${update.tensors} tensors` },
       { title: "Error", text: (update) => update.error ?? "", kind: "because" },
     ],

@@ -6,7 +6,7 @@ import { bytes, clock, plural, pretty, seconds, short, whole } from "./format.js
 import { subscribe } from "./live.js";
 import { logNode } from "./log.js";
 import { evidenceOf } from "./pools.js";
-import { problemNode, showing } from "./problem.js";
+import { showing } from "./problem.js";
 import { table } from "./table.js";
 
 const LOOK_MS = 5000;
@@ -18,6 +18,7 @@ export function open(root, [id], title) {
   const state = badge("starting");
   const because = h("p", { class: "beside" });
   const faults = h("div");
+  const absent = h("p", { class: "problem", role: "alert", hidden: true }, "There is no such worker.");
   const told = facts();
   const requests = requestsTable();
   const incidents = incidentsNode(path);
@@ -29,17 +30,15 @@ export function open(root, [id], title) {
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/workers" }, "Workers")),
     h("div", { class: "head" }, h("h1", {}, id), state), because,
     h("div", { class: "tools" }, act("restart", "Replace the engine now? Its turns run again."), act("drain"), act("resume")),
-    faults, told.node, requests.node, incidents.node, log.node,
+    faults, absent, told.node, requests.node, incidents.node, log.node,
   );
-  const leave = subscribe(({ status: { workers } }) => {
+  const leave = subscribe(({ status: { workers, lanes } }) => {
     const worker = workers.find((each) => each.id === id);
-    if (!worker) {
-      faults.replaceChildren(problemNode(new Error("There is no such worker.")));
-      return;
-    }
+    absent.hidden = Boolean(worker);
+    if (!worker) return;
     setBadge(state, worker.state);
     setText(because, worker.because);
-    told.update(factsOf(worker));
+    told.update(factsOf(worker, lanes.find((each) => each.lane === id)));
     requests.update(worker.requests);
   });
   return () => {
@@ -49,14 +48,15 @@ export function open(root, [id], title) {
   };
 }
 
-function factsOf(worker) {
-  const pace = (spread) => spread && `${spread.middle.toFixed(1)} ms a token (${spread.least.toFixed(1)} to ${spread.most.toFixed(1)})`;
+function factsOf(worker, lane) {
+  const ms = (count) => count.toFixed(count < 1 ? 2 : 1);
+  const pace = (spread) => spread && `${ms(spread.middle)} ms a token (${ms(spread.least)} to ${ms(spread.most)})`;
   const { kv, pace: { prefill_ms: prefill, decode_ms: decode } } = worker;
   return [
     ["Model", worker.model], ["Engine", worker.engine],
     ["Slots", `${whole(worker.slots.in_use)} of ${whole(worker.slots.total)}`], ["Fewer slots", worker.slots_because],
     ["Tokens/s", short(worker.tokens_per_s)], ["Verdict", worker.verdict ?? "idle"],
-    ["Incarnation", worker.incarnation], ["Restarts", whole(worker.restarts)],
+    ["Incarnation", worker.incarnation], lane ? ["Swaps", whole(lane.swaps)] : ["Restarts", whole(worker.restarts)],
     ["Process", worker.pid], ["Port", worker.port], ["Last exit", worker.last_exit?.text],
     ["Reads", pace(prefill)], ["Writes", pace(decode)],
     ["KV cache", kv && `${short(kv.used)} used, ${short(kv.reserved)} reserved of ${short(kv.budget)} tokens`],

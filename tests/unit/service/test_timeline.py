@@ -144,6 +144,8 @@ def test_a_timeline_is_read_as_it_was_sent(count: int) -> None:
     made = list(pieces(sent))
     assert len(made) == 2 + -(-count // 500)
     assert read_timeline(b"".join(made)) == sent
+    assert b"".join(made).count(b'},{"conversation":') == max(0, count - 1)  # where the dashboard cuts it (pieces.js)
+    assert json.loads(b"".join(made)).popitem()[0] == "attempts"
 
 
 def test_a_chart_shows_what_held_each_slot() -> None:
@@ -190,11 +192,11 @@ def test_a_trace_has_a_process_a_worker_and_a_thread_a_row() -> None:
     ]
     assert [event for event in events if event["ph"] in "iC"] == [
         {
-            "ph": "i", "s": "p", "pid": 2, "tid": 0, "name": "incident: engine_died", "ts": 5_000_000,
+            "ph": "i", "s": "p", "pid": 2, "tid": 1, "name": "incident: engine_died", "ts": 5_000_000,
             "args": {"incarnation": 1, "because": "it <exited>", "exit": "killed by SIGKILL"},
         },
         {
-            "ph": "i", "s": "p", "pid": 2, "tid": 0, "name": "starting", "ts": 6_000_000,
+            "ph": "i", "s": "p", "pid": 2, "tid": 1, "name": "starting", "ts": 6_000_000,
             "args": {"incarnation": 2, "because": "its pause is over"},
         },
         {"ph": "C", "pid": 1, "name": "turns", "ts": 1_000_000, "args": {"waiting": 1}},

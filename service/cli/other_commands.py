@@ -1,0 +1,30 @@
+"""The commands that run no engine: they ask a running service, or tell of this machine."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from service.cli import remote
+from service.cli.config_reload import reload
+from service.cli.gpus import gpus
+from service.cli.new_key import key
+from service.cli.timeline_command import timeline
+from service.cli.tool_listing import tools
+from service.cli.top import top
+from service.cli.upgrade import upgrade
+
+
+@cache
+def commands() -> Mapping[str, Any]:
+    """Return them by their names, as Typer has made them."""
+    app = typer.Typer(add_completion=False)
+    remote.add_commands(app)
+    for command in (reload, tools, timeline, top, gpus, key, upgrade):
+        app.command()(command)
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)  # noqa: S101 - of several commands it is one
+    return group.commands

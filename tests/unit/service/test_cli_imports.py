@@ -1,0 +1,24 @@
+"""What a command imports before it does anything: nobody is answered by a service that is still importing."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("fastapi", "uvicorn", "service.serve", "roundhouse_client", "service.cli.top")
+
+
+@pytest.mark.parametrize(
+    ("module", "needless"),
+    [
+        ("service.cli.app", HEAVY),
+        ("service.cli.configuration_check", HEAVY),
+        ("service.cli.engine_commands", ("roundhouse_client", "service.cli.top", "service.cli.run_display", "numpy")),
+    ],
+)
+def test_a_command_imports_what_it_needs(module: str, needless: tuple[str, ...]) -> None:
+    """The form of all commands, ``check``, and ``serve``: the last twice in each upgrade."""
+    code = f"import sys, service.cli.main, service.cli.app, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert module in done.stdout.split()
+    assert not set(needless) & set(done.stdout.split())
