@@ -100,15 +100,18 @@ def test_prompts_that_no_engine_takes_cost_no_worker_anything(
     args = {"threads": 1, "chat-template": template}
     model = {"engine": "embedded", "model": str(tiny_model), "slots": 1, "context": 512, "args": args}
     with serving(tmp_path, free_ports(1), {"m": {**model, "port": free_ports(1)}}) as service:
+
+        def chat(content: str) -> httpx.Response:
+            messages = [{"role": "user", "content": content}]
+            return service.http.post("/v1/chat/completions", json={"model": "m", "messages": messages, "max_tokens": 1})
+
         for content in ("bad", "word " * 600) * 6:
-            body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
-            refused = service.http.post("/v1/chat/completions", json=body)
+            refused = chat(content)
             assert (refused.status_code, refused.headers["x-roundhouse-attempts"]) == (400, "1")
             assert refused.json()["error"]["message"]
         worker = service.get("/v1/workers/m-0")
         assert (worker["state"], worker["incarnation"], worker["slots"]["in_use"]) == ("ready", 1, 0)
-        fine = {**body, "messages": [{"role": "user", "content": "fine"}]}
-        assert service.http.post("/v1/chat/completions", json=fine).status_code == 200
+        assert chat("fine").status_code == 200
         assert service.get("/v1/workers/m-0")["restarts"] == 0
 
 
