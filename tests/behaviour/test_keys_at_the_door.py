@@ -14,7 +14,7 @@ import pytest
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
 
-KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "viewer", "root", "slow")}
+KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "carol", "viewer", "root", "slow")}
 SAID = [{"role": "user", "content": "Go."}]
 
 
@@ -25,6 +25,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
     keys = [
         {"name": "alice", "key": KEYS["alice"]},
         {"name": "bob", "key": KEYS["bob"], "max_priority": 5, "queued": 1},
+        {"name": "carol", "key": KEYS["carol"]},
         {"name": "viewer", "key": KEYS["viewer"], "scopes": ["read"]},
         {"name": "root", "key": KEYS["root"], "scopes": ["admin"]},
         {"name": "slow", "key": KEYS["slow"], "requests_per_s": 0.001},
@@ -82,13 +83,13 @@ def test_a_key_that_reads_asks_nothing(clients: dict[str, openai.OpenAI]) -> Non
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ([("Authorization", "Bearer {alice}"), ("x-api-key", "{viewer}")], 200),  # some clients have both
-        ([("x-api-key", "{alice}"), ("Authorization", "Bearer {viewer}")], 403),
-        ([("Authorization", "Bearer none"), ("x-api-key", "{alice}")], 401),
-        ([("Authorization", "Bearer {alice}"), ("authorization", "Bearer {alice}")], 200),
-        ([("Authorization", "Bearer {alice}"), ("authorization", "Bearer {root}")], 400),
-        ([("x-api-key", "{viewer}"), ("X-API-KEY", "{alice}")], 400),
-        ([("Authorization", "Bearer {alice}, Bearer {root}")], 401),
+        ([("Authorization", "Bearer {carol}"), ("x-api-key", "{viewer}")], 200),  # some clients have both
+        ([("x-api-key", "{carol}"), ("Authorization", "Bearer {viewer}")], 403),
+        ([("Authorization", "Bearer none"), ("x-api-key", "{carol}")], 401),
+        ([("Authorization", "Bearer {carol}"), ("authorization", "Bearer {carol}")], 200),
+        ([("Authorization", "Bearer {carol}"), ("authorization", "Bearer {root}")], 400),
+        ([("x-api-key", "{viewer}"), ("X-API-KEY", "{carol}")], 400),
+        ([("Authorization", "Bearer {carol}, Bearer {root}")], 401),
     ],
     ids=["both", "of other scopes", "a wrong one counts", "twice the same", "two", "two of Anthropic's", "a list"],
 )
