@@ -195,7 +195,7 @@ def _priority(request: Request, caller: Caller) -> int:
     """
     given = request.headers.get("x-roundhouse-priority", "0").strip()
     try:
-        priority = int(given)
+        priority = int(_plain_number(given))
     except ValueError:
         priority = MOST_PRIORITY + 1
     if abs(priority) > MOST_PRIORITY:
@@ -211,12 +211,17 @@ def _seconds(request: Request, name: str) -> float | None:
     if given is None:
         return None
     try:
-        seconds = float(given)
+        seconds = float(_plain_number(given))
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= MOST_SECONDS:
         raise InvalidParameter(f"{name}: {given[:50]!r} is not a time in seconds")
     return seconds
+
+
+def _plain_number(given: str) -> str:
+    """Return what may be a number to everybody: Python alone reads ``1_0`` as ten."""
+    return "" if "_" in given else given
 
 
 def _least(*limits: float | None) -> float | None:
