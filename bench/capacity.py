@@ -61,7 +61,7 @@ def job_of(conversations: int, rounds: int, context: int) -> dict[str, Any]:
 def model_of(way: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the model of one way to lend the same memory; ``memory`` has more of it."""
     context, most = options.context or CONTEXTS[options.engine], MOST[options.engine]
-    capacity: dict[str, Any] = {"capacity": "tokens", "slots": most} if way == "tokens" else {"slots": most}
+    capacity: dict[str, Any] = {"capacity": "tokens" if way == "tokens" else "slots", "slots": most}
     shared = {"engine": options.engine, "context": context, "repetition": None}
     if options.engine != "vllm":
         if way == "tokens":

@@ -276,8 +276,15 @@ class ModelConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _share_cache(cls, given: object) -> object:
-        """Give an engine whose slots share a KV cache as many as it may come to hold, and llama.cpp today's memory."""
-        if not isinstance(given, dict) or given.get("capacity") != Capacity.TOKENS or given.get("slots") is not None:
+        """Have vLLM lend by tokens; give slots that share a KV cache as many as it may hold, llama.cpp today's memory.
+
+        By tokens vLLM was never slower in ``bench.capacity`` and ``bench.capacity_gpu``; llama.cpp on a CPU was.
+        """
+        if not isinstance(given, dict):
+            return given
+        if given.get("engine") == "vllm":
+            given = {"capacity": Capacity.TOKENS, **given}
+        if given.get("capacity") != Capacity.TOKENS or given.get("slots") is not None:
             return given
         if given.get("engine") == "vllm":
             return {**given, "slots": SHARED_SLOTS}

@@ -10,6 +10,7 @@ from service.config.schema import Config
 from service.config.workers import worker_specs
 from service.errors import ConfigError
 from service.formats.documents import parse_document
+from workers.spec import Capacity
 
 
 @pytest.mark.parametrize(
@@ -143,6 +144,29 @@ def test_slots_that_share_a_cache_are_many_unless_they_are_told(tmp_path: Path) 
         config = load_config(path)
         assert (config.models["m"].slots, config.models["m"].kv_tokens) == made
         assert Config.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("engine: vllm", (Capacity.TOKENS, 256)),
+        ("{engine: vllm, slots: 8}", (Capacity.TOKENS, 8)),
+        ("{engine: vllm, capacity: slots}", (Capacity.SLOTS, 4)),
+        ("{engine: vllm, capacity: slots, slots: 8}", (Capacity.SLOTS, 8)),
+        ("engine: llama-server", (Capacity.SLOTS, 4)),
+        ("engine: embedded", (Capacity.SLOTS, 4)),
+    ],
+)
+def test_vllm_lends_its_cache_by_tokens_unless_it_is_told(
+    tmp_path: Path, given: str, made: tuple[Capacity, int]
+) -> None:
+    """The way back is one line; llama.cpp lends slots, since by tokens a CPU is slower."""
+    path = tmp_path / "roundhouse.yaml"
+    fields = given.strip("{}")
+    path.write_text(f"models: {{m: {{model: x, {fields}}}}}\n")
+    config = load_config(path)
+    assert (config.models["m"].capacity, config.models["m"].slots) == made
+    assert Config.model_validate(config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize(
