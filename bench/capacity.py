@@ -155,8 +155,15 @@ def measure(service: Service, document: dict[str, Any]) -> dict[str, Any]:
         "first token p95": firsts[len(firsts) * 95 // 100] if firsts else math.nan,
         "fullest": over,
         "gave way": sum(attempt["reason"] == "cache_full" for turn in turns for attempt in turn["attempts"]),
-        "preempting": service.log().count("had to give way"),
+        "preemptions": _preemptions(service),
     }
+
+
+def _preemptions(service: Service) -> int:
+    """Return how many vLLM has told of; it is asked where its cache is lent by tokens."""
+    lines = service.http.get("/metrics").text.splitlines()
+    told = [line for line in lines if line.startswith("roundhouse_worker_kv_preemptions_total{")]
+    return sum(int(float(line.split()[-1])) for line in told)
 
 
 def _shown(value: object) -> str:

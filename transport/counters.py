@@ -20,11 +20,15 @@ class SlotWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
-    """An engine's KV cache: tokens that it has room for, tokens in use, and how often requests had to give way."""
+    """An engine's KV cache: tokens that it has room for, tokens in use, and how often requests had to give way.
+
+    Each request holds whole blocks of ``block`` tokens.
+    """
 
     tokens: int
     used: int
     preemptions: int
+    block: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -364,6 +364,7 @@ class Scheduler:
                     slots=worker.slots,
                     read_s=worker.latency.pace.prefill_s,
                     kv_tokens=worker.kv.budget,
+                    kv_block=worker.kv.block,
                     most_answer=spec.most_answer,
                     shares_prefixes=spec.engine is EngineKind.VLLM,
                     reads_ahead=self._job_turns.ahead.may_read(spec),

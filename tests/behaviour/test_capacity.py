@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ def tell(file: Path, *, used: float, preemptions: int) -> None:
     """Have the engine tell that; whoever reads sees a whole file."""
     half = file.with_suffix(".half")
     half.write_text(
-        'vllm:cache_config_info{engine="0",kv_cache_size_tokens="10000",kv_cache_max_concurrency="2.4"} 1.0\n'
+        'vllm:cache_config_info{engine="0",kv_cache_size_tokens="10000",block_size="128",'
+        'kv_cache_max_concurrency="2.4"} 1.0\n'
         f'vllm:kv_cache_usage_perc{{engine="0"}} {used}\n'
         f'vllm:num_preemptions_total{{engine="0"}} {preemptions}\n'
     )
@@ -43,12 +45,14 @@ def test_what_is_lent_follows_what_the_engine_tells(tmp_path: Path, free_ports: 
     }
     with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
 
-        def kv() -> object:
+        def kv() -> Any:  # noqa: ANN401 - JSON of the service
             return service.get("/v1/workers/m-0")["kv"]
 
         assert service.get("/v1/workers/m-0")["slots"]["total"] == 256
         assert kv() == {"budget": 10_000, "reserved": 0, "used": 5000}
-        job = service.post_job(talk(["m"], rounds=1))
+        job = service.post_job(talk(["m"], rounds=200))
+        wait_for(lambda: kv()["reserved"] > 0, "turns reserve")
+        assert {kv()["reserved"] % 128 for _ in range(10)} == {0}, "whole blocks"
         assert service.wait_ended(job)["state"] == "completed"
         tell(metrics, used=0.9, preemptions=4)
         wait_for(lambda: kv() == {"budget": 8000, "reserved": 0, "used": 9000}, "less is lent")

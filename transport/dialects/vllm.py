@@ -138,6 +138,7 @@ def decode_kv_cache(metrics: bytes) -> KvCache | None:
         tokens=tokens,
         used=int(tokens * sum(used) / max(1, len(used))),
         preemptions=sum(int(sample.value) for sample in samples if sample.name == PREEMPTIONS),
+        block=max(1, *(int(_number(labels.get("block_size"))) for labels in engines)),
     )
 
 

@@ -51,6 +51,11 @@ class KvWatch:
             return None
         return int(self.cache.tokens * self._told)
 
+    @property
+    def block(self) -> int:
+        """How many tokens are lent at a time to each request."""
+        return 1 if self.cache is None else self.cache.block
+
     async def begin(self) -> None:
         """Look at an engine that is about to be ready."""
         self._share = KvShare()

@@ -129,7 +129,7 @@ class SchedulingCore:
         match event:
             case WorkerReady():
                 self._lost.pop(event.model, None)
-                self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens)
+                self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens, event.kv_block)
                 self._room.note_worker(event)
                 self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))

@@ -39,9 +39,10 @@ class JobCancelled:
 class WorkerReady:
     """A worker's slots may be used; ``read_s`` is what a token of a prompt takes its engine, where that is known.
 
-    ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then ``most_answer`` bounds an
-    answer, in tokens, where its agent does not, and ``shares_prefixes`` says that what prompts begin with alike is held
-    once. ``reads_ahead`` says that its engine may read prompts beforehand on slots that are idle.
+    ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then each turn holds whole
+    blocks of ``kv_block`` tokens, ``most_answer`` bounds an answer, in tokens, where its agent does not, and
+    ``shares_prefixes`` says that what prompts begin with alike is held once. ``reads_ahead`` says that its engine may
+    read prompts beforehand on slots that are idle.
     """
 
     worker: str
@@ -49,6 +50,7 @@ class WorkerReady:
     slots: int
     read_s: float | None = None
     kv_tokens: int | None = None
+    kv_block: int = 1
     most_answer: int = 0
     shares_prefixes: bool = False
     reads_ahead: bool = False

@@ -44,9 +44,9 @@ class InFlightPool:
             return []
         return list(dict.fromkeys(key.conversation_id for key in self._workers if key.job_id == job_id))
 
-    def open(self, worker: str, model: str, slots: int, kv_tokens: int | None = None) -> None:
+    def open(self, worker: str, model: str, slots: int, kv_tokens: int | None = None, kv_block: int = 1) -> None:
         """Offer a worker's slots, as far as there is room in its KV cache."""
-        self.kv.open(worker, kv_tokens)
+        self.kv.open(worker, kv_tokens, kv_block)
         self._openings[worker] += worker not in self._slots
         self._slots[worker] = (model, slots)
         self._coming.pop(worker, None)

@@ -1,5 +1,6 @@
 """Reservations of a KV cache: their sum, what prompts share, and corrections of what turns in flight take."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -51,18 +52,23 @@ def needs(draw: st.DrawFn) -> KvNeed:
 STEPS = st.lists(st.tuples(st.sampled_from("wv"), st.integers(0, 5), st.none() | needs()), max_size=40)
 
 
-@given(STEPS, needs(), st.integers(1, 3000))
+@given(STEPS, needs(), st.integers(1, 3000), st.sampled_from((1, 16, 128)))
 def test_the_sum_is_that_of_what_is_reserved(
-    steps: list[tuple[str, int, KvNeed | None]], one_more: KvNeed, budget: int
+    steps: list[tuple[str, int, KvNeed | None]], one_more: KvNeed, budget: int, block: int
 ) -> None:
-    """Counted anew after any reservations, corrections and releases; what a prefix shares is in it once."""
+    """Counted anew after any reservations, corrections and releases, in whole blocks; what a prefix shares once."""
     kv, kept = KvBudgets(), dict[tuple[str, TurnKey], KvNeed]()
-    kv.open("w", budget)
+    kv.open("w", budget, block)
+    kv.open("v", None, block)
+
+    def blocks(need: KvNeed) -> tuple[int, int]:
+        shared = need.shared // block
+        return shared, math.ceil((need.tokens - shared * block) / block)
 
     def total(worker: str) -> int:
         here = [need for (at, _), need in kept.items() if at == worker]
-        shared = {each: max((n.shared for n in here if n.prefix == each), default=0) for each in PREFIXES[1:]}
-        return sum(need.tokens - need.shared for need in here) + sum(shared.values())
+        shared = {each: max((blocks(n)[0] for n in here if n.prefix == each), default=0) for each in PREFIXES[1:]}
+        return block * (sum(blocks(need)[1] for need in here) + sum(shared.values()))
 
     for worker, number, need in steps:
         key = turn("j", number)
@@ -102,6 +108,19 @@ def test_what_prompts_begin_with_is_held_once_on_each_worker() -> None:
     kv.release("w", turn("a"))
     assert kv.reserved("w") == 0
     assert kv.need_of("w", turn("a")) is None
+
+
+def test_a_turn_holds_whole_blocks() -> None:
+    """The last one is its own though it is not full, and of what is shared only full ones are held once."""
+    kv = KvBudgets()
+    kv.open("w", 16 * 5, 16)
+    need = KvNeed(prompt=20, answer=10, shared=18, prefix=PREFIXES[1])
+    kv.reserve("w", turn("a"), need)
+    assert kv.reserved("w") == 16 + 16
+    kv.reserve("w", turn("b"), need)
+    assert kv.reserved("w") == 16 + 2 * 16
+    assert kv.fits("w", KvNeed(prompt=20, answer=12))
+    assert not kv.fits("w", KvNeed(prompt=20, answer=13))
 
 
 # What an engine tells of a prompt

@@ -192,7 +192,7 @@ class TestCounters:
     @pytest.mark.parametrize(
         ("lines", "expected"),
         [
-            (['cache_config_info{engine="0",kv_cache_size_tokens="1000",num_gpu_blocks="1"} 1.0'], (1000, 0, 0)),
+            (['cache_config_info{engine="0",kv_cache_size_tokens="1000",num_gpu_blocks="1"} 1.0'], (1000, 0, 0, 1)),
             (
                 [
                     'cache_config_info{engine="0",kv_cache_size_tokens="1000"} 1.0',
@@ -202,23 +202,26 @@ class TestCounters:
                     'num_preemptions_total{engine="0"} 3.0',
                     'num_preemptions_total{engine="1"} 4.0',
                 ],
-                (4000, 1500, 7),
+                (4000, 1500, 7, 1),
             ),
             (
                 [
                     'cache_config_info{engine="0",num_gpu_blocks="64",block_size="16"} 1.0',
                     'cache_config_info{engine="1",num_gpu_blocks="64",block_size="16"} 1.0',
                 ],
-                (1024, 0, 0),
+                (1024, 0, 0, 16),
             ),
+            (['cache_config_info{kv_cache_size_tokens="1024",block_size="128"} 1.0'], (1024, 0, 0, 128)),
             (['cache_config_info{num_gpu_blocks="None",block_size="16"} 1.0'], None),
             ([], None),
         ],
     )
-    def test_the_cache_is_that_of_all_engines(self, lines: list[str], expected: tuple[int, int, int] | None) -> None:
+    def test_the_cache_is_that_of_all_engines(
+        self, lines: list[str], expected: tuple[int, int, int, int] | None
+    ) -> None:
         """Tokens are told by each engine since 0.24, and blocks before as the sum over all, repeated with each."""
         found = vllm.decode_kv_cache(metrics(*(f"vllm:{line}" for line in lines)))
-        assert (None if found is None else (found.tokens, found.used, found.preemptions)) == expected
+        assert (None if found is None else (found.tokens, found.used, found.preemptions, found.block)) == expected
 
 
 class TestThoughts:

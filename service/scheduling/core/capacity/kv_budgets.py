@@ -38,23 +38,24 @@ class KvUse:
 
 
 class _Reservations:
-    """Those of one worker, with their sum."""
+    """Those of one worker, with their sum: in whole blocks, and of what is shared only what fills blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: int) -> None:
         self.needs: dict[TurnKey, KvNeed] = {}
         self.tokens = 0
+        self._block = block
         self._prefixes: dict[PrefixId, dict[TurnKey, int]] = {}
 
     def would_take(self, need: KvNeed) -> int:
         """Return what one more turn adds to the sum."""
         held = self._held(need.prefix)
-        return need.tokens - need.shared + max(0, need.shared - held)
+        return self._own(need) + max(0, self._shared(need) - held)
 
     def add(self, key: TurnKey, need: KvNeed) -> None:
         self.tokens += self.would_take(need)
         self.needs[key] = need
         if need.prefix is not None:
-            self._prefixes.setdefault(need.prefix, {})[key] = need.shared
+            self._prefixes.setdefault(need.prefix, {})[key] = self._shared(need)
 
     def remove(self, key: TurnKey) -> None:
         need = self.needs.pop(key, None)
@@ -66,7 +67,14 @@ class _Reservations:
             del sharers[key]
             if not sharers:
                 del self._prefixes[need.prefix]
-        self.tokens -= need.tokens - need.shared + before - self._held(need.prefix)
+        self.tokens -= self._own(need) + before - self._held(need.prefix)
+
+    def _shared(self, need: KvNeed) -> int:
+        return need.shared - need.shared % self._block
+
+    def _own(self, need: KvNeed) -> int:
+        own = need.tokens - self._shared(need)
+        return own + -own % self._block
 
     def _held(self, prefix: PrefixId | None) -> int:
         return max(self._prefixes.get(prefix, {}).values(), default=0) if prefix is not None else 0
@@ -77,13 +85,18 @@ class KvBudgets:
 
     def __init__(self) -> None:
         self._budgets: dict[str, int] = {}
+        self._blocks: dict[str, int] = {}
         self._reserved: dict[str, _Reservations] = {}
 
     def __repr__(self) -> str:
         return f"<KvBudgets {[(worker, self.reserved(worker), total) for worker, total in self._budgets.items()]}>"
 
-    def open(self, worker: str, tokens: int | None) -> None:
-        """Take what a worker has room for; None is a worker whose slots bound it. What is reserved there stays."""
+    def open(self, worker: str, tokens: int | None, block: int = 1) -> None:
+        """Take what a worker has room for; None is a worker whose slots bound it. What is reserved there stays.
+
+        Each turn holds whole blocks, of ``block`` tokens from when no turn is there.
+        """
+        self._blocks[worker] = block
         if tokens is None:
             self._budgets.pop(worker, None)
         else:
@@ -109,7 +122,9 @@ class KvBudgets:
     def reserve(self, worker: str, key: TurnKey, need: KvNeed) -> None:
         """Keep room for a turn that starts on a worker, or another room than before."""
         self.release(worker, key)
-        self._reserved.setdefault(worker, _Reservations()).add(key, need)
+        if worker not in self._reserved:
+            self._reserved[worker] = _Reservations(self._blocks.get(worker, 1))
+        self._reserved[worker].add(key, need)
 
     def release(self, worker: str, key: TurnKey) -> None:
         """Give up the room of a turn that has ended."""
