@@ -169,6 +169,7 @@ async def is_over(weights: ModelWeights) -> None:
 async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> WeightUpdate:
     """Run an update in which the bad worker fails a phase; return it when it is over, with nothing to fail any more."""
     weights = workers.weights
+    before = len(weights.updates)
     workers.misbehave(phase, "fail" if do == "fail" else "stall")
     doing = DOING[UpdatePhase(phase)]
 
@@ -177,7 +178,7 @@ async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> 
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(weights.update, request)
-        await wait_until(lambda: weights.running, "it is under way")
+        await wait_until(lambda: len(weights.updates) > before, "it is under way, or has failed at once")
         if do == "kill":
             await wait_until(lambda: share().stage == doing, "the phase is reached")
             pid = workers.bad.snapshot().pid
