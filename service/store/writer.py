@@ -14,7 +14,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -125,24 +125,16 @@ class Writer:
             facts += item.size
             if len(group) == MAX_GROUP or facts >= MAX_FACTS:
                 return group
+            if not item.may_wait:
+                until = 0.0
             try:
-                item = self._next_of(group, until)
+                left = until - time.monotonic()
+                item = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
             except queue.Empty:
                 return group
         if group:
             self._queue.put(None)  # the end comes again after this group
         return group
-
-    def _next_of(self, group: Sequence[Write], until: float) -> Write | None:
-        """Return what belongs to the group as well.
-
-        Raises:
-            queue.Empty: nothing does.
-        """
-        left = until - time.monotonic()
-        if left > 0 and all(write.may_wait for write in group):
-            return self._queue.get(timeout=left)
-        return self._queue.get_nowait()
 
     def _write(self, group: list[Write]) -> None:
         """Write a group, however long the database takes to be well."""

@@ -183,6 +183,18 @@ def browsing() -> Iterator[Page]:
                 process.kill()
 
 
+@contextmanager
+def on_overview(page: Page, url: str, width: int) -> Iterator[Page]:
+    """Show the overview of a service, live, in light colours; nothing may go wrong in the page meanwhile."""
+    page.resize(width)
+    page.colour("light")
+    page.complaints.clear()
+    page.open(f"{url}/#/")
+    page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
+    yield page
+    assert page.complaints == []
+
+
 def _tab(url: str) -> str:
     tabs = [tab for tab in httpx.get(f"{url}/json", trust_env=False).json() if tab["type"] == "page"]
     return str(tabs[0]["webSocketDebuggerUrl"])

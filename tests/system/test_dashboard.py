@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.axe import axe_script, violations
-from tests.harness.browser import Page, browsing
+from tests.harness.browser import Page, browsing, on_overview
 from tests.harness.proxy import cutting
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
@@ -50,13 +50,8 @@ def page() -> Iterator[Page]:
 @pytest.fixture
 def shown(service: Service, page: Page) -> Iterator[Page]:
     """Return the page on the overview, live; nothing may have gone wrong in it when the test has ended."""
-    page.resize(1280)
-    page.colour("light")
-    page.complaints.clear()
-    page.open(f"{service.url}/#/")
-    page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
-    yield page
-    assert page.complaints == []
+    with on_overview(page, service.url, 1280) as live:
+        yield live
 
 
 @pytest.fixture(scope="module")

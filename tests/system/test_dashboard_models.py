@@ -14,7 +14,7 @@ from tests.behaviour.test_lanes import lanes_at, lanes_of, placed, talk
 from tests.behaviour.test_trainer_client import write_checkpoint
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.axe import axe_script, violations
-from tests.harness.browser import LIMIT_S, Page, browsing
+from tests.harness.browser import LIMIT_S, Page, browsing, on_overview
 from tests.harness.devices import FIRST, SECOND, TOTAL_MIB, Machine
 from tests.harness.programs import PROGRAMS
 from tests.harness.service import Document, Service, serving
@@ -83,13 +83,8 @@ def page() -> Iterator[Page]:
 @pytest.fixture
 def shown(service: Service, page: Page) -> Iterator[Page]:
     """Return the page on the overview, live; nothing may have gone wrong in it when the test has ended."""
-    page.resize(1400)
-    page.colour("light")
-    page.complaints.clear()
-    page.open(f"{service.url}/#/")
-    page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
-    yield page
-    assert page.complaints == []
+    with on_overview(page, service.url, 1400) as live:
+        yield live
 
 
 def rows(page: Page, caption: str) -> list[dict[str, str]]:
