@@ -10,7 +10,7 @@ from tests.engines.checkpoint import write_checkpoint
 from tests.engines.subjects import KEY, Subject, attached_subject, llama_subject, vllm_subject
 from tests.faults.test_submit import QUICK
 from tests.harness.waiting import LIMIT_S
-from workers import EngineKind, WorkerSpec, WorkerTimeouts
+from workers import BiosPolicy, EngineKind, WorkerSpec, WorkerTimeouts
 from workers.policy.repetition import RepetitionLimits
 
 TIGHT = WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S, prefill_stall_s=2.0, decode_stall_s=2.0, cancel_s=5.0)
@@ -48,6 +48,7 @@ def subject(request: pytest.FixtureRequest, tiny_model: Path, checkpoint: Path) 
         timeouts=TIGHT,
         restart=QUICK,
         repetition=RepetitionLimits(lines=None),  # its text is noise
+        bios=BiosPolicy(template="$context\n\n$tools\n\n$budget"),  # no clock: what noise says turns on a character
         env={"LLAMA_API_KEY": KEY},
     )
     match request.param:

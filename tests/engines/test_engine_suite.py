@@ -282,11 +282,15 @@ async def test_the_json_fallback_runs_tools_of_a_model_that_knows_none(subject: 
 
 
 async def test_an_answer_that_nobody_watches_is_the_same(subject: Subject) -> None:
-    """Larger chunks change neither the text nor the count."""
+    """Larger chunks change neither the text nor the count.
+
+    The first answer is not compared: its prompt is read at once, theirs comes from the cache, and each is rounded in
+    its own way, so that noise may answer otherwise.
+    """
     async with subject.working() as worker:
-        told = [
+        _, *told = [
             await result(worker, await submit(worker, "Go.", max_tokens=50, temperature=0, stream_interval=interval))
-            for interval in (1, 16)
+            for interval in (1, 1, 16)
         ]
     assert told[0].text == told[1].text
     assert {each.usage.completion_tokens for each in told} == {50}
