@@ -86,6 +86,7 @@ def test_a_caller_is_told_at_least_once_and_can_tell_who_told(tmp_path: Path, fr
     assert set(receiver.tries) == {headers["webhook-id"]}
 
 
+@pytest.mark.system
 def test_private_addresses_are_refused_unless_configured(tmp_path: Path, free_ports: Ports) -> None:
     """A job must not have Roundhouse speak to whatever stands beside it."""
     model = {"m": scripted_model(free_ports(1))}

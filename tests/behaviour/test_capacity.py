@@ -79,6 +79,7 @@ def test_llama_cpps_slots_share_a_pool_that_is_never_full(tmp_path: Path, free_p
         assert service.get("/v1/workers/m-0")["kv"]["reserved"] == 0
 
 
+@pytest.mark.system
 def test_a_prompt_that_no_request_may_hold_fails_before_it_is_sent(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
@@ -112,6 +113,7 @@ def test_nobody_waits_for_room_in_silence(tmp_path: Path, free_ports: Callable[[
         assert service.wait_ended(job)["state"] == "completed"
 
 
+@pytest.mark.system
 def test_what_is_reserved_follows_what_the_engine_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """A prompt that was counted, and an answer that goes on; what takes less than was thought makes room at once."""
     model = {

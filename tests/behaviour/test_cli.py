@@ -300,6 +300,7 @@ def test_wrong_usage_exits_with_2(folder: Path) -> None:
     only_lines(run_command("dance"), 2, "dance")
 
 
+@pytest.mark.system
 def test_a_service_that_is_not_there_exits_with_3(free_ports: Callable[[int], int], folder: Path) -> None:
     """3: not reachable, or refused."""
     url = f"http://127.0.0.1:{free_ports(1)}"
@@ -342,6 +343,7 @@ class TestRemote:
         watched = [json.loads(line) for line in self.ask(service, "watch", job_id, "--json").stdout.splitlines()]
         assert (watched[0]["event"], watched[-1]["event"]) == ("job", "end")
 
+    @pytest.mark.system
     def test_a_job_is_cancelled(self, service: Service, tmp_path: Path) -> None:
         """cancel, and a watch that ends with failures exits with 1."""
         job_id = self.ask(service, "submit", write_job(tmp_path, debate(model="slow"))).stdout.strip()
@@ -350,6 +352,7 @@ class TestRemote:
         watched = self.ask(service, "watch", job_id)
         assert (watched.returncode, watched.stdout.rstrip()[-14:]) == (1, "job: cancelled")
 
+    @pytest.mark.system
     def test_workers_and_logs_are_shown(self, service: Service) -> None:
         """Workers and logs, for people and machines."""
         assert "m-0" in self.ask(service, "workers").stdout
@@ -374,6 +377,7 @@ class TestRemote:
             follower.communicate(timeout=LIMIT_S)
         assert follower.returncode == 130
 
+    @pytest.mark.system
     def test_refusals_are_said(self, service: Service, tmp_path: Path) -> None:
         """A wrong key and an unknown job are refusals, a bad job is the file's fault."""
         wrong = run_command("status", ROUNDHOUSE_URL=service.url, ROUNDHOUSE_API_KEY="wrong")

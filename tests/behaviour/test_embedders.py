@@ -74,6 +74,7 @@ def test_a_chat_with_a_model_that_only_embeds_is_refused_in_its_own_words(servic
     assert state(service) == ("ready", 1)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("status", "state_then"), [(400, "ready"), (500, "draining")])
 def test_a_template_that_refuses_our_chat_holds_no_worker(
     tmp_path: Path, free_ports: Callable[[int], int], status: int, state_then: str

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.harness.service import Document, serving
 
 TOOL = "def add(a, b): return a + b\n"
@@ -25,6 +27,7 @@ def speaker(name: str, **fields: object) -> Document:
     return {"id": name, "model": "m", "tools": [ADD], "params": params, **fields}
 
 
+@pytest.mark.system
 def test_it_calls_one_and_then_answers(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Once: held to a call at each message it would never answer. A form that is asked for holds the answer alone."""
     (tmp_path / "mytools.py").write_text(TOOL)

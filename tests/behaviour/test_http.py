@@ -384,6 +384,7 @@ def _shape(path: str) -> str:
     return re.sub(r"{\w+}", "{}", path)
 
 
+@pytest.mark.system
 def test_keys_are_asked_for_on_every_path_but_those_without_words(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:

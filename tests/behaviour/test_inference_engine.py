@@ -90,6 +90,7 @@ def _started(log: Path, agents: str) -> bool:
     return " ".join(started) == agents
 
 
+@pytest.mark.system
 async def test_five_checkpoints_share_two_lanes(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """More agents than room: each prompt is answered once, by its own checkpoint, and the events tell of it."""
     record, log = tmp_path / "asked.jsonl", tmp_path / "events.jsonl"
@@ -286,6 +287,7 @@ def is_engine(pid: int) -> bool:
         return False
 
 
+@pytest.mark.system
 async def test_a_prompt_that_kills_every_engine_is_given_up(free_ports: Callable[[int], int]) -> None:
     """Its caller is told why, and the others' runs go on."""
     game = engine(free_ports(2), flags={"die-on": "DEADLY"})

@@ -74,6 +74,7 @@ def test_every_key_is_known_and_no_other(service: Service) -> None:
     assert "secret-of" not in service.log()
 
 
+@pytest.mark.system
 def test_each_route_is_for_the_scope_of_the_table(service: Service) -> None:
     """A key without the scope gets 403 with its name, before anything is looked at."""
     for (method, path), access in ROUTES.items():

@@ -70,6 +70,7 @@ def test_every_model_gets_its_turns_and_no_turn_is_ended_for_another(
             assert [worker["model"]] == by_lane[worker["id"]]["resident"]
 
 
+@pytest.mark.system
 def test_a_running_turn_is_waited_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """One lane: the turn that has it speaks to its end while another model's turn waits, and says for what."""
     models = {"slow": placed(tokens=40, interval=0.02), "other": placed()}
@@ -85,6 +86,7 @@ def test_a_running_turn_is_waited_for(tmp_path: Path, free_ports: Callable[[int]
         assert (turn["state"], len(turn["attempts"]), turn["usage"]["completion_tokens"]) == ("completed", 1, 40)
 
 
+@pytest.mark.system
 def test_what_is_pinned_stays_and_what_is_idle_leaves(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """One load of what is pinned; the other lane is empty when its model's time is over."""
     models = {"house": {**placed(), "pin": True}, "a": {**placed(), "keep_s": 0.3}, "b": placed()}
@@ -98,6 +100,7 @@ def test_what_is_pinned_stays_and_what_is_idle_leaves(tmp_path: Path, free_ports
         assert house["swaps"] == 1
 
 
+@pytest.mark.system
 def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Its turns end, and the others' go on; it has given up on both lanes."""
     broken = {**placed(exit_at_once=3), "restart": {"initial_s": 0.05, "max_s": 0.1, "failures": 2, "retry_s": None}}
@@ -115,6 +118,7 @@ def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, fre
         assert service.http.get("/readyz").json()["code"] == "not_ready"
 
 
+@pytest.mark.system
 def test_a_lane_that_an_operator_drains_is_left_alone(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Its model goes to the other lane, and takes turns with the one there."""
     models = {name: placed() for name in "ab"}

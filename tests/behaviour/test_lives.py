@@ -222,6 +222,7 @@ def test_a_poisonous_turn_is_found_out_and_its_neighbours_are_not(
         assert {states[name] for name in ("q0", "q2", "q3")} == {("completed", None)}
 
 
+@pytest.mark.system
 def test_a_request_that_the_engine_refuses_fails_its_conversation(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
@@ -239,6 +240,7 @@ def test_a_request_that_the_engine_refuses_fails_its_conversation(
         assert "exceeds the available context size" in failed["detail"]
 
 
+@pytest.mark.system
 def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """SIGKILL of llama.cpp's own server in mid-answer: the turn runs again on the next incarnation."""
     models = {"m": embedded_model(free_ports(1), replicas=1, slots=1, max_tokens=600)}
@@ -265,6 +267,7 @@ def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[i
         assert (turn["incarnation"], turn["usage"]["completion_tokens"]) == (2, 600)
 
 
+@pytest.mark.system
 def test_two_services_never_share_a_state(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """One process owns the store; the second gets a clear error."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:

@@ -28,6 +28,7 @@ def tokens(service: Service) -> dict[str, float]:
     return {line.split('result="')[1].split('"')[0]: float(line.split()[-1]) for line in counts}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("prewarm", [True, False])
 def test_the_next_speaker_finds_its_prompt_read(
     tmp_path: Path, free_ports: Callable[[int], int], *, prewarm: bool

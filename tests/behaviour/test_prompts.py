@@ -132,6 +132,7 @@ def last_of_each(requests: list[Document]) -> list[Document]:
     ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", JOBS)
 def test_what_was_asked_is_told_byte_for_byte(tmp_path: Path, ports: tuple[int, int], name: str) -> None:
     """Specification, "Prompts that were asked": recorded by reference, and the same as the engine was sent."""

@@ -123,6 +123,7 @@ def test_the_command_prints_a_chart(service: Service, broken: Timeline) -> None:
     assert len(document["attempts"]) == len(broken.attempts)
 
 
+@pytest.mark.system
 def test_the_command_writes_a_trace_and_a_page(service: Service, broken: Timeline, tmp_path: Path) -> None:
     """By the name of the file; one of another kind is refused before anything is asked."""
     trace, page = tmp_path / "job.json", tmp_path / "job.html"

@@ -107,6 +107,7 @@ async def test_what_one_engine_refuses_nobody_has(tmp_path: Path) -> None:
         await check(workers, "launched+poet")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("do", ["stall", "end"])
 async def test_an_engine_that_fails_over_an_adapter_is_replaced(tmp_path: Path, do: str) -> None:
     """The other has proved it; whoever begins anew begins with it."""

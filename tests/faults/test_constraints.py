@@ -143,6 +143,7 @@ def test_an_answer_that_is_valid_anyhow_is_not_asked_for_again(ask: Ask) -> None
     assert (turn["text"], len(sent), turn["attempts"][0]["constrained_by"]) == ("no", 2, None)
 
 
+@pytest.mark.system
 def test_an_authors_own_constraint_wins_and_waits_for_the_last_answer(ask: Ask) -> None:
     """With tools it would force the model out of every call, or into one for ever."""
     own = {"type": "json_object"}
@@ -280,6 +281,7 @@ def test_a_thought_stands_where_the_template_has_it(
     assert len(rendered) == (thinks is not None)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("agent", "thinks", "answers", "grammars"),
     [

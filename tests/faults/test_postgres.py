@@ -98,6 +98,7 @@ async def member(store: Store, url: str, lease_s: float) -> AsyncIterator[Counte
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.system
 async def test_a_flow_that_goes_silent_is_given_up(postgres: PostgresServer) -> None:
     """Nobody closes it, and the server cannot: whoever waits is refused after a while, and then all is well again."""
     with proxied(postgres.new_database()) as (proxy, portal, url), anyio.fail_after(LIMIT_S):
@@ -141,6 +142,7 @@ async def test_keys_in_another_order_are_nobodys_trouble(postgres: PostgresServe
     assert all(len(of_key) == 1 for of_key in ids.values())
 
 
+@pytest.mark.system
 async def test_a_long_write_holds_the_lease(postgres: PostgresServer) -> None:
     """It locks the node's own row: the lease cannot be renewed meanwhile, and nobody can take over either."""
     url, lease_s = postgres.new_database(), 1.0

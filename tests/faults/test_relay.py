@@ -26,6 +26,7 @@ def errors(text: str) -> list[dict[str, str]]:
     return [json.loads(line)["error"] for line in lines if "error" in json.loads(line)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_before_the_first_byte_another_incarnation_answers(
     tmp_path: Path, free_ports: Callable[[int], int], *, is_streamed: bool
@@ -70,6 +71,7 @@ def test_half_an_answer_is_tried_again_where_none_was_given(tmp_path: Path, free
         assert answer.json()["choices"][0]["message"]["content"] == "word0 word1 word2 "
 
 
+@pytest.mark.system
 def test_a_request_that_kills_engines_is_poisoned(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Blame holds for requests as for turns; a bystander is answered."""
     model = scripted_model(free_ports(2), slots=1, replicas=2, die_on="KILLER")
@@ -98,6 +100,7 @@ def test_a_stream_that_stalls_ends_with_an_error(tmp_path: Path, free_ports: Cal
         assert "word1" in caller.text
 
 
+@pytest.mark.system
 def test_a_stream_that_repeats_itself_ends(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """The same line without end is cut off, and said to be."""
     model = scripted_model(free_ports(1), slots=1, repeat="again|")
@@ -118,6 +121,7 @@ def test_an_error_in_a_stream_is_the_engines_own(tmp_path: Path, free_ports: Cal
         assert errors(caller.text) == [{"code": 500, "message": "Compute error.", "type": "server_error"}]
 
 
+@pytest.mark.system
 def test_a_refusal_is_asked_again_until_it_is_proved(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """An engine that is too busy is asked again; one that refuses this request and no other has the last word."""
     busy = scripted_model(free_ports(1), slots=1, reject=503, reject_first=1, retry_after=0)

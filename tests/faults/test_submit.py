@@ -278,6 +278,7 @@ async def test_an_engine_that_sleeps_and_then_answers_is_left_alone(scripted_spe
         assert worker.incarnation == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "flags", [{"progress": 60, "step": 0.05}, {"counting": 60, "step": 0.05}], ids=["tells it", "shows it in /slots"]
 )
@@ -289,6 +290,7 @@ async def test_a_long_prefill_is_left_alone(scripted_spec: SpecFactory, flags: d
         assert told.duration_s > 3
 
 
+@pytest.mark.system
 async def test_a_request_that_hangs_alone_ends_alone(scripted_spec: SpecFactory) -> None:
     """An engine that works for others is not killed for one request."""
     async with working(scripted_spec(slots=2, timeouts=STALLS, mute_on="POISON", tokens=150, interval=0.02)) as worker:
@@ -344,6 +346,7 @@ async def test_a_cancel_that_frees_the_slot_costs_nothing(scripted_spec: SpecFac
 # Engines that answer badly
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("flags", "reason", "text"),
     [
@@ -498,6 +501,7 @@ async def test_a_start_that_failed_can_be_tried_again(scripted_spec: SpecFactory
         await worker.stop()
 
 
+@pytest.mark.system
 async def test_running_out_of_descriptors_kills_no_engine(scripted_spec: SpecFactory) -> None:
     """We cannot look, nor ask: that is our trouble and not the engine's."""
     async with working(scripted_spec(timeouts=replace(STALLS, prefill_stall_s=4.0), prefill=3.0)) as worker:
@@ -518,6 +522,7 @@ async def test_running_out_of_descriptors_kills_no_engine(scripted_spec: SpecFac
         assert worker.incarnation == 1
 
 
+@pytest.mark.system
 async def test_another_clients_request_costs_nothing(scripted_spec: SpecFactory) -> None:
     """Who asks the engine past us has a slot that is none of ours, and gets on."""
     async with working(scripted_spec(slots=4, timeouts=STALLS, tokens=300, interval=0.01)) as worker:

@@ -229,6 +229,7 @@ async def test_an_mcp_server_is_started_asked_and_ended() -> None:
     await wait_until(lambda: not is_alive(pid), "what the server left is gone", limit_s=1.0)
 
 
+@pytest.mark.system
 async def test_an_mcp_server_that_dies_fails_its_call_and_is_started_again() -> None:
     """Nobody knows what the call has done: it is not made twice."""
     async with connected(stdio()) as tools:
@@ -258,6 +259,7 @@ async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.Mo
         assert await tools.run(use("add", a=2, b=2)) == {"result": 4.0}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("round_number", range(3))
 async def test_an_mcp_server_that_died_idle_costs_no_call_of_several(
     monkeypatch: pytest.MonkeyPatch, round_number: int

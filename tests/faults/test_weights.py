@@ -313,6 +313,7 @@ async def test_a_group_that_does_not_come_together_names_who_is_missing(tmp_path
         assert [worker.incarnation for worker in workers.fleet] == [1, 1]
 
 
+@pytest.mark.system
 async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> None:
     """The work goes on; whoever starts later takes none before the trainer's next update, and says so."""
     async with two(tmp_path) as workers:
