@@ -6,9 +6,10 @@ would do: an engine as ``tokens`` starts it, with all ready turns sent to it at 
 take a quarter of the context on average, drawn wide. vLLM runs on the CPU with a made checkpoint (a token a byte).
 
     python -m bench.capacity [--engine embedded|llama-server|vllm] [--program PROGRAM] [--conversations 60] [--rounds 2]
-        [--ways slots,tokens,memory,thrown] [--model FILE] [--context TOKENS]
+        [--ways slots,tokens,memory,thrown] [--times 1] [--policy critical_path|progress|fifo]
+        [--model FILE] [--context TOKENS]
 
-``--program`` is llama-server's, or the Python that has vLLM.
+``--program`` is llama-server's, or the Python that has vLLM. With ``--times`` the ways take turns, and medians tell.
 """
 
 import argparse
@@ -36,6 +37,7 @@ CONTEXTS = {"vllm": 16_384, "embedded": 4096, "llama-server": 4096}
 MOST = {"vllm": 64, "embedded": 16, "llama-server": 16}
 BLOCK = 128  # tokens
 PARAMS = {"temperature": 0.0, "ignore_eos": True}
+RATIOS = ("rate", "first token p95")
 
 
 def job_of(conversations: int, rounds: int, context: int) -> dict[str, Any]:
@@ -88,7 +90,12 @@ def run(way: str, options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(place)
         model = model_of(way, options, folder)
         engine = _thrown_at(options, model, folder) if way == "thrown" else nullcontext(model)
-        with engine as model, serving(folder / "service", PORT, {"m": model}, ready=False) as service:
+        with (
+            engine as model,
+            serving(
+                folder / "service", PORT, {"m": model}, ready=False, scheduling={"policy": options.policy}
+            ) as service,
+        ):
             while not service.http.get("/readyz").is_success:  # its own start limit ends that
                 time.sleep(0.5)
             job = job_of(options.conversations, options.rounds, options.context or CONTEXTS[options.engine])
@@ -184,13 +191,23 @@ def main() -> None:
     parser.add_argument("--model", help="of llama.cpp; the tiny one without")
     parser.add_argument("--context", type=int, help="tokens; each engine has its own without")
     parser.add_argument("--ways", default="slots,tokens,memory")
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--policy", default="critical_path")
     options = parser.parse_args()
-    rates = {}
-    for way in options.ways.split(","):
-        told = run(way, options)
-        rates[way] = told["rate"]
-        print(f"{way:7} " + ", ".join(f"{key} {_shown(value)}" for key, value in told.items()), flush=True)
-        print(f"turns a second: {rates[way] / next(iter(rates.values())):.2f} x", flush=True)
+    ways = options.ways.split(",")
+    told: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    for way in ways * options.times:
+        figures = run(way, options)
+        told[way].append(figures)
+        print(f"{way:7} " + ", ".join(f"{key} {_shown(value)}" for key, value in figures.items()), flush=True)
+    print(f"medians of {options.times}, beside {ways[0]}:")
+    for way in ways:
+        beside = (f"{name} {_median(told[way], name) / _median(told[ways[0]], name):.2f} x" for name in RATIOS)
+        print(f"{way:7} " + ", ".join(beside))
+
+
+def _median(figures: list[dict[str, Any]], name: str) -> float:
+    return float(statistics.median(each[name] for each in figures))
 
 
 if __name__ == "__main__":
