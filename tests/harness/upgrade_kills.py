@@ -138,9 +138,15 @@ class KilledService:
         self._lives += 1
         self.service.environment = {MARK: self._mark}
         self.service.start(limit_s=STAGE_LIMIT_S)
-        engines = {each["pid"] for each in self.service.get("/v1/workers")["workers"]}
+        # One worker is enough for its model to be ready.
+        wait_for(lambda: all(each["state"] == "ready" for each in self._workers()), "all workers are ready")
+        engines = {each["pid"] for each in self._workers()}
         # What cannot be seen alive would be missed afterwards as well.
         assert engines | {self._pid} <= set(self._left()), f"the mark of life {self._mark} is not everywhere"
+
+    def _workers(self) -> list[Document]:
+        workers: list[Document] = self.service.get("/v1/workers")["workers"]
+        return workers
 
     def _left(self) -> list[int]:
         mark = f"\0{MARK}={self._mark}\0".encode()
