@@ -210,6 +210,30 @@ def test_a_broken_network_is_told_and_heals(service: Service, page: Page) -> Non
     page.complaints.clear()
 
 
+def test_lists_are_asked_for_again_by_themselves(service: Service, page: Page) -> None:
+    """What is new comes without a click, also to a page that was opened while there was no connection."""
+    with cutting(int(service.url.rpartition(":")[2])) as proxy:
+        page.open(f"{proxy.url}/#/jobs")
+        page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
+        job = {"agents": AGENTS, "conversations": [{"prompt": "Go."}]}
+        service.wait_ended(service.post_job({**job, "name": "late"}))
+        page.wait_text("late")
+        page.send("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        proxy.cut_all()
+        page.wait("!document.getElementById('banner').hidden", "the banner is shown")
+        service.wait_ended(service.post_job({**job, "name": "later"}))
+        page.run("location.hash = '#/usage'")
+        page.wait("document.querySelector('h1').innerText === 'Usage'", "the view is open")
+        page.run("location.hash = '#/jobs'")
+        assert "later" not in page.text
+        page.send(
+            "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
+        )
+        page.wait_text("later")
+        page.wait("document.getElementById('banner').hidden", "the page has healed")
+    page.complaints.clear()
+
+
 def test_the_keyboard_reaches_everything(shown: Page) -> None:
     """The first stop skips to the content; each further one is seen; Enter opens a view and moves the focus to it."""
     shown.run("document.activeElement.blur()")

@@ -120,10 +120,14 @@ async function readEvents(stream, heard, onFrame) {
   }
 }
 
-/** Ask again and again: `look()` returns after how many milliseconds, or null where that was the last time. */
+/**
+ * Ask again and again: `look(closing)` returns after how many milliseconds, or null where that was the last time.
+ *
+ * What has come once `closing.aborted` is nobody's: another look may stand on the page by then.
+ */
 export function poll(look, onProblem = () => {}) {
-  return again(async () => {
-    const pause = await look();
+  return again(async (closing) => {
+    const pause = await look(closing);
     listener.up();
     return pause;
   }, onProblem);

@@ -3,10 +3,11 @@
 import { ask } from "./api.js";
 import { h } from "./dom.js";
 import { jobsTable } from "./jobs_table.js";
-import { showing } from "./problem.js";
+import { watching } from "./problem.js";
 
 const STATES = ["queued", "running", "completed", "completed_with_failures", "failed", "cancelled"];
 const A_PAGE = 50;
+const LOOK_MS = 5000;
 
 /** Show them. */
 export function open(root) {
@@ -15,22 +16,25 @@ export function open(root) {
     ...STATES.map((each) => h("option", { value: each }, each.replaceAll("_", " "))));
   const newer = h("button", { type: "button", onclick: () => turn(cursors.slice(0, -2)) }, "Newer");
   const older = h("button", { type: "button", onclick: () => turn(cursors) }, "Older");
-  const again = h("button", { type: "button", onclick: () => turn(cursors.slice(0, -1)) }, "Look again");
   const faults = h("div");
   let cursors = [null]; // of the pages up to the one that is shown, and of the next
-  async function turn(kept) {
+  let stop = () => {};
+
+  function turn(kept) {
+    stop();
     const query = new URLSearchParams({ limit: A_PAGE });
     if (state.value) query.set("state", state.value);
     if (kept.at(-1)) query.set("cursor", kept.at(-1));
-    await showing(faults, async () => {
-      const page = await ask(`/v1/jobs?${query}`);
+    stop = watching(faults, LOOK_MS, () => ask(`/v1/jobs?${query}`), (page) => {
       jobs.update(page.jobs);
       cursors = [...kept, page.next_cursor];
       newer.disabled = cursors.length <= 2;
       older.disabled = page.next_cursor === null;
     });
   }
+
   root.append(h("h1", {}, "Jobs"),
-    h("div", { class: "tools" }, h("label", { for: "state" }, "State"), state, again, newer, older), faults, jobs.node);
+    h("div", { class: "tools" }, h("label", { for: "state" }, "State"), state, newer, older), faults, jobs.node);
   turn([null]);
+  return () => stop();
 }

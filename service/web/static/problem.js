@@ -1,6 +1,6 @@
 /** Errors of the service, where they belong. */
 
-import { Problem } from "./api.js";
+import { poll, Problem } from "./api.js";
 import { h } from "./dom.js";
 
 /** Return what was refused and why, each fault by its path. */
@@ -23,4 +23,15 @@ export async function showing(place, act) {
     if (error.status !== 401) place.replaceChildren(problemNode(error));
     return undefined;
   }
+}
+
+/** Ask again and again, every `pause` milliseconds; show what has come, or in `place` what was refused. */
+export function watching(place, pause, asked, update) {
+  return poll(async (closing) => {
+    const told = await asked();
+    if (closing.aborted) return null;
+    place.replaceChildren();
+    update(told);
+    return pause;
+  }, (problem) => problem.status !== 401 && place.replaceChildren(problemNode(problem)));
 }

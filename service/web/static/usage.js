@@ -3,12 +3,13 @@
 import { ask } from "./api.js";
 import { h, setText } from "./dom.js";
 import { plural, seconds, whole } from "./format.js";
-import { showing } from "./problem.js";
+import { watching } from "./problem.js";
 import { table } from "./table.js";
 
 const BY = ["key", "model", "day", "job", "agent"];
 const FIRST = new Set(["key", "model", "day"]);
 const MOST = 300; // rows on the page
+const LOOK_MS = 30_000; // it is summed up anew each time
 const COUNTS = [
   ["Turns", "turns"], ["Attempts", "attempts"], ["Prompt tokens", "prompt_tokens"], ["Cached", "cached_tokens"],
   ["Answer tokens", "answer_tokens"], ["Wasted", "wasted_tokens"],
@@ -18,27 +19,30 @@ const COUNTS = [
 export function open(root) {
   const boxes = BY.map((name) => h("input", { type: "checkbox", id: `by-${name}`, checked: FIRST.has(name), onchange: look }));
   const since = h("input", { type: "date", id: "since", onchange: look });
-  const again = h("button", { type: "button", onclick: look }, "Look again");
   const place = h("div");
   const faults = h("div");
   const told = h("p", { class: "beside", role: "status" });
   root.append(h("h1", {}, "Usage"),
     h("div", { class: "tools" },
       h("fieldset", {}, h("legend", {}, "By"), ...boxes.map((box, at) => h("label", { for: box.id }, box, ` ${BY[at]}`))),
-      h("label", { for: "since" }, "Since"), since, again), faults, told, place);
-  async function look() {
+      h("label", { for: "since" }, "Since"), since), faults, told, place);
+  let stop = () => {};
+
+  function look() {
+    stop();
     const by = BY.filter((_, at) => boxes[at].checked);
     const query = new URLSearchParams({ by: by.join(","), limit: MOST });
     if (since.value) query.set("since", since.value);
-    await showing(faults, async () => {
-      const { usage, is_cut: isCut } = await ask(`/v1/usage?${query}`);
-      const shown = usageTable(by);
+    const shown = usageTable(by);
+    stop = watching(faults, LOOK_MS, () => ask(`/v1/usage?${query}`), ({ usage, is_cut: isCut }) => {
       shown.update(usage);
-      place.replaceChildren(shown.node);
+      if (shown.node.parentNode !== place) place.replaceChildren(shown.node);
       setText(told, isCut ? `The first ${MOST} rows; choose fewer columns, or a later day.` : plural(usage.length, "row"));
     });
   }
+
   look();
+  return () => stop();
 }
 
 function usageTable(by) {
