@@ -28,6 +28,7 @@ from service.formats.documents import parse_document, read_text
 
 DONE: Final = "completed"
 PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
+OPEN: Final = ("queued", "running")
 FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
 
 
@@ -151,7 +152,8 @@ def cancel(
     """End a job early; what was said is kept."""
     with connect(url, api_key) as service:
         job = service.cancel_job(job_id)
-    print_document(job.document, f"{job.id}: {job.state}, to be cancelled", as_json=as_json)
+    told = "to be cancelled" if job.state in OPEN else "nothing to cancel"
+    print_document(job.document, f"{job.id}: {job.state}, {told}", as_json=as_json)
 
 
 def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
@@ -201,7 +203,7 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
     try:
         client = Client(url, api_key=api_key, patience_s=0.0, on_pause=partial(_tell, url))
     except Unreachable as error:
-        raise ServiceAway(f"--url {url}: {error.cause}") from error
+        raise ServiceAway(f"--url {url}: {error.cause}; it begins with http:// or https://") from error
     try:
         with client as service:
             yield service

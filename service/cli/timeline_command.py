@@ -43,6 +43,8 @@ def timeline(
 ) -> None:
     """Show which turn held which slot when: a chart on the terminal, one HTML file, or a trace for Perfetto."""
     chosen = _format(output, form)
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     with connect(url, api_key) as service:
         text = service.ask(job_calls.get_timeline(job_id))
     if as_json:

@@ -27,6 +27,7 @@ from workers.requests.prompts.bios import BiosPolicy
 from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec
 from workers.tools.calls import ToolLimits
 
+OWN_PREFIX: Final = "roundhouse:"
 TINY: Final = "roundhouse:tiny"  # made on the spot; its text is noise
 SMALL: Final = "roundhouse:small"  # a real model, fetched from the package index
 TINY_MODEL: Final = "tiny.gguf"
@@ -154,6 +155,8 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
         raise ConfigError(f"models.{name}.model: is required for engine {model.engine}: {what}")
     path = (base / Path(model.model).expanduser()).resolve()
     is_there = path.is_dir() if engine is EngineKind.VLLM else path.is_file()
+    if model.model.startswith(OWN_PREFIX) and not is_there:
+        raise ConfigError(f"models.{name}.model: {model.model} is no model of Roundhouse: {SMALL}, {TINY}")
     if is_there or (model.command and engine is not EngineKind.VLLM):
         return str(path)
     is_repository = _REPOSITORY.match(model.model) and not model.model.endswith(".gguf") and not path.exists()

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -307,6 +308,34 @@ def test_a_service_that_is_not_there_exits_with_3(free_ports: Callable[[int], in
     for command in (["status"], ["workers"], ["result", "x"], ["submit", write_job(folder, debate())]):
         only_lines(run_command(*command, "--url", url), 3, f"no service at {url}", "roundhouse serve")
     only_lines(run_command("status", ROUNDHOUSE_URL="http://[::1"), 3, "http://[::1")
+    only_lines(run_command("status", "--url", "127.0.0.1:8080"), 3, "127.0.0.1:8080", "http://")
+
+
+def test_a_file_in_a_folder_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
+    """A folder whose name was mistyped is not made, and nobody is asked for what could not be kept."""
+    page = tmp_path / "nowhere" / "page.html"
+    only_lines(run_command("timeline", "job-1", "-o", str(page)), 2, f"there is no folder {page.parent}")
+    assert not page.parent.exists()
+
+
+INTERRUPTED = """
+import os, signal, sys
+from service.cli.main import main
+
+class Early:
+    def find_spec(self, name, *_):
+        if name == "service.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Early())
+main()
+"""
+
+
+def test_ctrl_c_while_it_is_imported_exits_with_130() -> None:
+    """In silence: nothing has begun."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.fixture(scope="module")
@@ -348,9 +377,11 @@ class TestRemote:
         """cancel, and a watch that ends with failures exits with 1."""
         job_id = self.ask(service, "submit", write_job(tmp_path, debate(model="slow"))).stdout.strip()
         assert self.ask(service, "result", job_id).returncode == 3
-        assert self.ask(service, "cancel", job_id).returncode == 0
+        assert "to be cancelled" in self.ask(service, "cancel", job_id).stdout
         watched = self.ask(service, "watch", job_id)
         assert (watched.returncode, watched.stdout.rstrip()[-14:]) == (1, "job: cancelled")
+        again = self.ask(service, "cancel", job_id)
+        assert (again.returncode, again.stdout) == (0, f"{job_id}: cancelled, nothing to cancel\n")
 
     @pytest.mark.system
     def test_workers_and_logs_are_shown(self, service: Service) -> None:

@@ -69,10 +69,12 @@ def open_envelope(body: bytes, path: str, session: str | None, owner: str | None
     """
     try:
         read = _decode(body)
+    except msgspec.ValidationError as error:
+        raise BodyMalformed(f"the body cannot be used: {error}") from error
     except UNDECODABLE as error:
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
     if read.n is not None and read.n < 1:
-        raise BodyMalformed("the body is not usable JSON: n has to be a number from 1")
+        raise BodyMalformed("the body cannot be used: n has to be a number from 1")
     asked = next((each for each in (read.messages, read.prompt, read.input, read.content) if each != _NOTHING), None)
     texts = b"" if asked is None else bytes(asked)
     bounds = map(_number, (read.max_completion_tokens, read.max_tokens, read.max_output_tokens))

@@ -199,7 +199,7 @@ def _priority(request: Request, caller: Caller) -> int:
     except ValueError:
         priority = MOST_PRIORITY + 1
     if abs(priority) > MOST_PRIORITY:
-        raise InvalidParameter(f"X-Roundhouse-Priority: {given[:50]!r} is not a number from -1000000 to 1000000")
+        raise InvalidParameter(f"X-Roundhouse-Priority: {given[:50]!r} is not a whole number from -1000000 to 1000000")
     if caller.max_priority is not None and priority > caller.max_priority:
         most = f"this key's max_priority, {caller.max_priority}"
         raise InvalidParameter(f"X-Roundhouse-Priority: {priority} is above {most}")
