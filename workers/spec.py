@@ -1,5 +1,6 @@
 """What one worker is to run."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -30,6 +31,7 @@ Tools = Sequence[ToolDefinition | Mapping[str, object]]
 ANSWER_BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict"})
 MAX_PORT: Final = 65535
 MAX_SOCKET_PATH: Final = 107
+MOST_CACHE: Final = 2**31 - 1  # tokens: --ctx-size of llama.cpp is a C int
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -241,6 +243,14 @@ class WorkerSpec:
     def _capacity_faults(self) -> Iterator[str]:
         if self.capacity is Capacity.TOKENS and not self.owns_engine:
             yield "capacity: an attached engine does not say how its slots share a KV cache; leave capacity: slots"
+        counts = [self.slots, self.context] if self.kv_tokens is None else [self.kv_tokens]
+        if (
+            self.engine in LLAMA_CPP
+            and all(_is_count(each, None) for each in counts)
+            and math.prod(counts) > MOST_CACHE
+        ):
+            name = "context" if self.kv_tokens is None else "kv_tokens"
+            yield f"{name}: llama.cpp has no KV cache of {math.prod(counts)} tokens in all; {MOST_CACHE} at most"
         if self.kv_tokens is None:
             return
         if not self.shares_pool:

@@ -56,7 +56,7 @@ def _specs_of(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
     for name, model in config.models.items():
         if model.placement == "fixed":
             sockets = _socket_folder(model, base, state_dir)
-            plain = _spec(name, model, base, state_dir)
+            plain = _usable_spec(name, model, base, state_dir)
             specs += [_replica(plain, index, sockets) for index in range(model.replicas)]
     return [*specs, *_specs_on_lanes(config, base, state_dir)]
 
@@ -67,7 +67,7 @@ def _specs_on_lanes(config: Config, base: Path, state_dir: Path) -> list[WorkerS
     if not placed:
         return []
     lanes = lanes_on(devices_of(config.gpus.inventory, base), config.gpus)
-    specs = [_with_need(_spec(name, model, base, state_dir), lanes) for name, model in placed.items()]
+    specs = [_with_need(_usable_spec(name, model, base, state_dir), lanes) for name, model in placed.items()]
     _check_pins(specs, lanes)
     return [
         # One each: an engine that sleeps goes on listening.
@@ -169,6 +169,13 @@ def _replica(spec: WorkerSpec, index: int, sockets: Path | None) -> WorkerSpec:
     worker_id = WorkerId(f"{spec.name}-{index}")
     socket = socket_of(sockets, worker_id) if sockets else None
     return replace(spec, id=worker_id, port=spec.port + index, socket=socket)
+
+
+def _usable_spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerSpec:
+    try:
+        return _spec(name, model, base, state_dir)
+    except InvalidSpec as error:
+        raise ConfigError(f"models.{name}.{error}") from error
 
 
 def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerSpec:

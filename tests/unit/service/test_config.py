@@ -27,6 +27,10 @@ from workers.spec import Capacity
         ("models: [", "not YAML"),
         ("models: {m: {engine: llama-server, model: gone.gguf}}", "models.m.model: there is no file"),
         ("models: {m: {engine: embedded, model: 'roundhouse:big'}}", "roundhouse:small, roundhouse:tiny"),
+        (
+            "models: {m: {engine: embedded, slots: 4096, context: 999999}}",
+            "models.m.context: llama.cpp has no KV cache",
+        ),
         ("models: {m: {engine: llama-server}}", "models.m.model: is required for engine llama-server"),
         ("models: {m: {engine: embedded, port: 65535, replicas: 2}}", "go beyond 65535"),
         ("models: {m: {engine: embedded}, n: {engine: embedded}}", "port 9100 of replica 0 is models.m's already"),

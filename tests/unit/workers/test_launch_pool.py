@@ -66,6 +66,8 @@ def test_what_the_capacity_decides_stands_in_no_args(flag: str) -> None:
         ({"kv_tokens": -1}, "kv_tokens: -1 has no room"),
         ({"kv_tokens": 1000.5}, "kv_tokens: 1000.5 has no room"),
         ({"kv_tokens": True}, "kv_tokens: True has no room"),
+        ({"kv_tokens": 2**31}, "kv_tokens: llama.cpp has no KV cache of 2147483648 tokens"),
+        ({"slots": 4, "context": 2**29}, "context: llama.cpp has no KV cache of 2147483648 tokens"),
     ],
 )
 def test_a_capacity_that_cannot_be_is_refused(changes: dict[str, object], fault: str) -> None:
