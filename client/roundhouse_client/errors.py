@@ -67,7 +67,8 @@ class Refused(RoundhouseError):
         self.detail = str(document.get("detail") or f"status {status}")
         self.faults = tuple(_faults(document.get("errors")))
         self.retry_after_s = retry_after_s
-        lines = "".join(f"\n  {fault.path}: {fault.message}" for fault in self.faults)
+        told = (f"{fault.path}: {fault.message}" if fault.path else fault.message for fault in self.faults)
+        lines = "".join(f"\n  {line}" for line in told)
         super().__init__(f"{self.title}{lines}" if lines else self.detail)
 
 

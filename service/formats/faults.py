@@ -28,7 +28,7 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
         elif entry["type"] == "missing":
             faults.append(Fault(path=path_of(location), message="is required"))
         else:
-            text = entry["msg"].removeprefix("Value error, ")
+            text = entry["msg"].removeprefix("Value error, ").replace(" after validation, not ", ", not ")
             faults.append(Fault(path=path_of(location), message=_small(text)))
     return faults
 

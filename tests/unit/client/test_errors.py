@@ -110,3 +110,11 @@ def test_url_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     }
     assert "hidden" not in repr(address)
     assert Address("http://here", "mine", 1.0).url == "http://here"
+
+
+def test_a_fault_without_a_place_is_told_alone() -> None:
+    """A file that is no YAML, say, has none."""
+    document = {"title": "The configuration is not usable", "errors": [{"path": "", "message": "r.yaml:7: not YAML"}]}
+    assert str(Refused(422, document)) == "The configuration is not usable\n  r.yaml:7: not YAML"
+    document["errors"] = [{"path": "models.m.slots", "message": "is required"}]
+    assert str(Refused(422, document)).endswith("\n  models.m.slots: is required")
