@@ -130,6 +130,8 @@ def _visit(
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise ConfigError(f"{source}:{line}: mappings are not merged (<<); write the keys out")
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                 raise ConfigError(f"{source}:{line}: a key must be text; put it in quotes")
             inside = (*place, key.value)

@@ -48,6 +48,7 @@ from workers.spec import Capacity
         ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: input should be greater than or equal to 1"),
         ("models: {m: {engine: embedded, context: " + "[" * 5000, "nested too deeply"),
         ("models: {1: {engine: embedded}}", "a key must be text"),
+        ("a: &a {slots: 2}\nmodels: {m: {<<: *a}}", "roundhouse.yaml:2: mappings are not merged"),
         (
             "scheduling: {policy: best}\nmodels: {m: {engine: embedded}}",
             "unknown policy 'best'; known: critical_path, fifo, progress",
