@@ -336,6 +336,10 @@ def test_ctrl_c_while_it_is_imported_exits_with_130() -> None:
     """In silence: nothing has begun."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    ignored = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{INTERRUPTED}"  # as behind a shell's &
+    command = [sys.executable, "-c", ignored, "version"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture(scope="module")
