@@ -15,7 +15,8 @@ from service.upgrade.upgrader import UpgradeEnd, UpgradePhase, Upgrader
 class UpgradeEndOut(Body):
     """What became of an upgrade; ``detail`` is why it was refused, null where it was done.
 
-    ``roundhouse`` is the version that left, or stayed. ``seconds`` is how long no program served.
+    ``roundhouse`` is the version that left, or stayed. ``seconds`` is how long no program served. ``kept`` and
+    ``ended`` are workers, ``kept_servers`` and ``ended_servers`` MCP servers over stdio, as MODEL/SERVER.
     """
 
     at: str
@@ -24,6 +25,8 @@ class UpgradeEndOut(Body):
     seconds: float | None
     kept: Sequence[str]
     ended: Mapping[str, str]
+    kept_servers: Sequence[str]
+    ended_servers: Mapping[str, str]
 
 
 class UpgradeOut(Body):
@@ -90,4 +93,6 @@ def _end(last: UpgradeEnd) -> dict[str, object]:
         "seconds": None if last.seconds is None else round(last.seconds, 3),
         "kept": list(last.kept),
         "ended": dict(last.ended),
+        "kept_servers": list(last.kept_servers),
+        "ended_servers": dict(last.ended_servers),
     }

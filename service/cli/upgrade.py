@@ -43,6 +43,8 @@ def upgrade(
     if not as_json:
         seconds = f"; no program served for {end.seconds:.1f} s" if end is not None and end.seconds is not None else ""
         typer.echo(f"upgraded: {agreed.version} -> {now.version}, process {now.pid}{seconds}")
+        for server, why in (end.ended_servers if end is not None else {}).items():
+            typer.echo(f"MCP server {server} was ended: {why}")
 
 
 def _plan(agreed: AgreedUpgrade) -> list[str]:

@@ -25,6 +25,7 @@ from workers.tools.runner import PythonTools, SwitchedTools, ToolRunners
 
 WaitGone = Callable[[str], Coroutine[object, object, None]]
 LET_GO_S: Final = 5.0  # beyond a call's own limit
+NOT_WANTED: Final = "the configuration has it no more"
 logger = logging.getLogger(__name__)
 
 
@@ -77,7 +78,8 @@ class Equipment:
     """All that runs tools, by model; ``tasks`` hold the connections.
 
     ``left`` are MCP servers that an earlier program of this process has left: the first configuration takes those that
-    it starts in just the same way, and ``adopted`` are their processes.
+    it starts in just the same way, and ``adopted`` are their processes. ``kept`` are their names, as MODEL/SERVER, and
+    ``ended`` those of the others, with the reason.
     """
 
     def __init__(self, tasks: TaskGroup, left: Sequence[HeldServer] = ()) -> None:
@@ -85,6 +87,8 @@ class Equipment:
         self._models: dict[str, _ToolsOfModel] = {}
         self._left = {(each.model, each.name): each for each in left}
         self.adopted: set[ProcessId] = set()
+        self.kept: list[str] = []
+        self.ended: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<Equipment {list(self._models)}>"
@@ -125,9 +129,8 @@ class Equipment:
             self._models[name] = self._tools_of(
                 name, model.tools, before.pop(name, None), python if isinstance(python, PythonTools) else None
             )
-        for (_, server), unwanted in self._left.items():
-            logger.info("MCP server %s: it is ended: the configuration has it no more", server)
-            unwanted.let_go()
+        for unwanted in self._left.values():
+            self._end(unwanted, NOT_WANTED)
         self._left.clear()
         for name, left in before.items():
             self._tasks.start_soon(self._retire, left, wait_gone(name))
@@ -172,11 +175,16 @@ class Equipment:
         if held is None:
             return None
         if (fault := held.fault(wanted.launch)) is not None:
-            logger.info("MCP server %s: it is ended, and started anew: %s", wanted.name, fault)
-            held.let_go()
+            self._end(held, fault)
             return None
         self.adopted.add(held.link.identity)
+        self.kept.append(_place(held))
         return held
+
+    def _end(self, held: HeldServer, why: str) -> None:
+        logger.info("MCP server %s of %s is ended: %s", held.name, held.model, why)
+        self.ended[_place(held)] = why
+        held.let_go()
 
     def _switch(self, old: _ToolsOfModel | None, new: _ToolsOfModel) -> None:
         if old is not None and (old.python, old.http, old.servers) == (new.python, new.http, new.servers):
@@ -239,6 +247,10 @@ def check_programs(config: Config) -> None:
                 raise ConfigError(
                     f"models.{model}.tools.mcp.{name}.command: no such program: {server.command[0]!r}; give its path"
                 )
+
+
+def _place(server: HeldServer) -> str:
+    return f"{server.model}/{server.name}"
 
 
 def _mcp(name: str, server: McpServerConfig) -> McpServer:

@@ -67,7 +67,7 @@ class UpgradeEnd:
     """What became of an upgrade: ``detail`` is why it was refused, None where it was done.
 
     ``seconds`` is how long no program served. ``kept`` are workers whose engines stayed, ``ended`` others, with the
-    reason.
+    reason. ``kept_servers`` and ``ended_servers`` are MCP servers over stdio, as MODEL/SERVER.
     """
 
     at: datetime
@@ -76,6 +76,8 @@ class UpgradeEnd:
     seconds: float | None = None
     kept: Sequence[str] = ()
     ended: Mapping[str, str] = field(default_factory=dict)
+    kept_servers: Sequence[str] = ()
+    ended_servers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Upgrader:
@@ -102,7 +104,13 @@ class Upgrader:
         kept, ended = (adoption.kept, adoption.ended) if adoption is not None else ((), {})
         self.upgrades = left.upgrades
         self.last = UpgradeEnd(
-            at=datetime.now(UTC), roundhouse=left.roundhouse, seconds=seconds, kept=kept, ended=dict(ended)
+            at=datetime.now(UTC),
+            roundhouse=left.roundhouse,
+            seconds=seconds,
+            kept=kept,
+            ended=dict(ended),
+            kept_servers=tuple(self._node.tools.kept),
+            ended_servers=dict(self._node.tools.ended),
         )
         text = "upgraded in place from %s to %s in %.2f s; engines kept: %s; ended: %s"
         shown = ", ".join(kept) or "none", ", ".join(ended) or "none"

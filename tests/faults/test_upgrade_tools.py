@@ -85,11 +85,16 @@ def test_a_tool_server_keeps_its_process_its_session_and_its_count(tmp_path: Pat
         settings["models"]["m"]["tools"]["mcp"] = servers
         service.config.write_text(yaml.safe_dump(settings))
         counts = [first]
+        fates = []
         for _ in range(2):
             upgrade(service)
+            last = service.get("/v1/upgrade")["last"]
+            fates += [(sorted(last["kept_servers"]), last["ended_servers"])]
             wait_for(lambda: is_connected(service), "the servers are connected")
             counts += results_of(service, service.post_job(job_with("kept")))
         assert [each["count"] for each in counts] == [1, 2, 3]
+        whys = {"m/other": "it is to be started otherwise", "m/gone": "the configuration has it no more"}
+        assert fates == [(["m/kept"], whys), (["m/kept", "m/other"], {})]
         assert len({each["pid"] for each in counts}) == 1
         assert results_of(service, service.post_job(job_with("other")))[0]["count"] == 1
         assert engines_of(service) == engines

@@ -229,7 +229,8 @@ class Readiness(Value):
 class UpgradeEnd(Value):
     """What became of an upgrade in place; ``detail`` is why it was refused, None where it was done.
 
-    ``roundhouse`` is the version that left, or stayed. ``seconds`` is how long no program served.
+    ``roundhouse`` is the version that left, or stayed. ``seconds`` is how long no program served. ``kept_servers`` and
+    ``ended_servers`` are MCP servers over stdio, as MODEL/SERVER.
     """
 
     at: datetime
@@ -238,6 +239,8 @@ class UpgradeEnd(Value):
     seconds: float | None
     kept: tuple[str, ...]
     ended: Mapping[str, str]
+    kept_servers: tuple[str, ...]
+    ended_servers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
