@@ -152,11 +152,12 @@ def test_an_upgrade_keeps_the_engine(service: Service, client: openai.OpenAI) ->
     before = engines_of(service)
     said = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY).choices[0].message.content
     params = {"max_tokens": 60, "ignore_eos": True}
-    talks = debate(conversations=40, rounds=4)
+    conversations = 10 * service.get("/v1/workers/m-0")["slots"]["total"]  # several times as long as an upgrade
+    talks = debate(conversations=conversations, rounds=4)
     job = service.post_job({**talks, "agents": [{**agent, "params": params} for agent in talks["agents"]]})
     wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"], "turns run")
     now = upgrade(service)
-    assert service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] < 480, "the job was under way"
+    assert service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] < 12 * conversations, "it was under way"
     assert (now["upgrades"], now["last"]["kept"]) == (1, ["m-0"])
     assert engines_of(service) == before
     assert service.wait_ended(job, START_S)["state"] == "completed"
