@@ -1,6 +1,5 @@
 """What one worker is to run."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -244,13 +243,10 @@ class WorkerSpec:
         if self.capacity is Capacity.TOKENS and not self.owns_engine:
             yield "capacity: an attached engine does not say how its slots share a KV cache; leave capacity: slots"
         counts = [self.slots, self.context] if self.kv_tokens is None else [self.kv_tokens]
-        if (
-            self.engine in LLAMA_CPP
-            and all(_is_count(each, None) for each in counts)
-            and math.prod(counts) > MOST_CACHE
-        ):
+        is_known = self.engine in LLAMA_CPP and all(_is_count(each, None) for each in counts)
+        if is_known and self.cache_tokens > MOST_CACHE:
             name = "context" if self.kv_tokens is None else "kv_tokens"
-            yield f"{name}: llama.cpp has no KV cache of {math.prod(counts)} tokens in all; {MOST_CACHE} at most"
+            yield f"{name}: llama.cpp has no KV cache of {self.cache_tokens} tokens in all; {MOST_CACHE} at most"
         if self.kv_tokens is None:
             return
         if not self.shares_pool:

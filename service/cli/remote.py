@@ -28,7 +28,6 @@ from service.formats.documents import parse_document, read_text
 
 DONE: Final = "completed"
 PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
-OPEN: Final = ("queued", "running")
 FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
 
 
@@ -152,7 +151,7 @@ def cancel(
     """End a job early; what was said is kept."""
     with connect(url, api_key) as service:
         job = service.cancel_job(job_id)
-    told = "to be cancelled" if job.state in OPEN else "nothing to cancel"
+    told = "nothing to cancel" if job.has_ended else "to be cancelled"
     print_document(job.document, f"{job.id}: {job.state}, {told}", as_json=as_json)
 
 

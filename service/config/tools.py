@@ -78,16 +78,14 @@ class Equipment:
     """All that runs tools, by model; ``tasks`` hold the connections.
 
     ``left`` are MCP servers that an earlier program of this process has left: the first configuration takes those that
-    it starts in just the same way, and ``adopted`` are their processes. ``kept`` are their names, as MODEL/SERVER, and
-    ``ended`` those of the others, with the reason.
+    it starts in just the same way. ``adopted`` are their processes by MODEL/SERVER, ``ended`` says why others are not.
     """
 
     def __init__(self, tasks: TaskGroup, left: Sequence[HeldServer] = ()) -> None:
         self._tasks = tasks
         self._models: dict[str, _ToolsOfModel] = {}
         self._left = {(each.model, each.name): each for each in left}
-        self.adopted: set[ProcessId] = set()
-        self.kept: list[str] = []
+        self.adopted: dict[str, ProcessId] = {}
         self.ended: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -177,8 +175,7 @@ class Equipment:
         if (fault := held.fault(wanted.launch)) is not None:
             self._end(held, fault)
             return None
-        self.adopted.add(held.link.identity)
-        self.kept.append(_place(held))
+        self.adopted[_place(held)] = held.link.identity
         return held
 
     def _end(self, held: HeldServer, why: str) -> None:

@@ -218,7 +218,7 @@ async def open_node(
             rules = partial(_rules, live, adapters, neighbours)
             catalog = ToolCatalog(runners_of(tools), adapters.names)
             jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
-            unwanted = [child for child in left.children if child not in tools.adopted]
+            unwanted = [child for child in left.children if child not in tools.adopted.values()]
             adoption = await fleet.inherit(left.fleet, unwanted) if left.fleet is not None else None
             trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)
             async with trace, fleet.running():

@@ -109,7 +109,7 @@ class Upgrader:
             seconds=seconds,
             kept=kept,
             ended=dict(ended),
-            kept_servers=tuple(self._node.tools.kept),
+            kept_servers=tuple(self._node.tools.adopted),
             ended_servers=dict(self._node.tools.ended),
         )
         text = "upgraded in place from %s to %s in %.2f s; engines kept: %s; ended: %s"

@@ -96,17 +96,17 @@ class Page:
         self.send("Page.navigate", url=url)
         self.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)}", f"{url} has loaded")
 
-    def wait(self, condition: str, what: str) -> None:
+    def wait(self, condition: str, what: str, limit_s: float = LIMIT_S) -> None:
         """Wait until an expression holds."""
         try:
-            wait_for(lambda: self.run(f"Boolean({condition})"), what, LIMIT_S)
+            wait_for(lambda: self.run(f"Boolean({condition})"), what, limit_s)
         except AssertionError as error:
             error.add_note(f"the page complains: {self.complaints}; it shows: {self.text}")
             raise
 
-    def wait_text(self, text: str) -> None:
+    def wait_text(self, text: str, limit_s: float = LIMIT_S) -> None:
         """Wait until the page shows a text."""
-        self.wait(f"document.body?.innerText.includes({json.dumps(text)})", f"the page shows {text!r}")
+        self.wait(f"document.body?.innerText.includes({json.dumps(text)})", f"the page shows {text!r}", limit_s)
 
     @property
     def text(self) -> str:

@@ -217,7 +217,7 @@ def test_lists_are_asked_for_again_by_themselves(service: Service, page: Page) -
         page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
         job = {"agents": AGENTS, "conversations": [{"prompt": "Go."}]}
         service.wait_ended(service.post_job({**job, "name": "late"}))
-        page.wait_text("late")
+        page.wait_text("late", 45.0)  # the list is asked for every 30 s
         page.send("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         proxy.cut_all()
         page.wait("!document.getElementById('banner').hidden", "the banner is shown")

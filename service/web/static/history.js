@@ -7,7 +7,7 @@ import { watching } from "./problem.js";
 
 const STATES = ["queued", "running", "completed", "completed_with_failures", "failed", "cancelled"];
 const A_PAGE = 50;
-const LOOK_MS = 5000;
+const LOOK_MS = 30_000; // 50 jobs take the service some 10 ms each time
 
 /** Show them. */
 export function open(root) {

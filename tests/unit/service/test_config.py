@@ -22,7 +22,7 @@ from workers.spec import Capacity
             "models:\n  m:\n    engine: embedded\n    slot: 2",
             "roundhouse.yaml:4: models.m.slot: unknown key 'slot'; did you mean 'slots'?",
         ),
-        ("models: {}", "models: dictionary should have at least 1 item"),
+        ("models: {}", "models: dictionary should have at least 1 item, not 0"),
         ("", "a configuration is a mapping"),
         ("models: [", "not YAML"),
         ("models: {m: {engine: llama-server, model: gone.gguf}}", "models.m.model: there is no file"),
@@ -222,3 +222,12 @@ def test_what_may_be_null_is_taken(tmp_path: Path, section: str) -> None:
     path = tmp_path / "roundhouse.yaml"
     path.write_text(f"models:\n  m:\n    engine: vllm\n    model: x\n    {section}\n")
     assert list(load_config(path).models) == ["m"]
+
+
+def test_a_file_may_be_called_as_our_models_are(tmp_path: Path) -> None:
+    """Only a name that leads nowhere is taken for a misspelt one."""
+    (tmp_path / "roundhouse:mine.gguf").touch()
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text("models: {m: {engine: embedded, model: 'roundhouse:mine.gguf'}}")
+    (spec,) = worker_specs(load_config(path), tmp_path, tmp_path / "state")
+    assert spec.model == str(tmp_path / "roundhouse:mine.gguf")

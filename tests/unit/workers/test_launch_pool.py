@@ -96,3 +96,9 @@ def test_the_memory_that_is_taken_is_the_pools(tiny_model: Path) -> None:
         need = memory_need(spec(model=str(tiny_model), **changes))
         assert need is not None
         assert need.tokens == tokens
+
+
+def test_the_largest_cache_is_taken() -> None:
+    """What llama.cpp can count; others count for themselves."""
+    assert spec(kv_tokens=2**31 - 1).cache_tokens == 2**31 - 1
+    assert spec(engine="vllm", slots=4096, context=2**20).slots == 4096
