@@ -84,12 +84,16 @@ def endings(found: list[RequestResult]) -> list[object]:
 # The real llama.cpp
 
 
+@pytest.mark.system
 async def test_the_youngest_ends_before_the_pool_is_full_and_the_oldest_completes(
     real_spec: Callable[[int, int], WorkerSpec],
 ) -> None:
-    """Answers grow until there is no room: the engine never says so, and is never asked to end more than it has to."""
-    async with working(real_spec(1500, 1400)) as worker:
-        oldest, youngest = [await submit(worker, text, max_tokens=800) for text in ("Go.", "y" * 100)]
+    """Answers grow until there is no room: the engine never says so, and is never asked to end more than it has to.
+
+    The pool is large enough that both write for seconds: the youngest has begun, and the oldest cannot end before it.
+    """
+    async with working(real_spec(3000, 2900)) as worker:
+        oldest, youngest = [await submit(worker, text, max_tokens=2700) for text in ("Go.", "y" * 100)]
         ended = endings(await results(worker, youngest, oldest))
         assert ended == [CancelReason.CACHE_FULL, RequestState.COMPLETED]
         assert pool_of(worker).given_way == 1
