@@ -31,6 +31,7 @@ from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.queue_bounds import QueueBounds
 from service.node.status import removed
+from service.node.tallies import Tallies
 from service.node.tool_catalog import ToolCatalog
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.turn import Progress
@@ -70,6 +71,7 @@ class Jobs:
         catalog: ToolCatalog,
     ) -> None:
         self.watch = watch
+        self.tallies = Tallies(store)
         self._store = store
         self._scheduler = scheduler
         self._intake = intake
@@ -346,7 +348,7 @@ class Jobs:
         await self._store.delete(job_id)
 
     async def _view(self, stored: StoredJob) -> JobView:
-        return self.view_of(stored, await self._store.read(queries.tally(stored.id)))
+        return self.view_of(stored, await self.tallies.now(stored))
 
     def _missed_by(self, job_id: JobId) -> Sequence[str]:
         wanted = self._scheduler.view.models_of(job_id)

@@ -16,7 +16,7 @@ from service.conversations.measures import UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
-from service.node import glances
+from service.node import tallies as kept
 from service.node.retention import release
 from service.store import queries, usage
 from service.store.databases.database import Claim, Connection, Database
@@ -194,7 +194,7 @@ async def test_a_conversation_is_read_from_a_turn_on(store: Store) -> None:
 
 
 async def test_a_job_is_counted_no_more_often_than_that_is_worth(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has ended is counted once; what goes on after fifty times what a count took, and at its end at once."""
+    """What has ended is counted once. What goes on is counted anew for who asks for it, and rarely for a list."""
     counted: list[JobId] = []
     count = queries.tally
 
@@ -203,21 +203,25 @@ async def test_a_job_is_counted_no_more_often_than_that_is_worth(store: Store, m
         return count(job_id)
 
     monkeypatch.setattr(queries, "tally", counting)
-    monkeypatch.setattr(glances, "REST", 1e6)
-    stored, tallies = await post(store, job(*DEBATE)), glances.Tallies(store)
+    monkeypatch.setattr(kept, "REST", 1e6)
+    stored, tallies = await post(store, job(*DEBATE)), kept.Tallies(store)
     for _ in range(3):
-        assert (await tallies.of(stored)).turns == {}
+        assert (await tallies.recent(stored)).turns == {}
     assert len(counted) == 1
+    for times in (2, 3):
+        assert (await tallies.now(stored)).turns == {}
+        assert len(counted) == times
     await append(store, ended("a"))
     over = replace(stored, state=JobState.COMPLETED)
     for _ in range(3):
-        assert (await tallies.of(over)).turns == {TurnState.COMPLETED: 1}
-    assert len(counted) == 2
-    monkeypatch.setattr(glances, "REST", 0.0)
-    fresh = glances.Tallies(store)
+        assert (await tallies.recent(over)).turns == {TurnState.COMPLETED: 1}
+        assert (await tallies.now(over)).turns == {TurnState.COMPLETED: 1}
+    assert len(counted) == 4
+    monkeypatch.setattr(kept, "REST", 0.0)
+    fresh = kept.Tallies(store)
     for _ in range(3):
-        await fresh.of(stored)
-    assert len(counted) == 5
+        await fresh.recent(stored)
+    assert len(counted) == 7
 
 
 async def test_a_key_is_one_job(store: Store) -> None:
