@@ -65,6 +65,12 @@ class ToolCatalog:
         """The models whose tools are known here."""
         return tuple(self._models)
 
+    async def list_again(self, model: str) -> None:
+        """Have each server of a model tell its tools again, each within its limit."""
+        async with anyio.create_task_group() as tasks:
+            for server in self._servers(model):
+                tasks.start_soon(server.list_again)
+
     def tools(self, model: str) -> list[CatalogTool]:
         """List the tools of a model, Python callables first, then each server's, as it listed them last."""
         return [*self._callables.get(model, ()), *(tool for server in self._servers(model) for tool in _listed(server))]
@@ -143,6 +149,7 @@ async def _settled(server: McpTools) -> list[CatalogTool]:
         await server.wait_settled()
     if server.listed is None:
         raise ToolServerDown(server.state.name, server.state.trouble or "it has not told its tools yet")
+    await server.list_again()
     return _listed(server)
 
 

@@ -19,6 +19,7 @@ from tests.harness.waiting import wait_for
 MCP_SERVER = PROGRAMS / "mcp_server.py"
 TOOL = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}
 ADD = {"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": TOOL}}
+SAID: Document = {"content": "So it is."}
 DONE = {"type": "function", "function": {"name": "done"}}
 
 
@@ -136,6 +137,28 @@ def test_an_agent_uses_its_tools(tmp_path: Path, free_ports: Callable[[int], int
     assert asked[1]["messages"][-1]["role"] == "tool"
 
 
+@pytest.mark.system
+def test_a_tool_that_a_server_has_learnt_is_there_for_the_next_job(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Nothing is started anew; whoever looks at the model's tools sees it too."""
+    script: list[Document] = []
+    for tool in ("later", "last"):
+        script += [{"tool_calls": [{"id": "x", "name": "learn", "arguments": json.dumps({"tool": tool})}]}, SAID]
+    (tmp_path / "script").write_text(json.dumps(script))
+    tools = {"mcp": {"tests": {"command": [sys.executable, str(MCP_SERVER), "stdio"]}}}
+    model = {**scripted_model(free_ports(1), script=str(tmp_path / "script")), "tools": tools}
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        all_tools = {"mcp": "tests"}
+        wait_for(lambda: service.get("/v1/models/m/tools")["tools"], "the server has told its tools")
+        assert service.wait_ended(service.post_job(alone(tools=[all_tools])))["state"] == "completed"
+        later = alone(tools=[{**all_tools, "only": ["learn", "later"]}])
+        wait_for(lambda: service.http.post("/v1/jobs", json=later).status_code == 202, "a job may name what it learnt")
+        wait_for(
+            lambda: "last" in [tool["name"] for tool in service.get("/v1/models/m/tools")["tools"]], "it shows as well"
+        )
+
+
 def test_a_tool_that_nobody_runs_fails_its_turn_with_its_reason(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
@@ -157,7 +180,7 @@ def test_an_mcp_server_that_is_not_up_is_told(tmp_path: Path, free_ports: Callab
     model = {**scripted_model(free_ports(1)), "tools": {"mcp": mcp}}
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         wait_for(
-            lambda: [each["tools"] for each in service.get("/v1/status")["tool_servers"]] == [None, 6], "one is up"
+            lambda: [each["tools"] for each in service.get("/v1/status")["tool_servers"]] == [None, 7], "one is up"
         )
         (ill, well) = service.get("/v1/status")["tool_servers"]
         assert (well["model"], well["name"], well["trouble"]) == ("m", "well", None)

@@ -94,5 +94,5 @@ def test_a_session_of_the_newest_revision_goes_on(tmp_path: Path) -> None:
     """It is negotiated by discovery; the server is one of the SDK's."""
     lives = Lives("pids", tmp_path, OF_SDK)
     assert lives.first["seen"] == lives.second["seen"]
-    assert lives.first["tools"] == lives.second["tools"] == 6
+    assert lives.first["tools"] == lives.second["tools"] == 7
     assert not is_alive(lives.first["seen"]["result"])

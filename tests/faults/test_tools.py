@@ -20,7 +20,7 @@ from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers import PythonTools, RequestResult, RequestState, ToolLimits, Verdict, WorkerSpec
 from workers.errors import ToolRunFailed
 from workers.tools import mcp
-from workers.tools.mcp import McpServer, McpTools
+from workers.tools.mcp import McpServer, McpState, McpTools
 from workers.tools.runner import ToolUse
 
 SERVER = PROGRAMS / "mcp_server.py"
@@ -244,7 +244,42 @@ async def test_an_mcp_server_that_is_idle_and_well_is_kept(monkeypatch: pytest.M
     async with connected(stdio()) as tools:
         pids = [await tools.run(use("own_pid")) for _ in range(3)]
         assert pids == [pids[0]] * 3
-        assert (tools.state.name, tools.state.tools, tools.state.trouble) == ("tests", 6, None)
+        assert (tools.state.name, tools.state.tools, tools.state.trouble) == ("tests", 7, None)
+
+
+@pytest.mark.system
+async def test_an_mcp_server_that_has_learnt_a_tool_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wants its tools has those that it has now; it is not asked while a listing is good."""
+    monkeypatch.setattr(mcp, "LISTING_S", 2 * LIMIT_S)
+    async with connected(stdio()) as tools:
+        await tools.run(use("learn", tool="later"))
+        await tools.list_again()
+        assert tools.knows("later") is False
+        tools._list_due_at = 0.0
+        await tools.list_again()
+        assert tools.knows("later") is True
+        assert tools.state.tools == 8
+        assert isinstance(await tools.run(use("later")), dict)
+
+
+@pytest.mark.system
+async def test_an_mcp_server_that_does_not_list_in_time_keeps_its_last_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is at work: it is not asked again for a while, and not ended."""
+    monkeypatch.setattr(mcp, "LISTING_S", 0.0)
+    monkeypatch.setattr(mcp, "LIST_LIMIT_S", 0.1)
+    async with connected(stdio()) as tools:
+        pid = await tools.run(use("own_pid"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tools.run, use("wait"))
+            await wait_until(lambda: tools._calls == 1, "it is at work")
+            os.kill(pid["result"], signal.SIGSTOP)  # type: ignore[index]
+            await tools.list_again()
+            assert tools.state == McpState(name="tests", tools=7, trouble=None)
+            due_at = tools._list_due_at
+            await tools.list_again()
+            assert tools._list_due_at == due_at > anyio.current_time() + 20
+            os.kill(pid["result"], signal.SIGCONT)  # type: ignore[index]
+            tasks.cancel_scope.cancel()
 
 
 async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:

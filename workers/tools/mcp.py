@@ -31,6 +31,9 @@ CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packa
 RECONNECTS: Final = Backoff(first_s=0.5, last_s=30.0)
 PING_AFTER_S: Final = 1.0  # without a word of the server's
 PING_LIMIT_S: Final = 5.0
+LISTING_S: Final = 1.0  # that a listing is good for
+LIST_LIMIT_S: Final = 2.0  # a job that is posted waits for it
+SPARED_S: Final = 30.0  # by those who would list, of a server that has not done so in time: it is at work, or hangs
 logger = logging.getLogger(__name__)
 
 
@@ -96,6 +99,7 @@ class McpTools:
         self._connections = 0
         self._calls = 0
         self._heard_at = 0.0
+        self._list_due_at = 0.0
 
     def __repr__(self) -> str:
         state = "connected" if self._client else self._trouble
@@ -113,6 +117,19 @@ class McpTools:
     def knows(self, name: str) -> bool | None:
         """Whether the server listed that tool; one that was never reached may have any."""
         return None if self.listed is None else name in self._names
+
+    async def list_again(self) -> None:
+        """Have a server that is connected tell what it has now; where it does not in time, its last listing stands."""
+        with anyio.move_on_after(LIST_LIMIT_S):
+            async with self._asking:
+                client = self._client
+                if client is None or anyio.current_time() < self._list_due_at:
+                    return
+                self._list_due_at = anyio.current_time() + SPARED_S
+                listed = await _listing(client)
+                if client is self._client and listed is not None:
+                    self._heard_at = anyio.current_time()
+                    self._take(listed)
 
     async def wait_settled(self) -> None:
         """Return when the present try to connect has come to something; the caller bounds that."""
@@ -213,6 +230,10 @@ class McpTools:
             elif settled is self._settled:  # and not that of a connection that another call found broken meanwhile
                 raise ToolRunFailed(f"the MCP server {self._server.name} is not connected: {self._trouble}")
 
+    def _take(self, listed: tuple[ListedTool, ...]) -> None:
+        self.listed, self._names = listed, frozenset(tool.name for tool in listed)
+        self._list_due_at = anyio.current_time() + LISTING_S
+
     def _break(self) -> None:
         if self._client is not None:
             self._client, self._settled = None, anyio.Event()
@@ -227,8 +248,8 @@ class McpTools:
                     client = await stack.enter_async_context(await self._connect(stack, left))
                     listed = await _all_tools(client) if left is None else _go_on(client, left)
                     limit.deadline = math.inf  # it bounds the connecting; the caller bounds a call
-                    self._client, self.listed, self._broken = client, listed, anyio.Event()
-                    self._names = frozenset(tool.name for tool in listed)
+                    self._client, self._broken = client, anyio.Event()
+                    self._take(listed)
                     # One that was left is asked whether it is there before it is asked for anything else.
                     self._heard_at = anyio.current_time() if left is None else -math.inf
                     self._connections += 1
@@ -312,6 +333,14 @@ async def _all_tools(client: "Client") -> tuple[ListedTool, ...]:
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
+
+
+async def _listing(client: "Client") -> tuple[ListedTool, ...] | None:
+    """Return what a server has; None where it does not say so, which the next call finds the reason of."""
+    try:
+        return await _all_tools(client)
+    except Exception:  # noqa: BLE001 - a transport may fail in any way
+        return None
 
 
 def _meta(use: ToolUse) -> "RequestParamsMeta | None":

@@ -43,6 +43,7 @@ def tools_router(catalog: ToolCatalog) -> APIRouter:
     async def look(model: str) -> ToolsOut:
         if model not in catalog.models:
             raise ModelNotFound(model, catalog.models, catalog.models, "of this node")
+        await catalog.list_again(model)
         tools = [
             ToolOut(
                 name=tool.name,

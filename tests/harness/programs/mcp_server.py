@@ -1,6 +1,7 @@
 """An MCP server of the SDK's own making, for tests: ``stdio``, or a port for streamable HTTP.
 
-``leave`` leaves a child that ignores SIGTERM in a session of its own, ``exit`` ends the server in the middle of a call.
+``leave`` leaves a child that ignores SIGTERM in a session of its own, ``end`` ends the server in the middle of a call,
+``learn`` gives it one more tool.
 """
 
 import os
@@ -45,6 +46,13 @@ def wait() -> str:
 def own_pid() -> int:
     """Tell the server's pid."""
     return os.getpid()
+
+
+@server.tool()
+def learn(tool: str) -> str:
+    """Have one more tool from now on."""
+    server.add_tool(own_pid, name=tool)
+    return tool
 
 
 @server.tool()
