@@ -35,6 +35,7 @@ async def call(tools: McpTools, name: str, **arguments: object) -> Any:  # noqa:
 async def begin(tools: McpTools) -> object:
     """Do what the first life does."""
     if SCENARIO == "pids":
+        await call(tools, "learn", tool="later")
         return await call(tools, "own_pid")
     seen = [await call(tools, "count"), await call(tools, "count")]
     if SCENARIO in ("late", "halves"):
@@ -53,6 +54,9 @@ async def begin(tools: McpTools) -> object:
 
 async def go_on(tools: McpTools) -> object:
     """Do what the second life does."""
+    if SCENARIO in ("pids", "counts"):
+        vars(tools)["_list_due_at"] = 0.0
+        await tools.list_again()
     if SCENARIO == "pids":
         return await call(tools, "own_pid")
     if SCENARIO == "halves":
