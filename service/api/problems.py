@@ -16,6 +16,7 @@ from service.api import schemas
 from service.api.openai.forms import ClientError, error_of_service, is_relayed
 from service.errors import AdapterInvalid, Fault, ServiceError, UpdateInvalid
 from service.formats.faults import path_of
+from service.formats.phrases import phrase
 from transport.errors import EngineError
 from workers.errors import (
     AdapterError,
@@ -113,7 +114,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(_request: Request, error: RequestValidationError) -> Response:
-        faults = tuple(Fault(path=path_of(entry["loc"]), message=entry["msg"]) for entry in error.errors())
+        faults = tuple(Fault(path=path_of(entry["loc"]), message=phrase(entry)) for entry in error.errors())
         detail = "; ".join(map(str, faults))
         return _render(_fields(400, "A parameter is not usable", detail, "invalid_parameter", faults), {})
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.config.keys import KeyConfig, SentKey, repeated
+from service.config.values import LAST_PORT, Argument, Folder, Kept, Place, Port, Text
 from service.conversations.job import GroupBy
 from service.conversations.limits import Limits
 from service.conversations.spec import Phrase
@@ -29,20 +30,6 @@ from workers.spec import LOOPBACK, Capacity, WorkerTimeouts
 from workers.tools.calls import WrongArguments
 
 LANE = "lane"  # what the workers on lanes are called, with a number
-
-
-def _usable_path(path: Path) -> Path:
-    if "\0" in str(path):
-        raise ValueError("no path holds a NUL")
-    return path
-
-
-LAST_PORT = 65535
-Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
-Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
-Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
-Place = Annotated[Path, AfterValidator(_usable_path)]
-Scalar = str | int | float | bool | None
 
 
 def _address(host: str) -> str:
@@ -219,7 +206,7 @@ class ModelConfig(StrictModel):
     engine: Literal["llama-server", "embedded", "vllm", "attached"]
     model: Text | None = None
     command: list[Text] = Field(default_factory=list)
-    args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
+    args: dict[str, Argument] = Field(default_factory=dict)
     env: dict[str, Annotated[Text, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
     placement: Literal["fixed", "lanes"] = "fixed"
     pin: bool = False
@@ -227,7 +214,7 @@ class ModelConfig(StrictModel):
     replicas: int = Field(default=1, ge=1, le=256)
     host: Text = "127.0.0.1"
     port: Port = 9100
-    socket_dir: Place | Literal[False] | None = None
+    socket_dir: Folder = None
     url: HttpUrl | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     slots: int = Field(default=SLOTS, ge=1, le=4096)

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.errors import Fault
+from service.formats.phrases import phrase
 
 
 class StrictModel(BaseModel):
@@ -28,14 +29,8 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
         elif entry["type"] == "missing":
             faults.append(Fault(path=path_of(location), message="is required"))
         else:
-            text = entry["msg"].removeprefix("Value error, ").replace(" after validation, not ", ", not ")
-            faults.append(Fault(path=path_of(location), message=_small(text)))
+            faults.append(Fault(path=path_of(location), message=phrase(entry)))
     return faults
-
-
-def _small(text: str) -> str:
-    """Return a message that begins with a small letter, unless with an abbreviation."""
-    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -198,6 +198,12 @@ def test_a_bad_parameter_is_400(service: Service, query: str) -> None:
     problem(service.http.get(f"/v1/jobs?{query}"), 400, "invalid_parameter")
 
 
+def test_a_bad_parameter_is_named_with_what_it_may_be(service: Service) -> None:
+    """In the same words as what is wrong with a configuration or a job."""
+    told = problem(service.http.get("/v1/jobs?limit=0"), 400, "invalid_parameter")
+    assert told["errors"] == [{"path": "query.limit", "message": "must be at least 1, not '0'"}]
+
+
 def test_jobs_are_listed_newest_first_in_pages(service: Service) -> None:
     """A listing is read page by page, and each job once."""
     posted = [service.post_job(debate()) for _ in range(5)]

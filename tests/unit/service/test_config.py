@@ -45,7 +45,17 @@ from workers.spec import Capacity
         ('models: {m: {engine: embedded}}\nserver: {state_dir: "a\\0b"}', "server.state_dir"),
         ('models: {m: {engine: embedded}}\nserver: {roots: ["a\\0b"]}', "server.roots"),
         ('models: {m: {engine: embedded, adapters: {x: "a\\0b"}}}', "models.m.adapters"),
-        ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: input should be greater than or equal to 1"),
+        ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: must be at least 1, not 0"),
+        ("models: {m: {engine: embedded, slots: yes}}", "models.m.slots: must be an integer, not 'yes'"),
+        ("models: {m: {engine: embedded, pin: null}}", "models.m.pin: must be true or false, not null"),
+        ("models: {m: {engine: embedded, timeouts: {start_s: 0}}}", "timeouts.start_s: must be more than 0, not 0"),
+        ("models: {m: {engine: embeded}}", "'vllm' or 'attached', not 'embeded'"),
+        ("models: {m: {engine: embedded, repetition: maybe}}", "models.m.repetition: must be a mapping"),
+        ("models: {m: {engine: embedded, socket_dir: 3}}", "models.m.socket_dir: must be a path, false or null"),
+        (
+            "models: {m: {engine: embedded, args: {a: [1, {b: 2}]}}}",
+            "models.m.args.a: must be text, a number, true, false, null or a list of those",
+        ),
         ("models: {m: {engine: embedded, context: " + "[" * 5000, "nested too deeply"),
         ("models: {1: {engine: embedded}}", "a key must be text"),
         ("a: &a {slots: 2}\nmodels: {m: {<<: *a}}", "roundhouse.yaml:2: mappings are not merged"),
@@ -61,6 +71,15 @@ def test_what_cannot_be_used_is_said_with_its_place_and_mend(tmp_path: Path, tex
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(told)):
         worker_specs(load_config(path), tmp_path, tmp_path / "state")
+
+
+def test_what_may_be_a_secret_in_the_wrong_place_is_not_shown(tmp_path: Path) -> None:
+    """A key where a list of keys is wanted, and one fault for it."""
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text("models: {m: {engine: embedded}}\nserver: {api_keys: sk-very-secret}")
+    with pytest.raises(ConfigError) as refused:
+        load_config(path)
+    assert str(refused.value) == f"{path}:2: server.api_keys: must be a list"
 
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", '{"a": 1, "a": 2}', "m: {x: 1, x: 2}"])

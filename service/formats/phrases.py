@@ -1,0 +1,66 @@
+"""What is wrong with a value, in the documentation's words: pydantic's own are those of Python."""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic_core import ErrorDetails
+
+MOST_SHOWN: Final = 40  # characters of a value
+TYPES: Final[Mapping[str, str]] = {
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "url_type": "a URL",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "dataclass_type": "a mapping",
+}
+BOUNDS: Final[Mapping[str, str]] = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+}
+
+
+def phrase(error: ErrorDetails) -> str:
+    """Return what an error of pydantic's says, beginning with a small letter; a value is shown if it is no text's.
+
+    Where text is wanted nothing is shown: it may be a secret in the wrong place.
+    """
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in BOUNDS:
+        return f"must be {BOUNDS[kind].format(**{key: _plain(each) for key, each in context.items()})}{_given(error)}"
+    if kind in TYPES:
+        shown = "" if TYPES[kind] in {"text", "a list", "a mapping", "a path", "a URL"} else _given(error)
+        return f"must be {TYPES[kind]}{shown}"
+    text = error["msg"].removeprefix("Value error, ").replace(" after validation, not ", ", not ")
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
+
+
+def _given(error: ErrorDetails) -> str:
+    """Return ``, not VALUE`` of a value that is short."""
+    value = error["input"]
+    if not isinstance(value, str | int | float | bool | None):
+        return ""
+    shown = repr(value) if isinstance(value, str) else json.dumps(value)
+    return f", not {shown}" if len(shown) <= MOST_SHOWN else ""
+
+
+def _plain(bound: object) -> object:
+    """Return a number as people write it: 0, not 0.0."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
