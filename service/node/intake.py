@@ -67,6 +67,7 @@ class Intake:
         self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
         self._epoch = 0  # grows when everything that was claimed is another node's
         self._is_drained = False  # the last claim brought less than there was room for
+        self._may_end_hopeless = False  # until all of it is claimed that was there
         self._parsed: OrderedDict[JobId, Job] = OrderedDict()
         self._parsed_with: Mapping[str, str] = {}
 
@@ -104,6 +105,15 @@ class Intake:
             self._is_drained &= not is_work
             self._hint.notify()
 
+    def note_neighbours(self) -> None:
+        """Note that what others have is known anew: what none of them will ever serve may be claimed, and ended.
+
+        Not before: a node that has just come would have served what a caller posts here.
+        """
+        if any(map(self._scheduler.view.is_hopeless, self._models)):
+            self._may_end_hopeless = True
+            self._hint.notify()
+
     async def start_over(self) -> None:
         """Drop everything that was claimed: another node has taken over."""
         self._is_starting_over = True
@@ -129,11 +139,12 @@ class Intake:
         # another node's, before it was loaded here: that job would let it go again.
         adapters = self._known_adapters()
         foreign = self._scheduler.view.models() if adapters else frozenset()
-        is_drained = True
-        for model, room in self._rooms().items():
+        is_drained, ends_hopeless = True, self._may_end_hopeless
+        for model, room in self._rooms(HOPELESS if ends_hopeless else 0).items():
             names = [model, *(name for name, base in adapters.items() if base == model and name not in foreign)]
             is_drained &= await self._take(names, room, job_id) < room
         self._is_drained = is_drained
+        self._may_end_hopeless &= not (ends_hopeless and is_drained)
 
     async def _take(self, models: Sequence[str], limit: int | None, job_id: JobId | None) -> int:
         epoch = self._epoch
@@ -157,8 +168,11 @@ class Intake:
         turns = len(job.conversations)
         return all(rooms.get(model, 0) >= turns for model in job.first_models)
 
-    def _rooms(self) -> Mapping[str, int]:
-        """Return how many turns more each model should have here, where it should have any."""
+    def _rooms(self, hopeless: int = 0) -> Mapping[str, int]:
+        """Return how many turns more each model should have here, where it should have any.
+
+        ``hopeless`` is that of a model that no node will ever serve: its turns are ended, with the reason.
+        """
         if self._scheduler.paused_by is not None:
             return {}
         view = self._scheduler.view
@@ -168,7 +182,7 @@ class Intake:
             if not slots:  # a model that is not loaded is, once turns of it are here
                 slots = coming = self._scheduler.slots_on_demand(model)
             if view.is_hopeless(model):
-                rooms[model] = HOPELESS  # what no node will ever serve is claimed as well, to be ended with the reason
+                rooms[model] = hopeless
             elif slots:
                 rooms[model] = view.free(model) + coming + (LOOKAHEAD - 1) * slots
         return {model: room for model, room in rooms.items() if room > 0}

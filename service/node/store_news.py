@@ -59,6 +59,7 @@ class StoreNews:
             case LeaseRenewed():
                 self._scheduler.unpause(Pause.LEASE)
                 self._scheduler.look_elsewhere()
+                self._intake.note_neighbours()
             case WritesFailed():
                 pass  # ``Store.wait_failed`` ends the node
             case StoreTroubled() | StoreRecovered() | ClaimsLost() | LeaseLost():

@@ -100,9 +100,9 @@ class Cluster:
             )
             # A node that takes over passes by a row that is locked as well: a long write of our own holds the lease,
             # and renews it as it ends.
-            if renewed.rowcount or await self._is_live(connection, report.node_id):
+            is_renewed = bool(renewed.rowcount) or await self._is_live(connection, report.node_id)
+            if is_renewed:
                 self._renewed_at = asked_at
-                tell(LeaseRenewed())
             else:
                 tell(LeaseLost())
             if await self._take_over(connection):
@@ -118,6 +118,8 @@ class Cluster:
                 counts=[json.loads(row[1]) for row in live],
             )
             self._has_looked.set()
+            if is_renewed:
+                tell(LeaseRenewed())  # last: whoever hears it asks what the others have
 
     async def _is_live(self, connection: psycopg.AsyncConnection[Any], node_id: str) -> bool:
         rows = await connection.execute("SELECT 1 FROM nodes WHERE id = %s AND is_live = 1", (node_id,))

@@ -98,6 +98,23 @@ async def member(store: Store, url: str, lease_s: float) -> AsyncIterator[Counte
         tasks.cancel_scope.cancel()
 
 
+async def test_who_hears_that_the_lease_is_renewed_knows_the_others(postgres: PostgresServer) -> None:
+    """From the first time on: what is ended as nobody's is so by what is known then."""
+    url, seen = postgres.new_database(), list[frozenset[str]]()
+    PostgresDatabase(url, 15.0, ("m",)).prepare()
+    with open_store(PostgresDatabase(url, 15.0, ("far",))) as other, open_store(PostgresDatabase(url, 15.0, ())) as own:
+        await other.flush()
+        await own.flush()
+        cluster = Cluster(url, 15.0, lambda: NodeReport(node_id=own.node_id, models=[], counts={}))
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(
+                cluster.run, lambda event: seen.append(cluster.models()) if isinstance(event, LeaseRenewed) else None
+            )
+            await wait_until(lambda: seen, "the lease is renewed")
+            tasks.cancel_scope.cancel()
+    assert seen[0] == {"far"}
+
+
 @pytest.mark.system
 async def test_a_flow_that_goes_silent_is_given_up(postgres: PostgresServer) -> None:
     """Nobody closes it, and the server cannot: whoever waits is refused after a while, and then all is well again."""

@@ -53,6 +53,9 @@ class Recorder:
     def look_elsewhere(self) -> None:
         self.told.append("look elsewhere")
 
+    def note_neighbours(self) -> None:
+        self.told.append("note neighbours")
+
     async def start_over(self) -> None:
         self.told.append("start over")
 
@@ -67,7 +70,7 @@ class Recorder:
         (JobsChanged(job_ids=JOBS), ["wake j"], []),
         (WorkWaiting(), ["hint True"], []),
         (LeaseEnding(), ["pause lease", "interrupt"], []),
-        (LeaseRenewed(), ["unpause lease", "look elsewhere"], []),
+        (LeaseRenewed(), ["unpause lease", "look elsewhere", "note neighbours"], []),
         (WritesFailed(error=StoreError("lost")), [], []),
         (StoreTroubled(outage="the disk is full"), [], ["pause store"]),
         (StoreRecovered(), [], ["unpause store", "hint True"]),
