@@ -18,6 +18,7 @@ from service.conversations.callers import API_KEYS, Caller, KeyScope
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
 from service.formats.faults import StrictModel, path_of
+from service.formats.phrases import phrase
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
@@ -100,16 +101,16 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def named_key(name: str, digest: str) -> HashedKey:
-    """Return a new entry of a key.
+def named_key(name: str, digest: str, scopes: Sequence[KeyScope] = ()) -> HashedKey:
+    """Return a new entry of a key; without scopes it has those that a key has where none are told.
 
     Raises:
         ConfigError: no key can have that name.
     """
     try:
-        return HashedKey(name=name, sha256=digest)
+        return HashedKey(name=name, sha256=digest, **({"scopes": list(scopes)} if scopes else {}))
     except ValidationError as error:
-        raise ConfigError(f"{name!r}: {error.errors()[0]['msg']}") from None
+        raise ConfigError(f"{name!r}: {phrase(error.errors()[0])}") from None
 
 
 def repeated(keys: Iterable[NamedKey], api_keys: Sequence[str]) -> str | None:

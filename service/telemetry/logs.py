@@ -11,6 +11,11 @@ from workers.log_context import concerns_now
 
 LogFormat = Literal["text", "json"]
 PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MOST_SAID: Final = (
+    2000  # characters of a message: engines repeat what clients have sent, of which there may be megabytes
+)
+# What would begin a line that nobody wrote, or command a terminal.
+CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\t", 10: "\\n", 13: "\\r"}
 
 
 class PeopleFormatter(logging.Formatter):
@@ -21,6 +26,7 @@ class PeopleFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """Return the line without its traceback."""
+        record.message = _bounded(record.message).translate(CONTROLS)
         line, fields = super().formatMessage(record), fields_of(record)
         return f"{line} [{' '.join(f'{key}={value}' for key, value in fields.items())}]" if fields else line
 
@@ -34,7 +40,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
             **fields_of(record),
         }
         if record.exc_info:
@@ -52,6 +58,11 @@ def set_format(kind: LogFormat) -> None:
     """Have every handler of the root logger write in one form from now on."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter() if kind == "json" else PeopleFormatter())
+
+
+def _bounded(message: str) -> str:
+    more = len(message) - MOST_SAID
+    return message if more <= 0 else f"{message[:MOST_SAID]}… and {more} characters more"
 
 
 def _sound(value: object) -> object:

@@ -1,6 +1,7 @@
 """Who may ask, and what a connection may take: pages of others, rebound names, slow and huge requests."""
 
 import json
+import re
 import resource
 import socket
 import subprocess
@@ -152,6 +153,40 @@ def test_nonsense_behind_requests_leaves_no_traceback(service: Service) -> None:
     assert service.get("/healthz") == {"status": "ok"}
     assert "Traceback" not in service.log()
     assert "Invalid HTTP" not in service.log()
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+POST = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = json.dumps(JOB).encode()
+LAST = HEAD + b"Connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("offer", [OFFER, b"Connection: Upgrade\r\nUpgrade: websocket\r\n", b""])
+@pytest.mark.parametrize(
+    "framed",
+    [
+        (b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY),),
+        (b"Content-Length: %d\r\n\r\n" % len(BODY), BODY[:10], BODY[10:]),
+        (b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b" % (len(BODY), BODY), b"\r\n0\r\n", b"X: y\r\n\r\n"),
+    ],
+    ids=["at once", "in pieces", "in chunks"],
+)
+def test_an_offer_of_another_protocol_is_passed_over(service: Service, offer: bytes, framed: tuple[bytes, ...]) -> None:
+    """Java's client makes one with each request. Its body is read, and so are the requests behind it."""
+    asked = HEAD + offer + b"\r\n"
+    answer = say(service, asked, POST + offer + framed[0], *framed[1:], asked + asked, LAST)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200", b"202", b"200", b"200", b"200"], answer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"Transfer-Encoding: identity\r\n", b"Content-Length: 5\r\nContent-Length: 6\r\n", b"Content-Length: x\r\n"],
+)
+def test_a_body_of_no_known_length_behind_an_offer_is_refused(service: Service, head: bytes) -> None:
+    """As without an offer: nobody else may take the rest for a request of its own."""
+    answer = say(service, POST + OFFER + head + b"\r\n" + LAST)
+    assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
+    assert len(re.findall(rb"HTTP/1\.1 (\d+)", answer)) == 1
 
 
 SLOW = """

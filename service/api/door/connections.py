@@ -4,16 +4,17 @@ uvicorn itself bounds none of these: a half-sent request holds its connection fo
 """
 
 import asyncio
-import logging
 import resource
 from enum import Enum, auto
 from typing import Any, ClassVar, Final
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from service.api.door.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
+from service.api.door.resumed_parser import resumed_parser
 from service.api.door.writer import WRITER, BodyWriter
 from service.api.problems import problem
 from service.errors import ServiceError
@@ -35,14 +36,6 @@ class Stage(Enum):
 
 
 HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as members, in Python 3.11
-
-
-def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether to log what uvicorn says: a client that sends nonsense could fill the log."""
-    return record.msg != "Invalid HTTP request received."
-
-
-logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
 
 
 class Door(HttpToolsProtocol):
@@ -71,6 +64,7 @@ class Door(HttpToolsProtocol):
         self._overhead = 0  # bytes since the last one of a body, or since the end of a head or a request
         self._request: RequestResponseCycle | None = None  # the last whose head is whole
         self._open: list[RequestResponseCycle] = []  # those that are not answered yet
+        self._is_cut_short = False  # the parser ends at a head that offers an upgrade, as if no body followed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it."""
@@ -91,7 +85,26 @@ class Door(HttpToolsProtocol):
             piece = data[at : at + room]
             at += len(piece)
             self._overhead += len(piece)
-            super().data_received(piece)
+            self._parse(piece)
+
+    def _parse(self, data: bytes) -> None:
+        """Have data parsed; this stands for uvicorn's ``data_received``, which logs all that a client sends amiss."""
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._parse_to_upgrade(data)
+        except httptools.HttpParserError:
+            self._refuse(RequestMalformed("it is not HTTP/1.1"))
+
+    def _parse_to_upgrade(self, data: bytes) -> bytes:
+        """Parse to the end of a head that offers an upgrade; return what follows, which is HTTP/1.1 as well."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._is_cut_short = False
+            self.parser = resumed_parser(self, self.cycle.scope["headers"])
+            return data[upgrade.args[0] :]
+        return b""
 
     def on_message_begin(self) -> None:
         """Note a request whose first byte came together with the end of the one before."""
@@ -105,6 +118,7 @@ class Door(HttpToolsProtocol):
             raise ValueError("too many requests at once")  # the parser ends, and what came is refused
         super().on_headers_complete()
         self.headers = []  # what trails the body is no header of a request that is being answered
+        self._is_cut_short = self.parser.should_upgrade()
         self._request = self.cycle
         self.scope[WRITER] = BodyWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
         self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
@@ -119,12 +133,10 @@ class Door(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request's sending."""
+        if self._is_cut_short:
+            return
         super().on_message_complete()
         self._expect(NOTHING, 0)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
-        self._refuse(RequestMalformed(msg))
 
     def tick(self) -> None:
         """Let a second pass, if it is the client that is to do something."""
@@ -206,9 +218,6 @@ class Door(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self._open = []
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: a client could fill the log."""
 
 
 def most_connections(workers: int, slots: int) -> int:

@@ -127,6 +127,12 @@ def test_a_key_is_made_and_known_by_what_was_printed(tmp_path: Path) -> None:
     found = ring.find(f"Bearer {key}")
     assert found is not None
     assert found.name == "alice"
+    assert found.scopes == {KeyScope.READ, KeyScope.SUBMIT}
+    key, entry = run_command("key", "ops", "--scope", "admin", "--scope", "read").stdout.splitlines()
+    found = KeyRing(callers_of([], [], write(tmp_path, entry))).find(f"Bearer {key}")
+    assert found is not None
+    assert found.scopes == {KeyScope.ADMIN, KeyScope.READ}
+    assert run_command("key", "alice", "--scope", "all").returncode == 2
     wrong = run_command("key", "a b")
     assert wrong.returncode == 2
     assert "'a b'" in wrong.stderr

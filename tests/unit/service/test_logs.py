@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from functools import partial
 
 import anyio
@@ -83,3 +84,32 @@ def test_json_takes_whatever_a_line_holds() -> None:
 def test_people_read_the_same_in_brackets(extra: dict[str, object], end: str) -> None:
     """What a line concerns stands at its end; a line that concerns nothing has no brackets."""
     assert PeopleFormatter().format(record("x %d", 1, **extra)).endswith(f" WARNING service.x{end}")
+
+
+def test_what_others_have_said_stays_in_its_line() -> None:
+    """An engine repeats what a client has sent: no line of it looks like one of ours, and no terminal obeys it."""
+    said = "refused: a\r\n2026-01-01 ERROR service.x: all is lost\x1b[2J\x9b2J\tä€"
+    line = PeopleFormatter().format(record("%s", said, about={}))
+    assert line.endswith("refused: a\\r\\n2026-01-01 ERROR service.x: all is lost\\x1b[2J\\x9b2J\tä€")
+    assert len(line.splitlines()) == 1
+    assert json.loads(JsonFormatter().format(record("%s", said)))["message"] == said
+
+
+def test_a_message_has_a_bound() -> None:
+    """What a client sends may have megabytes, and so may what is said of it."""
+    for line in (
+        PeopleFormatter().format(record("%s", "x" * 5_000_000, about={})),
+        json.loads(JsonFormatter().format(record("%s", "x" * 5_000_000)))["message"],
+    ):
+        assert len(line) < 2200
+        assert line.endswith("… and 4998000 characters more")
+
+
+def test_a_traceback_keeps_its_lines() -> None:
+    """It is ours."""
+    made = record("it failed", about={})
+    try:
+        int("none")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    assert PeopleFormatter().format(made).count("\n") > 2
