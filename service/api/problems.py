@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from service.api import schemas
-from service.api.openai.forms import ClientError, error_of_service, is_relayed
+from service.api.openai.forms import ClientError, error_of_service, is_of_surface
 from service.errors import AdapterInvalid, Fault, ServiceError, UpdateInvalid
 from service.formats.faults import path_of
 from service.formats.phrases import phrase
@@ -104,7 +104,7 @@ def install(app: FastAPI) -> None:
         if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a 503 is told by whatever is not available
             logger.error("%s: %s", error.code, error)
         path = request.url.path
-        return error_of_service(error).response(path, {}) if is_relayed(path) else problem(error)
+        return error_of_service(error).response(path, {}) if is_of_surface(path) else problem(error)
 
     for kind in ANSWERS:
 
@@ -120,16 +120,17 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
-        phrase = HTTPStatus(error.status_code).phrase
-        code = phrase.lower().replace(" ", "_")
+        title = HTTPStatus(error.status_code).phrase
+        code = title.lower().replace(" ", "_")
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = _allowed(request)
         path = request.url.path
-        if is_relayed(path):
-            told = ClientError(status=error.status_code, code=code, message=str(error.detail))
-            return told.response(path, headers)
-        return _render(_fields(error.status_code, phrase, str(error.detail), code), headers)
+        if is_of_surface(path):
+            is_unknown = error.status_code == HTTPStatus.NOT_FOUND
+            message = f"Roundhouse does not serve {path}" if is_unknown else str(error.detail)
+            return ClientError(status=error.status_code, code=code, message=message).response(path, headers)
+        return _render(_fields(error.status_code, title, str(error.detail), code), headers)
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, _error: Exception) -> Response:

@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 
+from service.api.openai.forms import PATHS, is_of_surface
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.service import Document, Service, serving
 
@@ -203,6 +204,8 @@ def test_tokens_are_counted(service: Service) -> None:
         ("GET", "/v1/models/nope", 404, "model_not_found"),
         ("GET", "/v1/models/some/nope", 404, "model_not_found"),
         ("DELETE", "/v1/models/tiny", 405, "method_not_allowed"),
+        ("GET", "/v1/files", 404, "not_found"),
+        ("POST", "/v1/responses/resp_1/cancel", 404, "not_found"),
     ],
 )
 def test_clients_know_the_form_of_every_error(service: Service, method: str, path: str, status: int, code: str) -> None:
@@ -210,6 +213,17 @@ def test_clients_know_the_form_of_every_error(service: Service, method: str, pat
     answer = service.http.request(method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/json"
+
+
+def test_clients_read_why_a_path_is_not_there(service: Service, client: openai.OpenAI) -> None:
+    """Both of them, each from its own form; paths of Roundhouse's own have none of these."""
+    with pytest.raises(openai.NotFoundError, match="Roundhouse does not serve /v1/files"):
+        client.files.list()
+    told = service.http.post("/v1/messages/batches", json={"requests": []}).json()
+    message = "Roundhouse does not serve /v1/messages/batches"
+    assert told == {"type": "error", "error": {"type": "not_found_error", "message": message}}
+    served = {path for path in service.get("/openapi.json")["paths"] if is_of_surface(path.replace("{model}", "m"))}
+    assert served - {"/v1/models", "/v1/models/m", "/v1/models/{model}"} <= set(PATHS)
 
 
 def test_a_packed_body_is_refused_by_its_name(service: Service) -> None:

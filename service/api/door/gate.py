@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.door.access import CALLER
 from service.api.door.errors import ForeignOrigin, MediaTypeUnknown, RequestMalformed
 from service.api.door.key_ring import KeyRing
-from service.api.openai.forms import error_of_service, is_relayed
+from service.api.openai.forms import error_of_service, is_of_surface
 from service.api.problems import problem
 from service.conversations.callers import Caller
 from service.errors import NotAuthorised, PathNotFound, ServiceError
@@ -51,7 +51,7 @@ class Gate:
             error = _fault_of(scope["path"], headers) or self._refusal(scope["method"], scope["path"], headers, caller)
             if error is not None:
                 path = scope["path"]
-                response = error_of_service(error).response(path, {}) if is_relayed(path) else problem(error)
+                response = error_of_service(error).response(path, {}) if is_of_surface(path) else problem(error)
                 if isinstance(error, NotAuthorised):
                     response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)

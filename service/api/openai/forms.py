@@ -22,6 +22,12 @@ CHAT: Final = "/v1/chat/completions"
 # Those that count tokens: an engine needs no slot for them.
 SLOTLESS: Final = ("/tokenize", f"{CHAT}/input_tokens", f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens")
 PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, *SLOTLESS)
+# The first parts of the surfaces' paths; Roundhouse's own have none of them.
+FAMILIES: Final = frozenset(
+    {"chat", "completions", "embeddings", "messages", "responses"}  # of which something is served
+    | {"assistants", "audio", "batches", "containers", "conversations", "evals", "files", "fine_tuning", "images"}
+    | {"moderations", "organization", "realtime", "rerank", "skills", "threads", "uploads", "vector_stores", "videos"}
+)
 NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients ask three times whatever the status is above 499
 
 STATUS: Final[Mapping[str, int]] = {
@@ -108,10 +114,11 @@ def error_of_service(error: ServiceError, param: str | None = None) -> ClientErr
     )
 
 
-def is_relayed(path: str) -> bool:
-    """Whether a path is one of these surfaces, whose clients know no other form of errors.
+def is_of_surface(path: str) -> bool:
+    """Whether a path is of one of these surfaces, served here or not: their clients know no other form of errors.
 
     Those of a model's tools, adapters and weights are Roundhouse's own, and are longer.
     """
     above, _, name = path.rpartition("/")
-    return path in PATHS or path == MODELS or (above == MODELS and bool(name))
+    family = path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
+    return path in PATHS or family in FAMILIES or path == MODELS or (above == MODELS and bool(name))
