@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from service.conversations.callers import KeyScope
+from service.conversations.callers import USUAL_SCOPES, KeyScope
 
 KEY_BYTES: Final = 32  # none can be guessed, so a plain hash of one keeps it
 
@@ -21,6 +21,6 @@ def key(
     from service.config.keys import digest_of, named_key  # noqa: PLC0415 - what it imports takes a second
 
     made = f"rh-{secrets.token_urlsafe(KEY_BYTES)}"
-    entry = named_key(name, digest_of(made), list(dict.fromkeys(scope or ())))
+    entry = named_key(name, digest_of(made), dict.fromkeys(scope or USUAL_SCOPES))
     typer.echo(made)
     typer.echo(f"- {{name: {entry.name}, sha256: {entry.sha256}, scopes: [{', '.join(entry.scopes)}]}}")

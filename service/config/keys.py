@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from service.conversations.callers import API_KEYS, Caller, KeyScope
+from service.conversations.callers import API_KEYS, USUAL_SCOPES, Caller, KeyScope
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
 from service.formats.faults import StrictModel, path_of
@@ -44,7 +44,7 @@ class KeyGrant(StrictModel):
     """The name of a key, and what its holder may do and take."""
 
     name: KeyName
-    scopes: Annotated[list[KeyScope], Field(min_length=1)] = Field(default=[KeyScope.READ, KeyScope.SUBMIT])
+    scopes: Annotated[list[KeyScope], Field(min_length=1)] = Field(default=list(USUAL_SCOPES))
     share: float = Field(default=1.0, gt=0, le=1e6)
     max_priority: int = 0
     requests_per_s: float | None = Field(default=None, gt=0, le=1e6)
@@ -101,14 +101,14 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def named_key(name: str, digest: str, scopes: Sequence[KeyScope] = ()) -> HashedKey:
-    """Return a new entry of a key; without scopes it has those that a key has where none are told.
+def named_key(name: str, digest: str, scopes: Iterable[KeyScope]) -> HashedKey:
+    """Return a new entry of a key.
 
     Raises:
         ConfigError: no key can have that name.
     """
     try:
-        return HashedKey(name=name, sha256=digest, **({"scopes": list(scopes)} if scopes else {}))
+        return HashedKey(name=name, sha256=digest, scopes=list(scopes))
     except ValidationError as error:
         raise ConfigError(f"{name!r}: {phrase(error.errors()[0])}") from None
 
@@ -154,7 +154,7 @@ def read_keys(file: Path) -> list[HashedKey]:
     try:
         keys = _FILE.validate_python(document)
     except ValidationError as error:  # its inputs are not told: one may be a key
-        places = [f"{path_of(each['loc']) or 'the file'}: {each['msg']}" for each in error.errors(include_input=False)]
+        places = [f"{path_of(each['loc']) or 'the file'}: {phrase(each)}" for each in error.errors(include_input=False)]
         raise ConfigError("\n".join(f"{file}: {place}" for place in places)) from None
     if not keys:
         raise ConfigError(f"{file}: it holds no key")

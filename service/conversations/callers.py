@@ -17,6 +17,7 @@ class KeyScope(StrEnum):
     ADMIN = "admin"  # everything, jobs of others included
 
 
+USUAL_SCOPES: Final = (KeyScope.READ, KeyScope.SUBMIT)  # of a key for which none are told
 API_KEYS: Final = "api_keys"  # the name of all keys that have none
 
 

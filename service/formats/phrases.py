@@ -7,7 +7,7 @@ from typing import Final
 from pydantic_core import ErrorDetails
 
 MOST_SHOWN: Final = 40  # characters of a value
-TYPES: Final[Mapping[str, str]] = {
+SCALARS: Final[Mapping[str, str]] = {
     "int_type": "an integer",
     "int_parsing": "an integer",
     "int_from_float": "an integer",
@@ -16,6 +16,8 @@ TYPES: Final[Mapping[str, str]] = {
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
+}
+OTHERS: Final[Mapping[str, str]] = {
     "string_type": "text",
     "path_type": "a path",
     "url_type": "a URL",
@@ -38,23 +40,25 @@ BOUNDS: Final[Mapping[str, str]] = {
 
 
 def phrase(error: ErrorDetails) -> str:
-    """Return what an error of pydantic's says, beginning with a small letter; a value is shown if it is no text's.
+    """Return what an error of pydantic's says, beginning with a small letter.
 
-    Where text is wanted nothing is shown: it may be a secret in the wrong place.
+    What was given is shown where it could only be a number or one of a few words: elsewhere it may be a secret in the
+    wrong place. Errors that were taken without their input show none.
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in BOUNDS:
         return f"must be {BOUNDS[kind].format(**{key: _plain(each) for key, each in context.items()})}{_given(error)}"
-    if kind in TYPES:
-        shown = "" if TYPES[kind] in {"text", "a list", "a mapping", "a path", "a URL"} else _given(error)
-        return f"must be {TYPES[kind]}{shown}"
+    if kind in SCALARS:
+        return f"must be {SCALARS[kind]}{_given(error)}"
+    if kind in OTHERS:
+        return f"must be {OTHERS[kind]}"
     text = error["msg"].removeprefix("Value error, ").replace(" after validation, not ", ", not ")
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _given(error: ErrorDetails) -> str:
     """Return ``, not VALUE`` of a value that is short."""
-    value = error["input"]
+    value = error.get("input", ...)
     if not isinstance(value, str | int | float | bool | None):
         return ""
     shown = repr(value) if isinstance(value, str) else json.dumps(value)

@@ -11,9 +11,7 @@ from workers.log_context import concerns_now
 
 LogFormat = Literal["text", "json"]
 PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-MOST_SAID: Final = (
-    2000  # characters of a message: engines repeat what clients have sent, of which there may be megabytes
-)
+MOST_SAID: Final = 2000  # characters of a message: an engine may repeat all that a client has sent
 # What would begin a line that nobody wrote, or command a terminal.
 CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\t", 10: "\\n", 13: "\\r"}
 

@@ -120,16 +120,15 @@ class McpTools:
 
     async def list_again(self) -> None:
         """Have a server that is connected tell what it has now; where it does not in time, its last listing stands."""
+        client = self._client
+        if client is None or anyio.current_time() < self._list_due_at:
+            return
+        self._list_due_at = anyio.current_time() + SPARED_S  # unless it answers; nobody else asks meanwhile
         with anyio.move_on_after(LIST_LIMIT_S):
-            async with self._asking:
-                client = self._client
-                if client is None or anyio.current_time() < self._list_due_at:
-                    return
-                self._list_due_at = anyio.current_time() + SPARED_S
-                listed = await _listing(client)
-                if client is self._client and listed is not None:
-                    self._heard_at = anyio.current_time()
-                    self._take(listed)
+            listed = await _listing(client)
+            if client is self._client and listed is not None:
+                self._heard_at = anyio.current_time()
+                self._take(listed)
 
     async def wait_settled(self) -> None:
         """Return when the present try to connect has come to something; the caller bounds that."""

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.api.door.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
-from service.api.door.resumed_parser import resumed_parser
+from service.api.door.parser_behind_head import framing_head, parser_behind_head
 from service.api.door.writer import WRITER, BodyWriter
 from service.api.problems import problem
 from service.errors import ServiceError
@@ -64,7 +64,6 @@ class Door(HttpToolsProtocol):
         self._overhead = 0  # bytes since the last one of a body, or since the end of a head or a request
         self._request: RequestResponseCycle | None = None  # the last whose head is whole
         self._open: list[RequestResponseCycle] = []  # those that are not answered yet
-        self._is_cut_short = False  # the parser ends at a head that offers an upgrade, as if no body followed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it."""
@@ -101,9 +100,8 @@ class Door(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._is_cut_short = False
-            self.parser = resumed_parser(self, self.cycle.scope["headers"])
-            return data[upgrade.args[0] :]
+            self.parser = parser_behind_head(self)
+            return framing_head(self.cycle.scope["headers"]) + data[upgrade.args[0] :]
         return b""
 
     def on_message_begin(self) -> None:
@@ -118,7 +116,6 @@ class Door(HttpToolsProtocol):
             raise ValueError("too many requests at once")  # the parser ends, and what came is refused
         super().on_headers_complete()
         self.headers = []  # what trails the body is no header of a request that is being answered
-        self._is_cut_short = self.parser.should_upgrade()
         self._request = self.cycle
         self.scope[WRITER] = BodyWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
         self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
@@ -133,8 +130,8 @@ class Door(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request's sending."""
-        if self._is_cut_short:
-            return
+        if self.parser.should_upgrade():
+            return  # the parser ends at a head that offers an upgrade, as if no body followed
         super().on_message_complete()
         self._expect(NOTHING, 0)
 

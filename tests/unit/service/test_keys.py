@@ -81,7 +81,7 @@ def write(folder: Path, content: object, mode: int = 0o600) -> Path:
         ([{"name": "a", "key": "k-secret"}], "[0].sha256"),
         ([{"name": "a", "sha256": "k-secret"}], "[0].sha256"),
         ([], "it holds no key"),
-        ({"name": "a"}, "valid list"),
+        ({"name": "a"}, "the file: must be a list"),
         ([{"name": "a", "sha256": digest("plain")}], "a is the same key as api_keys"),
     ],
 )
@@ -118,6 +118,14 @@ def test_a_key_is_found_by_its_hash_and_nothing_else() -> None:
     assert (of_all.name, of_all.scopes, of_all.max_priority) == ("api_keys", frozenset(KeyScope), None)
     for other in ("", "Bearer", "Bearer ", "Basic k", f"Bearer {digest('k')}", "Bearer K"):
         assert ring.find(other) is None
+
+
+def test_what_is_wrong_with_a_file_of_keys_is_said_without_what_stands_in_it(tmp_path: Path) -> None:
+    """A key may stand anywhere by mistake."""
+    file = write(tmp_path, f"- {{name: a, sha256: {digest('k')}, share: rh-secret}}")
+    with pytest.raises(ConfigError) as refused:
+        callers_of([], [], file)
+    assert str(refused.value) == f"{file}: [0].share: must be a number"
 
 
 def test_a_key_is_made_and_known_by_what_was_printed(tmp_path: Path) -> None:

@@ -13,13 +13,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
-def resumed_parser(door: HttpToolsProtocol, headers: Iterable[tuple[bytes, bytes]]) -> httptools.HttpRequestParser:
-    """Return a parser that has had the head of a request with these headers, and tells ``door`` of all that follows."""
+def parser_behind_head(door: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """Return a parser that tells ``door`` of all that follows the first head that it is fed."""
     parser = httptools.HttpRequestParser(_BehindHead(door))
     parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-    framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in FRAMING)
-    parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
     return parser
+
+
+def framing_head(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return a head that says no more than how long the body is that follows a head with these headers."""
+    framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in FRAMING)
+    return b"POST / HTTP/1.1\r\n%b\r\n" % framing
 
 
 class _BehindHead:
