@@ -315,6 +315,9 @@ def test_a_restart_forgets_no_attempt(tmp_path: Path, free_ports: Callable[[int]
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         job = service.post_job({"agents": [agent], "conversations": [{"prompt": "Agree?"}]})
         wait_for(lambda: record.exists() and len(recorded(record)) == 2, "it is asked again")
+        rejected = "SELECT count(*) FROM unfinished_turns WHERE record LIKE '%invalid_answer%'"
+        with contextlib.closing(sqlite3.connect(tmp_path / "state" / "roundhouse.db")) as database:
+            wait_for(lambda: database.execute(rejected).fetchone()[0] == 1, "the first attempt is stored")
         service.kill()
         service.start()
         assert service.wait_ended(job)["state"] == "failed"
