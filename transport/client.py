@@ -11,6 +11,7 @@ import anyio
 import httpx
 import msgspec
 
+from transport.bodies import UNPACKED, UnreadableBody, read_beginning, read_body
 from transport.counters import EngineCounters, KvCache
 from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.llama_server import LLAMA_SERVER
@@ -31,9 +32,11 @@ from transport.request import ChatRequest, Thought
 
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
+PROBE_BYTES: Final = 1024 * 1024  # of an answer beside the token path
 PROBE_LIMIT_S: Final = 5.0  # one probe; the prober decides how many may fail
 # The last: anyio asks a socket for its peer that was lost in the moment in which it was connected.
 LOST: Final = (httpx.HTTPError, OSError, AttributeError)
+REFUSAL_BYTES: Final = 200
 _OK: Final = 200
 _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
@@ -140,14 +143,17 @@ class EngineClient:
         method = "GET" if body is None else "POST"
         try:
             with anyio.fail_after(PROBE_LIMIT_S):  # over the whole answer; httpx's own limits are on each read
-                response = await client.request(method, path, content=content, headers=headers)
+                async with client.stream(method, path, content=content, headers=headers) as response:
+                    if response.status_code != _OK:
+                        words = await read_beginning(response, REFUSAL_BYTES)
+                        raise EngineRejected(response.status_code, "", words.decode("utf-8", "replace"))
+                    return await read_body(response, PROBE_BYTES)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
+        except UnreadableBody as error:
+            raise EngineProtocolError(f"{method} {path}: {error}") from error
         except LOST as error:
             raise connection_error(error) from error
-        if response.status_code != _OK:
-            raise EngineRejected(response.status_code, "", response.text[:200])
-        return response.content
 
     async def stream(self, request: ChatRequest, receiver: Receiver) -> None:
         """Send ``request`` and return when its answer is complete; ``receiver`` gets each event as it comes.
@@ -208,7 +214,7 @@ def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.As
     """
     return httpx.AsyncClient(
         base_url=endpoint.base_url,
-        headers=dict(endpoint.headers),
+        headers={**UNPACKED, **endpoint.headers},
         timeout=None,  # noqa: S113
         trust_env=False,
         transport=httpx.AsyncHTTPTransport(uds=endpoint.uds, verify=tls or False, trust_env=False),

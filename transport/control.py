@@ -12,6 +12,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from transport.bodies import UnreadableBody, read_body
 from transport.client import LOST, connection_error, open_http
 from transport.dialects import openai
 from transport.endpoint import Endpoint
@@ -20,6 +21,7 @@ from transport.errors import CannotAsk, EngineRejected, MalformedFrame
 _OK: Final = 200
 _ABSENT: Final = 404
 OWN_LACK_S: Final = 0.2
+MOST_BYTES: Final = 1024 * 1024  # of one answer
 _SENT: Final = "http11.send_request_body.complete"
 
 
@@ -158,21 +160,26 @@ class EngineControl:
                 on_sent()
 
         query = {} if params is None else {name: str(value).lower() for name, value in params.items()}
-        answer = None
-        while answer is None:
+        answer = content = None
+        while answer is None or content is None:
             try:
-                async with open_http(self._endpoint) as client:
-                    answer = await client.request(method, path, params=query, json=body, extensions={"trace": trace})
+                async with (
+                    open_http(self._endpoint) as client,
+                    client.stream(method, path, params=query, json=body, extensions={"trace": trace}) as answer,
+                ):
+                    content = await read_body(answer, MOST_BYTES)
+            except UnreadableBody as error:
+                raise MalformedFrame(f"{method} {path}: {error}") from error
             except LOST as error:
                 failure = connection_error(error, f"{method} {path}: ")
                 if not isinstance(failure, CannotAsk):
                     raise failure from error
                 await anyio.sleep(OWN_LACK_S)  # nothing was sent, and the engine is not to blame
         if answer.status_code != _OK:
-            raise openai.decode_error(answer.status_code, answer.headers, answer.content)
+            raise openai.decode_error(answer.status_code, answer.headers, content)
         try:
             is_json = answer.headers.get("content-type", "").startswith("application/json")  # adapters: a sentence
-            document = msgspec.json.decode(answer.content) if answer.content and is_json else {}
+            document = msgspec.json.decode(content) if content and is_json else {}
         except openai.UNDECODABLE as error:
             raise MalformedFrame(f"{path} answered 200 with no JSON: {error}") from error
         return document if isinstance(document, dict) else {}

@@ -60,6 +60,7 @@ class Endpoint:
             "Host": self.authority,
             "Content-Type": "application/json",
             "Accept": accept,
+            "Accept-Encoding": "identity",
             "Connection": "close",
             **self.headers,
         }

@@ -11,6 +11,7 @@
     └── EngineProtocolError    it answered, and the answer is not the protocol
         ├── MalformedFrame     not HTTP, not SSE, or not the JSON that the dialect promises
         ├── FrameTooLarge      one event larger than the cap
+        ├── AnswerTooLarge     an answer larger than one is held, whoever asks again
         └── TruncatedStream    the stream ended before the engine said that it was finished
 
 Foreign errors (OSError, httptools, msgspec, httpx) are translated where they are met, with the cause chained.
@@ -90,6 +91,10 @@ class FrameTooLarge(EngineProtocolError):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"one event is larger than {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
+
+
+class AnswerTooLarge(EngineProtocolError):
+    """The answer grew past what is held of one, and asking again would bring the same."""
 
 
 class TruncatedStream(EngineProtocolError):

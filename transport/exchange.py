@@ -7,18 +7,32 @@ connection costs a tenth of a millisecond on loopback.
 """
 
 import asyncio
+import time
 from typing import Final, Protocol, cast
 
 import httptools
 
 from transport.dialects import openai
-from transport.errors import EngineError, EngineUnreachable, MalformedFrame
-from transport.events import Event, PromptProgress
+from transport.errors import AnswerTooLarge, EngineError, EngineUnreachable, MalformedFrame
+from transport.events import Event, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from transport.gathering import Gathering, Reads
+from transport.sse import MAX_FRAME_BYTES
 from transport.stream import ChatStream
 
+MAX_HEAD_BYTES: Final = 64 * 1024  # status line and headers, those of interim answers included
+MAX_BARREN_BYTES: Final = MAX_FRAME_BYTES + 1024 * 1024  # between two events
+SLICE_BYTES: Final = 16 * 1024  # parsed in one go: 16,000 blank lines, the worst, take 8 ms
+TURN_S: Final = 0.005  # of the event loop, for what has come in one read
 MAX_ERROR_BODY_BYTES: Final = 64 * 1024  # enough for any message; an engine that sends more has nothing more to say
+MAX_CHARS: Final = 16 * 1024 * 1024  # of one answer: four million tokens
+ORDINARY_BYTES: Final = 4096  # from one event to the next, or of what is gathered of them
 _OK: Final = 200
+
+
+def _chars_of(event: Event) -> int:
+    if isinstance(event, TextDelta | ReasoningDelta):
+        return len(event.text)
+    return len(event.arguments) + len(event.name or "") if isinstance(event, ToolCallDelta) else 0
 
 
 class Receiver(Protocol):
@@ -63,6 +77,13 @@ class Exchange(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._is_stream = False
         self._error_body = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._pending = bytearray()  # what has come and is parsed in later turns of the loop
+        self._is_behind = False  # it has to be parsed before what comes
+        self._is_reading = True
+        self._has_head = False
+        self._barren_bytes = 0  # since the last event
+        self._chars = 0  # of large reads
 
     def __repr__(self) -> str:
         return f"<Exchange status={self._status or None} finished={self.finished.done()} {self._stream!r}>"
@@ -77,21 +98,32 @@ class Exchange(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
         # asyncio declares the base class; uvloop's transports are no subclass of asyncio.Transport.
-        cast("asyncio.Transport", transport).write(self._request)
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
         if self._gathering is not None:
             self._reads = Reads(transport.get_extra_info("socket"))
         self._request = b""  # it may be megabytes, and we are kept for as long as the answer takes
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came and hand it over."""
+        """Parse what came and hand it over; more than a little is parsed over several turns of the loop."""
         if self.finished.done():
+            return
+        size = len(data)
+        if size > SLICE_BYTES or self._is_behind:
+            self._pending += data
+            self._parse_pending()
             return
         if self._reads is not None:
             self._reads.count += 1
+        self._barren_bytes += size
         try:
+            if self._barren_bytes > ORDINARY_BYTES:
+                self._bound_barren()
             self._parser.feed_data(data)
             if self._pieces:
                 self._deliver()
+        except EngineError as error:
+            self._fail(error)
         except httptools.HttpParserError as error:
             # An error raised in one of our callbacks arrives as the context of httptools' own.
             cause = error.__context__
@@ -101,8 +133,55 @@ class Exchange(asyncio.Protocol):
             else:
                 self._fail(MalformedFrame(f"the answer is not HTTP: {error}"), error)
 
+    def _parse_pending(self) -> None:
+        """Parse for a moment; read no more until all that has come is parsed."""
+        until = time.monotonic() + TURN_S
+        while self._pending and not self.finished.done():
+            piece = bytes(self._pending[:SLICE_BYTES])
+            del self._pending[:SLICE_BYTES]
+            self._is_behind = False
+            self.data_received(piece)
+            if self._pending and time.monotonic() >= until:
+                self._is_behind = True
+                self._set_reading(False)
+                asyncio.get_running_loop().call_soon(self._parse_pending)
+                return
+        self._pending.clear()
+        self._is_behind = False
+        self._set_reading(True)
+
+    def _set_reading(self, is_wanted: bool) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._is_reading is is_wanted:
+            return
+        self._is_reading = is_wanted
+        if is_wanted:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def _bound_barren(self) -> None:
+        """Bound what has come since the last event.
+
+        Raises:
+            MalformedFrame: it is too much.
+        """
+        if not self._has_head and self._barren_bytes > MAX_HEAD_BYTES + SLICE_BYTES:  # the body may have begun
+            raise MalformedFrame(f"more than {MAX_HEAD_BYTES} bytes of headers")
+        if self._barren_bytes > MAX_BARREN_BYTES:
+            raise MalformedFrame(f"{MAX_BARREN_BYTES} bytes without an event")
+
+    def _bound_letters(self, events: list[Event]) -> None:
+        """Count the letters of events that were large; those of ordinary ones are counted by the engine's watch."""
+        self._chars += sum(map(_chars_of, events))
+        if self._chars > MAX_CHARS:
+            self._fail(AnswerTooLarge(f"the answer is longer than {MAX_CHARS} letters"))
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Judge what the end of the connection means for the answer."""
+        while self._pending and not self.finished.done():
+            self._parse_pending()
+        self._transport = None
         del self._parser  # it keeps us as we keep it: only the collector would free us, and what our receiver holds
         self.stop_gathering()
         if self.finished.done():
@@ -121,12 +200,13 @@ class Exchange(asyncio.Protocol):
         self._status = self._parser.get_status_code()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header."""
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        """Take one header; what trails the body is none."""
+        if not self._has_head:
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Decide whether a stream follows."""
-        self._status = self._parser.get_status_code()
+        self._take_head()
         content_type = self._headers.get("content-type", "")
         if self._status == _OK and not content_type.lower().startswith("text/event-stream"):
             raise MalformedFrame(f"the answer is {content_type or 'of no type'} and not an event stream")
@@ -135,6 +215,18 @@ class Exchange(asyncio.Protocol):
             self._receiver.begin()
             if self._parser.should_keep_alive():
                 self._reads = None  # it does not close its connection after the answer, so the end would not wake us
+
+    def _take_head(self) -> None:
+        """Take status and headers.
+
+        Raises:
+            MalformedFrame: the body is packed, of which nobody knows how large it is.
+        """
+        self._status = self._parser.get_status_code()
+        self._has_head = self._status >= _OK
+        coding = self._headers.get("content-encoding", "").strip().lower()
+        if coding not in {"", "identity"}:
+            raise MalformedFrame(f"the answer is packed ({coding[:50]}), which nobody asked for")
 
     def on_message_complete(self) -> None:
         """Take the end of the answer."""
@@ -163,8 +255,12 @@ class Exchange(asyncio.Protocol):
         receiver.touch()
         stream = self._stream
         events = stream.feed(body)
-        for event in events:
-            receiver.receive(event)
+        if events:
+            for event in events:
+                receiver.receive(event)
+            if self._barren_bytes > ORDINARY_BYTES:
+                self._bound_letters(events)
+            self._barren_bytes = 0
         if stream.is_complete or stream.failure is not None:
             self._settle()
         elif not self._is_answering and events and type(events[-1]) is not PromptProgress:

@@ -9,13 +9,14 @@ import asyncio
 from typing import Final, Protocol
 
 from transport.dialects import openai
-from transport.dialects.relayed import decode_body, decode_frame
-from transport.errors import EngineProtocolError, EngineRejected, TruncatedStream
+from transport.dialects.relayed import account_of, decode_body, decode_frame
+from transport.errors import AnswerTooLarge, EngineRejected, TruncatedStream
 from transport.events import Finished
-from transport.exchange import MAX_ERROR_BODY_BYTES, Exchange, Receiver
+from transport.exchange import MAX_ERROR_BODY_BYTES, ORDINARY_BYTES, Exchange, Receiver
 from transport.stream import ChatStream
 
-MAX_BODY_BYTES: Final = 256 * 1024 * 1024  # embeddings of thousands of texts; what is more fits no memory of ours
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # of one answer that is not streamed: embeddings of hundreds of texts
+MAX_HELD_BYTES: Final = 96 * 1024 * 1024  # of all such answers that are being read
 READ_AT_ONCE: Final = 16  # pieces that are passed on before they are read
 _TOKENS: Final = (b"data: {", b"event: content_block_delta\n", b"event: response.output_text.delta\n")
 _OK: Final = 200
@@ -40,6 +41,25 @@ class RelayReceiver(Receiver, Protocol):
         """Bytes have come, and the model has got further; what it has said follows."""
 
 
+class HeldAnswers:
+    """How much is held of the answers that come whole, of all engines together: memory is the process's."""
+
+    def __init__(self, most_bytes: int = MAX_HELD_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<HeldAnswers {self.bytes} bytes>"
+
+    def add(self, size: int) -> bool:
+        """Hold so many bytes more; return whether there is room for them."""
+        self.bytes += size
+        return self.bytes <= self._most_bytes
+
+
+HELD: Final = HeldAnswers()
+
+
 class RelayExchange(Exchange):
     """The answer to one relayed request; what an engine refuses is passed on, and fails as well.
 
@@ -54,15 +74,15 @@ class RelayExchange(Exchange):
         self._relay_receiver = receiver
         self._passage = passage
         self._unread: list[bytes] = []
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()
         self._content_type = ""
         self._is_sized = False  # by a length or by chunks: then its end is told
         self._has_passed = False
+        finished.add_done_callback(self._let_go)
 
     def on_headers_complete(self) -> None:
         """Decide whether a stream follows."""
-        self._status = self._parser.get_status_code()
+        self._take_head()
         headers = self._headers
         self._content_type = headers.get("content-type", "application/json")
         self._is_sized = "content-length" in headers or "transfer-encoding" in headers
@@ -85,6 +105,7 @@ class RelayExchange(Exchange):
             and not self._stream.is_over
         ):
             unread.append(body)
+            self._barren_bytes = 0
             self._relay_receiver.advance()
             self._passage.pass_frames(self._content_type, body)
             return
@@ -105,8 +126,13 @@ class RelayExchange(Exchange):
             body = b"".join(self._unread) + body
             self._unread.clear()
         receive = self._receiver.receive
-        for event in self._stream.feed(body):
+        events = self._stream.feed(body)
+        for event in events:
             receive(event)
+        if events and self._barren_bytes > ORDINARY_BYTES:
+            self._bound_letters(events)
+        if events:
+            self._barren_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Judge what the end of the connection means for the answer."""
@@ -127,17 +153,23 @@ class RelayExchange(Exchange):
             self.finished.set_result(None)
 
     def _take(self, body: bytes) -> None:
-        self._body.append(body)
-        self._body_bytes += len(body)
-        if self._body_bytes > MAX_BODY_BYTES:
-            self._fail(EngineProtocolError(f"the answer is larger than {MAX_BODY_BYTES} bytes"))
-            self._body.clear()
+        self._barren_bytes = 0
+        self._body += body
+        has_room = HELD.add(len(body))
+        if len(self._body) > MAX_BODY_BYTES:
+            self._fail(AnswerTooLarge(f"the answer is larger than {MAX_BODY_BYTES} bytes"))
+        elif not has_room:
+            self._fail(AnswerTooLarge(f"answers that come whole hold more than {MAX_HELD_BYTES} bytes together"))
+
+    def _let_go(self, _finished: object) -> None:
+        HELD.add(-len(self._body))
+        self._body = bytearray()
 
     def _pass_whole(self) -> None:
-        whole = b"".join(self._body)
+        whole = bytes(self._body)
         self._passage.pass_whole(self._status, self._content_type, whole)
         if self._status <= _LAST_OK:
-            for event in (*decode_body(whole), Finished("")):
+            for event in (*decode_body(account_of(whole)), Finished("")):
                 self._receiver.receive(event)
             self.finished.set_result(None)
         else:

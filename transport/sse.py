@@ -7,9 +7,12 @@ is delivered at the end of the stream instead of dropped, because some engines e
 
 from typing import Final
 
-from transport.errors import FrameTooLarge
+from transport.errors import EngineProtocolError, FrameTooLarge, MalformedFrame
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+MAX_IDLE_BYTES: Final = 1024 * 1024  # of comments and blank lines between two frames: pings of a day
+LARGE_FRAME_BYTES: Final = 64 * 1024
+MOST_OBJECTS: Final = 50_000  # in a large frame, of which they are made in one go: 10 ms of the event loop
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -22,11 +25,12 @@ class FrameDecoder:
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self.failure: FrameTooLarge | None = None
+        self.failure: EngineProtocolError | None = None
         self._max_frame_bytes = max_frame_bytes
         self._tail = bytearray()  # a line whose end has not come yet
         self._data: list[bytes] = []  # the data lines of a frame whose blank line has not come yet
         self._data_bytes = 0
+        self._idle_bytes = 0  # of lines that hold no data, since the last frame
         self._swallow_lf = False  # the last chunk ended in CR, which has ended its line already
         self._at_start = True
 
@@ -89,13 +93,27 @@ class FrameDecoder:
             line = line.removeprefix(_BOM)
         if not line:
             if self._data:
-                frames.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                frame = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+                if self._data_bytes > LARGE_FRAME_BYTES and frame.count(b"{") > MOST_OBJECTS:
+                    self.failure = MalformedFrame(f"an event of more than {MOST_OBJECTS} objects")
+                    return
+                frames.append(frame)
                 self._data = []
-                self._data_bytes = 0
+                self._data_bytes = self._idle_bytes = 0
+            else:
+                self._pass_over(1)
         elif line.startswith(b"data:"):
             self._hold(line[6:] if line[5:6] == b" " else line[5:])
         elif line == b"data":
             self._hold(b"")
+        else:
+            self._pass_over(len(line) + 1)
+
+    def _pass_over(self, size: int) -> None:
+        """Count a line that holds nothing; the stream has failed where nothing else comes."""
+        self._idle_bytes += size
+        if self._idle_bytes > MAX_IDLE_BYTES and self.failure is None:
+            self.failure = MalformedFrame(f"more than {MAX_IDLE_BYTES} bytes of comments and blank lines")
 
     def _hold(self, value: bytes) -> None:
         self._data.append(value)

@@ -8,7 +8,8 @@ from msgspec import Struct
 from transport.request import Thought, ToolCall
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.tools.call_parser import Fallback
-from workers.tools.calls import ToolRecord, encode_result
+from workers.tools.calls import ToolRecord
+from workers.tools.results import encode_result
 
 
 class ExchangeRecord(Struct, frozen=True, omit_defaults=True):

@@ -26,6 +26,7 @@ from service.formats.signatures import sign
 from service.store import deliveries
 from service.store.deliveries import Delivery
 from service.store.store import Store
+from transport.bodies import UNPACKED, UnreadableBody, read_beginning
 from workers.log_context import line_about
 from workers.policy.backoff import Backoff
 
@@ -136,6 +137,7 @@ class Webhooks:
         headers = {
             "content-type": "application/json",
             "host": url.netloc.decode(),
+            **UNPACKED,
             **self._signed(delivery, body, datetime.now(UTC)),
         }
         # By the address that was checked: a second look-up could bring another.
@@ -148,7 +150,9 @@ class Webhooks:
         )
         answer = await self._http.send(request, stream=True)
         try:
-            begin = b"" if answer.is_success else await anext(answer.aiter_bytes(DETAIL_CHARS), b"")
+            begin = b"" if answer.is_success else await read_beginning(answer, DETAIL_CHARS)
+        except UnreadableBody as error:
+            begin = str(error).encode()
         finally:
             await answer.aclose()
         return answer.status_code, begin[:DETAIL_CHARS].decode("utf-8", "replace")

@@ -38,6 +38,12 @@ _TOO_MANY: Final = 429
 _UNAVAILABLE: Final = 503
 _SERVER_ERROR: Final = 500
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # msgspec raises all three
+MOST_TOKENS: Final = 2**31 - 1  # of one request; what is more, or less than none, is no count
+MOST_MS: Final = 1e12
+MAX_ERROR_CHARS: Final = 64 * 1024  # of an engine's words for what is wrong
+MAX_TYPE_CHARS: Final = 200
+MAX_RETRY_DIGITS: Final = 9
+_LEAST_STATUS, _MOST_STATUS = 100, 599
 
 
 class _Function(Struct, gc=False):
@@ -84,7 +90,9 @@ class TimingsDocument(Struct, gc=False):
     predicted_ms: float = 0.0
 
 
-class _Progress(Struct, gc=False):
+class ProgressDocument(Struct, gc=False):
+    """How far llama.cpp has read a prompt."""
+
     total: int
     processed: int
     cache: int = 0
@@ -99,12 +107,15 @@ class ErrorDocument(Struct, gc=False):
     type: str = ""
 
 
-class _Chunk(Struct, gc=False):
+class _Words(Struct, gc=False):
     choices: list[_Choice] | None = None
+    error: ErrorDocument | str | None = None
+
+
+class _Chunk(_Words, gc=False):
     usage: _Usage | None = None
     timings: TimingsDocument | None = None
-    prompt_progress: _Progress | None = None
-    error: ErrorDocument | str | None = None
+    prompt_progress: ProgressDocument | None = None
 
 
 class _ErrorBody(Struct, gc=False):
@@ -113,6 +124,7 @@ class _ErrorBody(Struct, gc=False):
 
 _NO_DELTA = _Delta()
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_words = msgspec.json.Decoder(_Words).decode
 _decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
 
 
@@ -152,27 +164,61 @@ def decode(frame: bytes, events: list[Event]) -> bool:
     try:
         chunk = _decode_chunk(frame)
     except UNDECODABLE as error:
-        raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
+        chunk = _without_accounts(frame, error)
     if chunk.error is not None:
         raise rejection(chunk.error, _SERVER_ERROR, None)
     has_stopped = _add_choice(chunk.choices[0], events) if chunk.choices else False
     if chunk.prompt_progress is not None:
-        progress = chunk.prompt_progress
-        events.append(PromptProgress(progress.total, progress.cache, progress.processed, progress.time_ms))
+        add_progress(chunk.prompt_progress, events)
     if chunk.usage is not None:
         details = chunk.usage.prompt_tokens_details
         cached = (details.cached_tokens if details else None) or 0
-        events.append(Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, cached))
+        add_usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, cached, events)
     if chunk.timings is not None:
-        t = chunk.timings
-        events.append(Timings(t.prompt_n, t.prompt_ms, t.cache_n, t.predicted_n, t.predicted_ms))
+        add_timings(chunk.timings, events)
     return has_stopped
+
+
+def add_usage(prompt: int, completion: int, cached: int, events: list[Event]) -> None:
+    """Add what a request cost, in tokens; an account that cannot be is passed over, as if it had not been told.
+
+    Its numbers go into sums of 64 bits, and a key pays by them.
+    """
+    if 0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS:
+        events.append(Usage(prompt, completion, min(max(cached, 0), prompt)))
+
+
+def add_timings(told: TimingsDocument, events: list[Event]) -> None:
+    """Add an engine's account of its work, unless it cannot be."""
+    counts = (told.prompt_n, told.cache_n, told.predicted_n)
+    if min(counts) >= 0 and max(counts) <= MOST_TOKENS and _are_times(told.prompt_ms, told.predicted_ms):
+        events.append(Timings(told.prompt_n, told.prompt_ms, told.cache_n, told.predicted_n, told.predicted_ms))
+
+
+def add_progress(told: ProgressDocument, events: list[Event]) -> None:
+    """Add how far a prompt has been read, unless that cannot be."""
+    if 0 <= told.processed <= MOST_TOKENS and 0 <= told.total <= MOST_TOKENS and _are_times(told.time_ms):
+        cached = min(max(told.cache, 0), told.processed)
+        events.append(PromptProgress(told.total, cached, told.processed, told.time_ms))
+
+
+def _are_times(*milliseconds: float) -> bool:
+    return all(0 <= each <= MOST_MS for each in milliseconds)
+
+
+def _without_accounts(frame: bytes, error: Exception) -> _Chunk:
+    """Return what a frame says but for its accounts, where one of those is what cannot be read."""
+    try:
+        words = _decode_words(frame)
+    except UNDECODABLE:
+        raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
+    return _Chunk(choices=words.choices, error=words.error)
 
 
 def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
     """Return the error that an answer other than a 200 stream stands for, whatever its body is."""
     retry_after = headers.get("retry-after", "")
-    retry_after_s = float(retry_after) if retry_after.isdecimal() else None
+    retry_after_s = float(retry_after[:MAX_RETRY_DIGITS]) if retry_after.isdecimal() else None
     try:
         error = _decode_error_body(body).error
     except UNDECODABLE:
@@ -216,7 +262,8 @@ def _add_choice(choice: _Choice, events: list[Event]) -> bool:
 def rejection(failure: ErrorDocument | str, status: int, retry_after_s: float | None) -> EngineRejected:
     """Return the error that an engine's own words stand for; ``status`` where they name none."""
     error = ErrorDocument(message=failure) if isinstance(failure, str) else failure
-    if isinstance(error.code, int):
+    error.message, error.type = error.message[:MAX_ERROR_CHARS], error.type[:MAX_TYPE_CHARS]
+    if isinstance(error.code, int) and _LEAST_STATUS <= error.code <= _MOST_STATUS:
         status = error.code
     if (
         error.type == OVERFLOW_TYPE

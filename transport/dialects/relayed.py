@@ -7,17 +7,28 @@ reads the answer; a frame that it cannot read at all is taken for progress.
 Sources: OpenAI's and Anthropic's API references; llama.cpp, ``tools/server``; vLLM, ``entrypoints``, of 2026.
 """
 
+import re
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from transport.dialects.openai import UNDECODABLE, ErrorDocument, TimingsDocument, rejection
+from transport.dialects.openai import (
+    UNDECODABLE,
+    ErrorDocument,
+    TimingsDocument,
+    add_timings,
+    add_usage,
+    rejection,
+)
 from transport.errors import EngineRejected
-from transport.events import Advance, Event, Finished, ReasoningDelta, TextDelta, Timings, Usage
+from transport.events import Advance, Event, Finished, ReasoningDelta, TextDelta
 
 ENDS: Final = frozenset({"message_stop", "response.completed", "response.incomplete"})
 FAILURES: Final = frozenset({"error", "response.failed"})
+SMALL_BODY_BYTES: Final = 64 * 1024
+NEAR_BYTES: Final = 4096  # of either end of a large body, where its account stands
+_ACCOUNT: Final = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}')  # with details of one level
 _SERVER_ERROR: Final = 500
 
 
@@ -55,13 +66,16 @@ class _Answer(Struct, gc=False):
     error: ErrorDocument | str | None = None
 
 
-class _Frame(Struct, gc=False):
+class _Words(Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    timings: TimingsDocument | None = None
     error: ErrorDocument | str | None = None
     type: str | None = None
     delta: _Delta | str | None = None
+
+
+class _Frame(_Words, gc=False):
+    usage: _Usage | None = None
+    timings: TimingsDocument | None = None
     response: _Answer | None = None
     message: _Answer | str | None = None
 
@@ -73,6 +87,7 @@ class _Body(Struct, gc=False):
 
 _NO_DELTA = _Delta()
 _decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_words = msgspec.json.Decoder(_Words).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
@@ -84,9 +99,8 @@ def decode_frame(frame: bytes, events: list[Event]) -> bool:
     Raises:
         EngineRejected: the engine reports an error inside the stream.
     """
-    try:
-        read = _decode_frame(frame)
-    except UNDECODABLE:
+    read = _read(frame)
+    if read is None:
         events.append(Advance())
         return False
     has_stopped = False
@@ -98,6 +112,34 @@ def decode_frame(frame: bytes, events: list[Event]) -> bool:
         raise rejection(read.error, _SERVER_ERROR, None)
     _add_cost(read.usage, read.timings, events)
     return has_stopped
+
+
+def _read(frame: bytes) -> _Frame | None:
+    """Return what a frame says, without its accounts where they cannot be read; None where nothing can."""
+    try:
+        return _decode_frame(frame)
+    except UNDECODABLE:
+        pass
+    try:
+        words = _decode_words(frame)
+    except UNDECODABLE:
+        return None
+    return _Frame(choices=words.choices, error=words.error, type=words.type, delta=words.delta)
+
+
+def account_of(body: bytes) -> bytes:
+    """Return a body, or of a large one only its account: vectors hold the event loop while they are passed over.
+
+    The account stands at its end or its beginning. Within a text its quotes would be escaped.
+    """
+    if len(body) <= SMALL_BODY_BYTES:
+        return body
+    for part in (body[-NEAR_BYTES:], body[:NEAR_BYTES]):
+        at = part.rfind(b'"usage"')
+        found = _ACCOUNT.match(part, at) if at >= 0 else None
+        if found is not None:
+            return b"{%b}" % found[0]
+    return b"{}"
 
 
 def decode_body(body: bytes) -> list[Event]:
@@ -156,18 +198,15 @@ def _failure_of(read: _Frame) -> EngineRejected:
 
 def _add_cost(usage: _Usage | None, timings: TimingsDocument | None, events: list[Event]) -> None:
     if timings is not None:
-        t = timings
-        events.append(Timings(t.prompt_n, t.prompt_ms, t.cache_n, t.predicted_n, t.predicted_ms))
+        add_timings(timings, events)
     if usage is not None and (usage.prompt_tokens is not None or usage.input_tokens is not None):
         details = usage.prompt_tokens_details or usage.input_tokens_details
         apart = usage.cache_read_input_tokens or 0
-        events.append(
-            Usage(
-                (usage.prompt_tokens or usage.input_tokens or 0) + apart,
-                usage.completion_tokens or usage.output_tokens or 0,
-                (details.cached_tokens if details else None) or apart,
-            )
+        add_usage(
+            (usage.prompt_tokens or usage.input_tokens or 0) + apart,
+            usage.completion_tokens or usage.output_tokens or 0,
+            (details.cached_tokens if details else None) or apart,
+            events,
         )
     elif timings is not None and usage is None:
-        t = timings
-        events.append(Usage(t.prompt_n + t.cache_n, t.predicted_n, t.cache_n))
+        add_usage(timings.prompt_n + timings.cache_n, timings.predicted_n, timings.cache_n, events)

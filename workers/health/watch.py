@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from transport.exchange import MAX_CHARS
 from workers.health.canary import CanaryResult
 from workers.health.charges import may_be_cause
 from workers.health.engine_owner import EngineOwner
@@ -19,7 +20,7 @@ from workers.health.idle_probe import IdleProbe
 from workers.health.incident import RequestView
 from workers.health.probes import Probes
 from workers.log_context import line_about
-from workers.outcome import EngineFailed, FailureReason
+from workers.outcome import EngineFailed, FailureReason, RequestFailed
 from workers.policy.leaked_slots import CutOff, LeakedSlots
 from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, is_computing, judge, quiet_s
 from workers.requests.answer import Phase
@@ -33,6 +34,7 @@ TICKS_A_LIMIT: Final = 8
 CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
 LAST_LOOK_S: Final = 3.0
 FROZEN_S: Final = 3.0  # between two ticks
+TOO_LONG: Final = "the answer is longer than one is held: nobody has bounded it"
 THAW_S: Final = 2 * POLL_S + 1.0  # two looks make a comparison
 logger = logging.getLogger(__name__)
 
@@ -167,6 +169,9 @@ class HealthWatch:
             loop = running.answer.find_loop() if running.answer.phase is Phase.ENGINE else None
             if loop is not None:
                 running.end(loop_failure(loop))
+                continue
+            if running.answer.chars > MAX_CHARS:
+                running.end(RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=TOO_LONG))
                 continue
             running.judgement = judgement = self.judge(running, snapshot)
             needs_look = needs_look or judgement.silent_s >= quiet_s(judgement.limit_s)

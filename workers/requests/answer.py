@@ -13,6 +13,7 @@ from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
 
+PIECE_CHARS: Final = 8  # that a piece of an answer counts as, beside its own
 LETTERS_A_TOKEN: Final = 4  # of a prompt, where its engine has told nothing
 
 
@@ -36,6 +37,7 @@ class Answer:
         self._loops: tuple[Repetition, Repetition, Repetition] | None = None  # of text, reasoning and arguments
         self._marks = (0, 0)
         self._fragments_read = 0
+        self.chars = 0  # of all generations, as far as they were looked at, with what each piece takes besides
         self.generation = Generation(clock)
         self.prompt_chars = 0
         self.prompt_tokens = 0  # what the newest prompt takes at most, where its engine's KV cache is shared
@@ -74,8 +76,11 @@ class Answer:
         if self._loops is None:
             return None
         text, reasoning, text_mark, reasoning_mark = self.generation.since(*self._marks)
+        pieces = text_mark + reasoning_mark - sum(self._marks)
         self._marks = (text_mark, reasoning_mark)
-        for loop, words in zip(self._loops, (text, reasoning, self._new_arguments()), strict=True):
+        arguments = self._new_arguments()
+        self.chars += len(text) + len(reasoning) + len(arguments) + PIECE_CHARS * pieces
+        for loop, words in zip(self._loops, (text, reasoning, arguments), strict=True):
             found = loop.feed(words) or (loop.end() if is_over else None)
             if found is not None:
                 return found

@@ -12,9 +12,9 @@ from transport.dialects.openai import CHAT_PATH
 from transport.errors import CacheFull, EngineError, EngineRejected
 from transport.relay import Passage, is_about_the_request
 from workers.errors import AdapterUnknown
-from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
-from workers.requests.tool_loop import RequestSettings, rejected
+from workers.requests.tool_loop import RequestSettings, broken_off, rejected
 
 UNBOUNDED: Final = 1 << 30  # tokens: what no request may have
 
@@ -77,7 +77,7 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
             return Cancelled(reason=CancelReason.CACHE_FULL)
         return rejected(error, is_about_the_request=is_about_the_request(error))
     except EngineError as error:
-        return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
+        return broken_off(error)
     finally:
         answer.phase = Phase.US
     return Completed(finish_reason=generation.finish_reason or "unknown")
@@ -124,7 +124,11 @@ class Renaming:
 
 
 def _translated(body: bytes, ours: Mapping[str, object]) -> bytes:
-    """Return a body with some fields of ours; all others stay in their order and as they were written."""
+    """Return a body with some fields of ours; all others stay in their order and as they were written.
+
+    Raises:
+        BodyUnusable: a name in it is no text, which the first look at it passes over.
+    """
     fields: dict[str, object] = dict(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
     salt, ours_salt = fields.get("cache_salt"), ours.get("cache_salt")
     if isinstance(salt, msgspec.Raw) and ours_salt is not None:

@@ -10,7 +10,7 @@ from datetime import datetime
 import anyio
 
 from transport.client import EngineClient
-from transport.errors import CacheFull, ContextOverflow, EngineError, EngineOverloaded, EngineRejected
+from transport.errors import AnswerTooLarge, CacheFull, ContextOverflow, EngineError, EngineOverloaded, EngineRejected
 from transport.request import ChatRequest, Constraint, Thought, ToolCall
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
@@ -270,8 +270,15 @@ async def ask_once(
             return Cancelled(reason=CancelReason.CACHE_FULL)
         return rejected(error, is_about_the_request=error.is_about_the_request)
     except EngineError as error:
-        return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
+        return broken_off(error)
     return Completed(finish_reason=generation.finish_reason or "unknown")
+
+
+def broken_off(error: EngineError) -> Outcome:
+    """Return the ending of a request whose answer has broken off; one that was too large would be so again."""
+    if isinstance(error, AnswerTooLarge):
+        return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
+    return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
 
 
 def loop_failure(what: str) -> RequestFailed:

@@ -21,6 +21,7 @@ from workers.outcome import FailureReason, RequestFailed
 from workers.tools.call_journal import CallJournal, Unverified
 from workers.tools.call_parser import read_json
 from workers.tools.definition import ToolDefinition
+from workers.tools.results import ResultTooLarge, encode_bounded, encode_result
 from workers.tools.runner import ToolRunner, ToolUse
 
 DETAIL_CHARS: Final = 500
@@ -229,7 +230,7 @@ class MessageTools:
             raise ToolTrouble(
                 FailureReason.TOOL_TIMEOUT, f"{use.name}: no result within tools.timeout_s = {self._limits.timeout_s:g}"
             )
-        return _encode(use, result)
+        return await _encode(use, result)
 
     def _failed(self, use: ToolUse, error: BaseException) -> ToolTrouble:
         logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=error)
@@ -253,23 +254,16 @@ def _is_cancelled() -> bool:
     return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
 
 
-def encode_result(result: object) -> str:
-    """Return the JSON of a call's result, as the model is shown it.
-
-    Raises:
-        TypeError, ValueError, RecursionError: it is no JSON.
-    """
-    # The standard library's encoder, and strict: NaN is no JSON, and an object of the runner's own is a defect of it.
-    encoded = json.dumps(result, allow_nan=False, ensure_ascii=False)
-    encoded.encode()
-    return encoded
-
-
-def _encode(use: ToolUse, result: object) -> str:
+async def _encode(use: ToolUse, result: object) -> str:
     try:
-        return encode_result(result)
+        return await encode_bounded(result)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: its result is not JSON: {error}") from error
+        text = (
+            f"{use.name}: {error}"
+            if isinstance(error, ResultTooLarge)
+            else f"{use.name}: its result is not JSON: {error}"
+        )
+        raise ToolTrouble(FailureReason.TOOL_RESULT, text) from error
 
 
 def _refused(call: ToolCall, iteration: int, said: str, trouble: ToolTrouble) -> ToolRecord:

@@ -7,10 +7,11 @@ from typing import Final
 
 import httpx
 
+from transport.bodies import UNPACKED, UnreadableBody, read_body
 from workers.errors import ToolRunFailed, UnknownTool
+from workers.tools.results import MAX_RESULT_BYTES, decode_result
 from workers.tools.runner import ToolUse
 
-MAX_RESULT_BYTES: Final = 4 * 1024 * 1024  # far beyond any context; an endpoint gone wild must not fill our memory
 DETAIL_CHARS: Final = 200
 
 
@@ -41,23 +42,22 @@ class HttpTools:
         """Ask the endpoint once."""
         body = {"name": use.name, "arguments": use.arguments, "call_id": use.call_id, "job_name": use.job_name}
         headers = {"Idempotency-Key": use.key} if use.key is not None else {}
-        async with self._client.stream("POST", self._url, json=body, headers=headers) as response:
-            content = bytearray()
-            async for chunk in response.aiter_bytes():
-                content += chunk
-                if len(content) > MAX_RESULT_BYTES:
-                    raise ToolRunFailed(f"{self._url}: an answer of more than {MAX_RESULT_BYTES} bytes")
+        try:
+            async with self._client.stream("POST", self._url, json=body, headers=headers) as response:
+                content = await read_body(response, MAX_RESULT_BYTES)
+        except UnreadableBody as error:
+            raise ToolRunFailed(f"{self._url}: {error}") from error
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise UnknownTool(use.name)
         if not response.is_success:
-            excerpt = bytes(content[:DETAIL_CHARS]).decode("utf-8", "replace")
+            excerpt = content[:DETAIL_CHARS].decode("utf-8", "replace")
             raise ToolRunFailed(f"{self._url} answered {response.status_code}: {excerpt}")
-        return httpx.Response(response.status_code, content=bytes(content)).json()
+        return await decode_result(content)
 
 
 def open_http_tools(url: str, headers: Mapping[str, str]) -> HttpTools:
     """Return the tools of an endpoint with a connection pool of their own, to be closed; callers bound each call."""
-    return HttpTools(httpx.AsyncClient(headers=dict(headers), timeout=None, trust_env=False), url)  # noqa: S113
+    return HttpTools(httpx.AsyncClient(headers={**UNPACKED, **headers}, timeout=None, trust_env=False), url)  # noqa: S113
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ import anyio
 from workers.errors import ToolRunFailed, UnknownTool
 from workers.policy.backoff import Backoff
 from workers.tools.held_server import HeldServer, HeldTool
+from workers.tools.results import MAX_RESULT_BYTES
 from workers.tools.runner import ToolUse
 from workers.tools.server_log import StderrLog
 
@@ -31,6 +32,7 @@ CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packa
 RECONNECTS: Final = Backoff(first_s=0.5, last_s=30.0)
 PING_AFTER_S: Final = 1.0  # without a word of the server's
 PING_LIMIT_S: Final = 5.0
+MOST_PAGES: Final = 100  # of a list of tools
 LISTING_S: Final = 1.0  # that a listing is good for
 LIST_LIMIT_S: Final = 2.0  # a job that is posted waits for it
 SPARED_S: Final = 30.0  # by those who would list, of a server that has not done so in time: it is at work, or hangs
@@ -261,19 +263,20 @@ class McpTools:
                 self._link = None
 
     async def _connect(self, stack: AsyncExitStack, left: HeldServer | None) -> "Client":
-        import httpx2  # noqa: PLC0415 - see above
-        from mcp import Client  # noqa: PLC0415
+        from mcp import Client  # noqa: PLC0415 - see above
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
         from mcp.types import Implementation  # noqa: PLC0415
         from mcp.types.version import LATEST_MODERN_VERSION  # noqa: PLC0415
 
-        from workers.tools.stdio import StdioLink  # noqa: PLC0415 - it needs the SDK
+        from workers.tools.mcp_http import open_client  # noqa: PLC0415 - both need the SDK
+        from workers.tools.stdio import StdioLink  # noqa: PLC0415
 
         who = Implementation(name="roundhouse", version=version("roundhouse"))
         name = self._server.name
         if self._server.url is not None:
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(self._server.headers), timeout=None))
-            return Client(streamable_http_client(self._server.url, http_client=http), client_info=who, cache=None)
+            http = await stack.enter_async_context(open_client(self._server.headers))
+            streams = streamable_http_client(self._server.url, http_client=http, max_sse_event_size=MAX_RESULT_BYTES)
+            return Client(streams, client_info=who, cache=None)
         if left is not None:
             self._link = StdioLink.take(name, left.link, self._stderr)
             # A fixed version is taken for granted: nothing is sent, and ``_go_on`` says what was negotiated.
@@ -323,7 +326,7 @@ async def _is_alive(client: "Client") -> bool:
 async def _all_tools(client: "Client") -> tuple[ListedTool, ...]:
     tools: list[ListedTool] = []
     cursor: str | None = None
-    while True:
+    for _ in range(MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         tools += [
             ListedTool(name=tool.name, description=tool.description or "", parameters=tool.input_schema)
@@ -332,6 +335,7 @@ async def _all_tools(client: "Client") -> tuple[ListedTool, ...]:
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools)
+    raise ValueError(f"its list of tools has more than {MOST_PAGES} pages")
 
 
 async def _listing(client: "Client") -> tuple[ListedTool, ...] | None:

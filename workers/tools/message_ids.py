@@ -6,6 +6,7 @@ used twice, and a late answer to a request of the earlier program is known as on
 
 from typing import Final
 
+MOST_DIGITS: Final = 18
 CANCELLED: Final = "notifications/cancelled"
 Id = int | str
 
@@ -33,7 +34,11 @@ class MessageIds:
 
     def own(self, told: Id | None) -> Id | None:
         """Return which of the session's requests an answer is for; None where it is for none of them."""
-        number = int(told) if isinstance(told, str) and told.isascii() and told.isdecimal() else told
+        number = (
+            int(told)
+            if isinstance(told, str) and told.isascii() and told.isdecimal() and len(told) <= MOST_DIGITS
+            else told
+        )
         if not isinstance(number, int):
             return told
         return number - self.base if number > self.base else None

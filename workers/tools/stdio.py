@@ -8,6 +8,7 @@ The program is on a tether, as engines are under a guardian: it must not outlive
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp.types import (
+    INTERNAL_ERROR,
+    ErrorData,
     JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
@@ -32,6 +35,7 @@ from workers.process.piped_child import PipedChild, read_some
 from workers.process.registry import run_id
 from workers.tools.held_server import HeldLink
 from workers.tools.message_ids import CANCELLED, MessageIds
+from workers.tools.results import MAX_RESULT_BYTES, ResultTooLarge, check_document
 from workers.tools.server_log import StderrLog
 
 FLUSH_S: Final = 0.5  # for what the session has sent to be written, before its standard input is closed
@@ -39,6 +43,8 @@ EXIT_S: Final = 2.0  # for the program to end by itself then
 TERM_S: Final = 2.0  # for its group to end by SIGTERM, which ends the tether's whole tree
 KILL_S: Final = 2.0
 SHOWN_CHARS: Final = 200
+MAX_LINE_BYTES: Final = MAX_RESULT_BYTES
+ANSWERED: Final = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2.0"\s*,)?\s*"id"\s*:\s*(\d{1,18})\s*,')
 logger = logging.getLogger(__name__)
 Incoming = SessionMessage | Exception
 Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]
@@ -150,12 +156,17 @@ class StdioLink:
     async def _read(self, session: MemoryObjectSendStream[Incoming]) -> None:
         """Give the session one message after another; once it takes none, throw them away."""
         with session, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            at = 0  # no line ends before it
             while True:
-                while (end := self._received.find(b"\n")) >= 0:
+                while (end := self._received.find(b"\n", at)) >= 0:
                     message = self._message(bytes(self._received[:end]))
                     if message is not None:
                         await session.send(message)
                     del self._received[: end + 1]
+                    at = 0
+                if len(self._received) > MAX_LINE_BYTES:
+                    del self._received[MAX_LINE_BYTES + 1 :]  # no more of it is kept: it is refused at its end
+                at = len(self._received)
                 data = await read_some(self._child.fds[1])
                 if not data:
                     return
@@ -164,6 +175,10 @@ class StdioLink:
             pass
 
     def _message(self, line: bytes) -> Incoming | None:
+        try:
+            check_document(line)
+        except ResultTooLarge as error:
+            return self._too_large(line, error)
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError as error:
@@ -177,6 +192,17 @@ class StdioLink:
                 return None
             message = message.model_copy(update={"id": own})
         return SessionMessage(message)
+
+    def _too_large(self, line: bytes, error: ResultTooLarge) -> Incoming | None:
+        """Return the failure of the request that a line answers, where it tells so at its beginning."""
+        logger.warning("MCP server %s: %s", self._name, error)
+        told = ANSWERED.match(line)
+        own = None if told is None else self._ids.own(int(told[1]))
+        if own is None:
+            return None
+        return SessionMessage(
+            JSONRPCError(jsonrpc="2.0", id=own, error=ErrorData(code=INTERNAL_ERROR, message=str(error)))
+        )
 
     async def _write(
         self,

@@ -1,11 +1,13 @@
 """Calls of tools that are ordinary functions: each in a thread of its own, which can be left behind.
 
 A thread cannot be stopped. A call that hangs for ever must neither keep this process from ending, which a pool's
-threads would, nor take more and more memory: so many may run, hung ones included, and others wait for their turn.
+threads would, nor take more and more memory: so many may run, hung ones included, and others wait for their turn. One
+tool has no more than a quarter of them, so that one that hangs leaves room for the others.
 """
 
 import contextlib
 import contextvars
+import logging
 import threading
 from asyncio import Future, get_running_loop
 from collections.abc import Callable
@@ -14,13 +16,19 @@ from typing import Final
 import anyio
 
 MAX_THREADS: Final = 64
+MAX_OF_ONE: Final = 16
+TOLD_AGAIN_S: Final = 60.0
+logger = logging.getLogger(__name__)
 
 
 class ToolThreads:
     """Runs functions beside the event loop."""
 
-    def __init__(self, limit: int = MAX_THREADS) -> None:
+    def __init__(self, limit: int = MAX_THREADS, limit_of_one: int = MAX_OF_ONE) -> None:
         self._limiter = anyio.CapacityLimiter(limit)
+        self._limit_of_one = limit_of_one
+        self._of_tool: dict[str, anyio.CapacityLimiter] = {}
+        self._told_at = float("-inf")
 
     def __repr__(self) -> str:
         return f"<ToolThreads {self._limiter.borrowed_tokens}/{self._limiter.total_tokens:g}>"
@@ -32,7 +40,14 @@ class ToolThreads:
             BaseException: whatever the function raises.
         """
         borrower = object()
-        await self._limiter.acquire_on_behalf_of(borrower)
+        own = self._of_tool.setdefault(name, anyio.CapacityLimiter(self._limit_of_one))
+        self._tell_crowd(name, own)
+        await own.acquire_on_behalf_of(borrower)
+        try:
+            await self._limiter.acquire_on_behalf_of(borrower)
+        except BaseException:
+            own.release_on_behalf_of(borrower)
+            raise
         loop = get_running_loop()
         result: Future[object] = loop.create_future()
         in_context = contextvars.copy_context().run
@@ -47,6 +62,7 @@ class ToolThreads:
 
         def deliver(value: object, error: BaseException | None) -> None:
             self._limiter.release_on_behalf_of(borrower)
+            own.release_on_behalf_of(borrower)
             if result.done():
                 return
             if error is None:
@@ -58,8 +74,18 @@ class ToolThreads:
             threading.Thread(target=work, name=f"tool {name}", daemon=True).start()
         except RuntimeError:
             self._limiter.release_on_behalf_of(borrower)
+            own.release_on_behalf_of(borrower)
             raise
         return await result
+
+    def _tell_crowd(self, name: str, own: anyio.CapacityLimiter) -> None:
+        """Say that a call has to wait for a thread: those that hang come back at no time."""
+        full = own if not own.available_tokens else self._limiter
+        if full.available_tokens or anyio.current_time() - self._told_at < TOLD_AGAIN_S:
+            return
+        self._told_at = anyio.current_time()
+        whose = f"of the tool {name}" if full is own else "of Python tools"
+        logger.error("all %g threads %s are taken; calls wait, and fail by tools.timeout_s", full.total_tokens, whose)
 
 
 def _deliverable(error: BaseException) -> BaseException:
