@@ -210,8 +210,8 @@ class Scheduler:
 
     async def forget_all(self) -> None:
         """Drop every job: another node has taken over. Attempts are ended first, and what they bring is refused."""
-        self._is_forgetting = True
         self._core.handle(events.Paused())
+        self._is_forgetting = True
         try:
             self.interrupt_all()
             await self.wait_idle()
@@ -220,12 +220,12 @@ class Scheduler:
                 work.clear()
             self._blame.clear()
             self._core = self._new_core()
-            if self._pauses:
-                self._core.handle(events.Paused())
-            for worker in self._fleet:
-                self._worker_changed(worker)
         finally:
             self._is_forgetting = False
+        if self._pauses:
+            self._core.handle(events.Paused())
+        for worker in self._fleet:
+            self._worker_changed(worker)
 
     def close_nowait(self) -> None:
         """Start nothing more; turns in flight go on."""
@@ -243,7 +243,13 @@ class Scheduler:
     # Acting
 
     def _post(self, *events_: events.Event, made: Sequence[Record] = ()) -> None:
-        """Handle what happened at one moment; the only writer of the core and of the pools. Nothing here waits."""
+        """Handle what happened at one moment; the only writer of the core and of the pools. Nothing here waits.
+
+        While all is dropped nothing reaches the core: another node runs its turns, and a lease that is good again must
+        not start them here. What lasts, pauses and workers, the next core is told.
+        """
+        if self._is_forgetting:
+            return
         facts = list(made)
         for action in self._core.handle(*events_):
             facts += self._act(action)

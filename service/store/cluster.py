@@ -98,8 +98,8 @@ class Cluster:
                 " WHERE id = (SELECT id FROM nodes WHERE id = %s AND is_live = 1 FOR UPDATE SKIP LOCKED)",
                 (self._lease_s, counts, list(report.models), report.node_id),
             )
-            # A node that takes over passes by a row that is locked as well: a long write of our own holds the lease,
-            # and renews it as it ends.
+            # A node that takes over passes by a row that is locked as well: a write of our own holds the lease while it
+            # lasts, and each of them renews it (``SharedMembership.begin_group``, ``extend_lease``).
             is_renewed = bool(renewed.rowcount) or await self._is_live(connection, report.node_id)
             if is_renewed:
                 self._renewed_at = asked_at

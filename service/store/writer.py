@@ -182,15 +182,14 @@ class Writer:
             connection.begin()
             is_there = self._membership.has_group(connection, self._number + 1)
             connection.rollback()
-            self._unsure = None
+            self._unsure = None  # not before it is known: the connection may break while it is asked
             if is_there:
                 self._number += 1
-                self._is_enrolled = True
                 return answers
+        if not self._is_enrolled:
+            self._enrol(connection)
         connection.begin()
         try:
-            if not self._is_enrolled:
-                self._membership.register(connection)
             jobs = sorted({job for write in group for job in write.jobs})
             keys = [write.key for write in group if write.key is not None]
             self._membership.begin_group(connection, self._number + 1, jobs, keys)
@@ -205,8 +204,19 @@ class Writer:
             raise
         self._unsure = None
         self._number += 1
-        self._is_enrolled = True
         return answers
+
+    def _enrol(self, connection: Connection) -> None:
+        """Become a member, in a transaction of its own: nobody can wait for a row that is not committed yet."""
+        connection.begin()
+        try:
+            self._membership.register(connection)
+            connection.commit()
+        except BaseException:
+            with suppress(Exception):  # as below
+                connection.rollback()
+            raise
+        self._is_enrolled = True
 
     def _run_one(self, write: Write, connection: Connection) -> Any:  # noqa: ANN401 - what the operation returns
         try:

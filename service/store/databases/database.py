@@ -81,7 +81,7 @@ class Membership(Protocol):
         """
 
     def has_group(self, connection: Connection, number: int) -> bool:
-        """Whether the group of that number was committed."""
+        """Whether the group of that number was committed; a connection that broke may still be committing it."""
 
     def extend_lease(self, connection: Connection) -> None:
         """Make sure that the member outlives the transaction, which is about to be committed."""

@@ -90,9 +90,9 @@ def new_node_id() -> str:
     return f"node-{secrets.token_hex(6)}"
 
 
-def has_group(connection: Connection, node_id: str, number: int) -> bool:
-    """Whether the group of that number was committed by a node."""
-    row = connection.execute("SELECT last_write FROM nodes WHERE id = ?", (node_id,)).fetchone()
+def has_group(connection: Connection, node_id: str, number: int, lock: str = "") -> bool:
+    """Whether the group of that number was committed by a node; ``lock`` is how to wait for one that is still at it."""
+    row = connection.execute(f"SELECT last_write FROM nodes WHERE id = ?{lock}", (node_id,)).fetchone()  # noqa: S608
     return row is not None and row[0] == number
 
 

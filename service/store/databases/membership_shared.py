@@ -63,10 +63,12 @@ class SharedMembership:
     def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
         """Write the number of a group, and lock its jobs and keys.
 
-        They are locked in one order on all nodes, so that none waits in a circle.
+        They are locked in one order on all nodes, so that none waits in a circle. The lease is renewed with it: a node
+        that writes all the time has its row locked whenever it is to be renewed apart.
         """
         signed = connection.execute(
-            "UPDATE nodes SET last_write = ? WHERE id = ? AND is_live = 1", (number, self.node_id)
+            f"UPDATE nodes SET last_write = ?, lease_until = now() + {LEASE} WHERE id = ? AND is_live = 1",  # noqa: S608
+            (number, self._lease_s, self.node_id),
         )
         if signed.rowcount != 1:
             raise Fenced
@@ -77,8 +79,8 @@ class SharedMembership:
             connection.execute("SELECT pg_advisory_xact_lock(?)", (lock,))
 
     def has_group(self, connection: Connection, number: int) -> bool:
-        """Whether the group of that number was committed."""
-        return has_group(connection, self.node_id, number)
+        """Whether the group of that number was committed; one whose commit is still under way is waited for."""
+        return has_group(connection, self.node_id, number, " FOR UPDATE")
 
     def extend_lease(self, connection: Connection) -> None:
         """Renew the lease after a long transaction, which held the node's row: it could not be renewed meanwhile."""
