@@ -13,6 +13,7 @@ from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
 from service.store.news import (
     ClaimsLost,
+    FactsLost,
     JobsChanged,
     JobsCommitted,
     LeaseEnding,
@@ -27,7 +28,7 @@ from service.store.news import (
 from service.store.store import Store
 
 LEASE_ENDING = "the lease of this node to be renewed: another may take over at any moment"
-_Later = StoreTroubled | StoreRecovered | ClaimsLost | LeaseLost
+_Later = StoreTroubled | StoreRecovered | ClaimsLost | FactsLost | LeaseLost
 
 
 class StoreNews:
@@ -62,7 +63,7 @@ class StoreNews:
                 self._intake.note_neighbours()
             case WritesFailed():
                 pass  # ``Store.wait_failed`` ends the node
-            case StoreTroubled() | StoreRecovered() | ClaimsLost() | LeaseLost():
+            case StoreTroubled() | StoreRecovered() | ClaimsLost() | FactsLost() | LeaseLost():
                 with suppress(anyio.ClosedResourceError):  # the node has ended, and its store goes on for a moment
                     self._send.send_nowait(event)
             case _:
@@ -83,6 +84,8 @@ class StoreNews:
                 self._intake.hint(is_work=True)  # what was claimed as the outage began, and never answered
             case ClaimsLost():
                 await self._intake.start_over()
+            case FactsLost():
+                self._scheduler.end_unwritable(event.conversations)
             case LeaseLost():
                 with suppress(StoreUnavailable):  # the writer learns of it, and tells
                     await self._store.flush()

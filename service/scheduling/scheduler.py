@@ -3,7 +3,7 @@
 Every event is handled at once, without waiting: core and slots change together. Nothing here waits for the store.
 """
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -130,6 +130,10 @@ class Scheduler:
         """End a job: what waits is dropped, what runs is cut off."""
         self.admission.cancel(job_id)
         self._post(events.JobCancelled(job_id=job_id))
+
+    def end_unwritable(self, conversations: Collection[tuple[JobId, str]]) -> None:
+        """End conversations of which the store cannot hold what has happened, and has ended them: none goes on here."""
+        self._post(*(events.ConversationSpoiled(job_id=job, conversation_id=name) for job, name in conversations))
 
     # Looking
 

@@ -5,11 +5,15 @@ Used by the writer's thread alone. What an operation changes here it returns as 
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
 
 from service.conversations.job import JobId
-from service.conversations.states import ENDED_CONVERSATIONS, ConversationState
+from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
+from service.conversations.transcript import Turn
 from service.store import operations, usage
 from service.store.databases.database import Claim, Connection, Membership
 from service.store.records import (
@@ -24,17 +28,35 @@ from service.store.records import (
     Used,
 )
 from workers.log_context import line_about
+from workers.outcome import FailureReason
 
+INTERNAL: Final = FailureReason.INTERNAL.value
 Place = tuple[JobId, str]  # a conversation
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of facts: conversations that ended with them, and how many were refused."""
+    """What became of facts: conversations that ended with them, how many were refused, and how many are lost.
+
+    ``spoiled`` are conversations that ended for a fact that cannot be written.
+    """
 
     ended: Sequence[Place]
     refused: int
+    lost: int = 0
+    spoiled: Sequence[Place] = ()
+
+
+class _Group:
+    """What has come of the facts of one write so far."""
+
+    def __init__(self) -> None:
+        self.ended: list[Place] = []
+        self.refused = self.lost = 0
+        self.spoiled: list[Place] = []
+        self.changed: dict[JobId, None] = {}
+        self.used: list[Used] = []
 
 
 class Claims:
@@ -135,39 +157,117 @@ class Claims:
 
     def apply(self, connection: Connection, records: Sequence[Record]) -> "Applied":
         """Apply facts in their order; refuse those of what is ours no more."""
-        ended: list[Place] = []
-        refused = 0
-        changed: dict[JobId, None] = {}
-        used: list[Used] = []
+        group = _Group()
         for record in records:
-            if isinstance(record, RequestUsed):
-                used.append(record.used)
-                continue
-            place = operations.place_of(record)
-            fence = self._fence(place)
-            if fence is None:
-                refused += 1
-                line = line_about({"job": place[0], "conversation": place[1]})
-                what = _words(record)
-                logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), what, extra=line)
-                continue
-            changed[place[0]] = None
-            if isinstance(record, TurnEnded | TurnRequeued) and record.used is not None:
-                used.append(record.used)
-            if not isinstance(record, ConversationMoved):
-                operations.apply(connection, record)
-                continue
+            self._apply_one(connection, record, group)
+        usage.add(connection, group.used)
+        return self._applied(connection, group)
+
+    def apply_carefully(
+        self, connection: Connection, records: Sequence[Record], is_passing: Callable[[Exception], bool]
+    ) -> "Applied":
+        """Apply facts one by one, where one of them cannot be written and would take the others along.
+
+        An account that cannot be written is lost alone. In the place of any other fact its conversation ends as failed
+        with ``internal``, since what follows may build on it: those facts are refused. ``is_passing`` errors are the
+        database's, and are raised.
+        """
+        group = _Group()
+        for record in records:
+            try:
+                with _savepoint(connection):
+                    self._apply_one(connection, record, group)
+            except Exception as error:
+                if is_passing(error):
+                    raise
+                self._give_up(connection, record, error, group)
+        for used in group.used:
+            try:
+                with _savepoint(connection):
+                    usage.add(connection, [used])
+            except Exception as error:
+                if is_passing(error):
+                    raise
+                group.lost += 1
+                logger.exception("store: an account cannot be written, and is lost: %s", used)
+        return self._applied(connection, group)
+
+    def _apply_one(self, connection: Connection, record: Record, group: "_Group") -> None:
+        if isinstance(record, RequestUsed):
+            group.used.append(record.used)
+            return
+        place = operations.place_of(record)
+        fence = self._fence(place)
+        if fence is None:
+            group.refused += 1
+            line = line_about({"job": place[0], "conversation": place[1]})
+            what = _words(record)
+            logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), what, extra=line)
+            return
+        if not isinstance(record, ConversationMoved):
+            operations.apply(connection, record)
+        else:
             operations.move_conversation(connection, record, fence)
             if record.state in ENDED_CONVERSATIONS:
-                ended.append(place)
+                group.ended.append(place)
                 self._leaving.add(place)
-        usage.add(connection, used)
-        if changed:
-            self._membership.notify(connection, changed, is_work=False)
-        return Applied(ended=ended, refused=refused)
+        group.changed[place[0]] = None
+        if isinstance(record, TurnEnded | TurnRequeued) and record.used is not None:
+            group.used.append(record.used)
+
+    def _give_up(self, connection: Connection, record: Record, error: Exception, group: "_Group") -> None:
+        """Write what stands for a fact that cannot be written: its turn has failed, and so has its conversation."""
+        assert not isinstance(record, RequestUsed)  # noqa: S101 - those are written apart
+        place = operations.place_of(record)
+        line = line_about({"job": place[0], "conversation": place[1]})
+        logger.error("store: a fact of %s cannot be written; it ends", "/".join(place), exc_info=error, extra=line)
+        group.lost += 1
+        if isinstance(record, TurnEnded):
+            with suppress(Exception), _savepoint(connection):  # the conversation ends all the same
+                operations.apply(connection, TurnEnded(turn=_unwritable(record.turn, error), at=record.at))
+        now = datetime.now(UTC)
+        failed = ConversationMoved(
+            job_id=place[0], conversation_id=place[1], state=ConversationState.FAILED, reason=INTERNAL, at=now
+        )
+        self._apply_one(connection, failed, group)
+        group.spoiled.append(place)
+
+    def _applied(self, connection: Connection, group: "_Group") -> "Applied":
+        if group.changed:
+            self._membership.notify(connection, group.changed, is_work=False)
+        return Applied(ended=group.ended, refused=group.refused, lost=group.lost, spoiled=group.spoiled)
 
     def _fence(self, place: Place) -> int | None:
         return None if place in self._leaving else self._fences.get(place)
+
+
+@contextmanager
+def _savepoint(connection: Connection) -> Iterator[None]:
+    """Undo what a block has written, and nothing else, where it fails."""
+    connection.execute("SAVEPOINT fact")
+    try:
+        yield
+    except Exception:
+        connection.execute("ROLLBACK TO SAVEPOINT fact")
+        raise
+    finally:
+        connection.execute("RELEASE SAVEPOINT fact")
+
+
+def _unwritable(turn: Turn, error: Exception) -> Turn:
+    """Return a turn as it is stored where its own record cannot be."""
+    detail = f"its result cannot be stored: {type(error).__name__}"
+    return Turn(
+        key=turn.key,
+        state=TurnState.FAILED,
+        role=turn.role,
+        reason=INTERNAL,
+        detail=detail,
+        worker=turn.worker,
+        queued_at=turn.queued_at,
+        started_at=turn.started_at,
+        finished_at=turn.finished_at,
+    )
 
 
 def _place(claim: Claim) -> Place:

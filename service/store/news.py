@@ -47,6 +47,14 @@ class WritesFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FactsLost:
+    """So many facts can never be written, and are lost; the conversations that they were of have ended as failed."""
+
+    count: int
+    conversations: tuple[tuple[JobId, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEnding:
     """The lease may end before it can be renewed."""
 
@@ -66,7 +74,7 @@ class WorkWaiting:
     """There is something to claim."""
 
 
-WriterEvent = StoreTroubled | StoreRecovered | ClaimsLost | WritesFailed
+WriterEvent = StoreTroubled | StoreRecovered | ClaimsLost | FactsLost | WritesFailed
 LeaseEvent = JobsChanged | LeaseEnding | LeaseRenewed | LeaseLost | WorkWaiting
 StoreEvent = JobsCommitted | WriterEvent | LeaseEvent
 Tell = Callable[[StoreEvent], None]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import anyio
@@ -15,7 +16,7 @@ from service.errors import StoreError, StoreUnavailable
 from service.store import operations
 from service.store.claims import Applied, Claims, Place
 from service.store.databases.database import Claim, Connection, Database
-from service.store.news import ClaimsLost, JobsCommitted, Tell, WriterEvent, WritesFailed
+from service.store.news import ClaimsLost, FactsLost, JobsCommitted, Tell, WriterEvent, WritesFailed
 from service.store.records import NewJob, Record, RequestUsed, StoredJob
 from service.store.writer import Write, Writer
 
@@ -160,21 +161,19 @@ class Store:
         ``on_durable`` is called in the event loop when they are; never, when the store fails, or when they are of a
         conversation that another node has taken over: those are refused, and the log says so.
         """
-        jobs, operation = self._facts(records)
-        self._submit(
-            Write(operation=operation, jobs=jobs, is_kept=True, may_wait=not jobs, size=len(records)),
-            self._claims.take_over,
-            on_success=on_durable,
-        )
+        write = self._facts(records)
+        self._submit(replace(write, may_wait=not write.jobs), self._take_over, on_success=on_durable)
 
     async def append(self, records: Sequence[Record]) -> bool:
         """Hand in facts as ``append_nowait`` does, and return when they are durable; False if any was refused."""
-        jobs, operation = self._facts(records)
+        write, done = self._facts(records), anyio.Event()
+        self._submit(write, self._take_over, on_success=done.set, on_failure=done.set)
+        await done.wait()
         try:
-            applied = await self._write(jobs, operation, self._claims.take_over, is_kept=True)
+            applied: Applied = write.future.result()
         except StoreUnavailable:  # it is tried again for as long as it is ours: so it is ours no more
             return False
-        return not applied.refused
+        return not (applied.refused or applied.spoiled)
 
     async def flush(self) -> None:
         """Return when all that was handed in before is durable, or the store has given up."""
@@ -202,9 +201,25 @@ class Store:
         while self._readers:
             self._readers.pop().close()
 
-    def _facts(self, records: Sequence[Record]) -> tuple[frozenset[JobId], Query[Applied]]:
+    def _facts(self, records: Sequence[Record]) -> Write:
         jobs = frozenset(operations.place_of(record)[0] for record in records if not isinstance(record, RequestUsed))
-        return jobs, lambda connection: self._claims.apply(connection, records)
+
+        def is_passing(error: Exception) -> bool:
+            return self._database.trouble_of(error) is not None or self._database.is_conflict(error)
+
+        return Write(
+            operation=lambda connection: self._claims.apply(connection, records),
+            careful=lambda connection: self._claims.apply_carefully(connection, records, is_passing),
+            jobs=jobs,
+            is_kept=True,
+            size=len(records),
+        )
+
+    def _take_over(self, applied: Applied) -> None:
+        """Take what facts have brought; in the writer's thread."""
+        self._claims.take_over(applied)
+        if applied.lost:
+            self._hear(FactsLost(count=applied.lost, conversations=tuple(applied.spoiled)))
 
     async def _write(
         self,

@@ -6,7 +6,8 @@ committed with it: where a connection breaks during a commit, the number tells w
 is written twice.
 
 A database that is in trouble (a full disk, a server that restarts) is tried again until it is well. What has happened
-is kept meanwhile, in its order; a request is refused, and can come again.
+is kept meanwhile, in its order; a request is refused, and can come again. What can never be written costs itself: it
+is written again with care, and only where that fails is the store at its end.
 """
 
 import logging
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from service.conversations.job import JobId
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 class Write:
     """An operation and what came of it; one that ``is_kept`` is tried again until the database takes it.
 
+    ``careful`` stands in its place once it cannot be written as it is: it costs more, and loses no more than it has to.
     One that ``may_wait`` is committed with what else comes within ``LINGER_S``.
     """
 
@@ -50,6 +52,7 @@ class Write:
     may_wait: bool = False
     size: int = 1  # how many facts it writes
     key: str | None = None  # that it posts with
+    careful: Operation | None = None
     future: "Future[Any]" = field(default_factory=Future)
 
 
@@ -149,8 +152,13 @@ class Writer:
                 group = _refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
             except _Spoiled as spoiled:  # it is one caller's, and the others' are written without it
                 logger.exception("store: a write cannot be")
-                spoiled.write.future.set_exception(StoreError(f"cannot write: {spoiled.error}"))
-                group = [write for write in group if write is not spoiled.write]
+                careful = spoiled.write.careful
+                if careful is None:
+                    spoiled.write.future.set_exception(StoreError(f"cannot write: {spoiled.error}"))
+                    group = [write for write in group if write is not spoiled.write]
+                else:
+                    again = replace(spoiled.write, operation=careful, careful=None)
+                    group = [again if write is spoiled.write else write for write in group]
             except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
                 if conflicts < CONFLICTS and self._database.is_conflict(error):
                     conflicts += 1
@@ -224,7 +232,8 @@ class Writer:
         except ServiceError as answer:
             return answer
         except Exception as error:
-            if write.is_kept or self._database.trouble_of(error) is not None:
+            is_last = write.is_kept and write.careful is None
+            if is_last or self._database.trouble_of(error) is not None or self._database.is_conflict(error):
                 raise
             raise _Spoiled(write, error) from error
 

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from service.scheduling.core.ahead.yields import ReadFor
-from service.store.news import JobsCommitted, LeaseRenewed, StoreEvent
+from service.store.news import FactsLost, JobsCommitted, LeaseRenewed, StoreEvent
 from service.telemetry.capped_names import CappedNames
 from service.telemetry.turn_metrics import MOST_TOOLS, WAIT_BUCKETS, TurnMetrics
 from workers.fleet import Fleet
@@ -51,6 +51,7 @@ class Metrics:
         self._lease = Gauge(
             "roundhouse_lease_renewed_timestamp_seconds", "When the lease was last renewed.", registry=self._registry
         )
+        self._lost = self._counter("store_facts_lost", "Facts and accounts that cannot be written.", ())
         self._deliveries = self._counter("webhook_deliveries", "Tries to deliver a webhook.", ("outcome",))
         self._requests = self._counter("http_requests", "Requests that were answered.", ("route", "method", "code"))
         self._request_times = self._seconds(
@@ -99,6 +100,8 @@ class Metrics:
                 self._writes.observe(event.seconds)
             case LeaseRenewed():
                 self._lease.set(time.time())
+            case FactsLost():
+                self._lost.inc(event.count)
             case _:
                 pass
 

@@ -1,6 +1,7 @@
 """Commits that outlive their connection, as on a server whose disk is slow or whose replicas have to agree."""
 
 import random
+import threading
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -43,6 +44,11 @@ class CutDatabase(PostgresDatabase):
         self.writer = super().connect_writer()
         return self.writer
 
+    def cut_after(self, seconds: float) -> None:
+        """Cut it at a random moment: no condition tells it."""
+        threading.Event().wait(seconds)
+        self.cut()
+
     def cut(self) -> None:
         if self.writer is not None:
             self.writer.cut()
@@ -69,8 +75,7 @@ async def test_a_commit_that_outlives_its_connection_is_made_once(
                 whose = UsageKey(day="2026-11-24", key_name="k", job_id=stored.id, agent="a", model="m")
                 used = RequestUsed(used=(whose, UsageCounts(attempts=1, prompt_tokens=100)))
                 store.append_nowait([moved, used], lambda number=number: durable.update([number]))  # type: ignore[misc]
-                await anyio.sleep(chance.uniform(0, most_s))
-                await anyio.to_thread.run_sync(database.cut)
+                await anyio.to_thread.run_sync(database.cut_after, chance.uniform(0, most_s))
                 await wait_until(lambda number=number: durable[number] == 1, "it is durable", limit_s=120)  # type: ignore[misc]
             events, _ = await store.read(queries.events(stored.id, 0, 10 * commits))
             rows = await store.read(usage.report((), None, None, None, 10))

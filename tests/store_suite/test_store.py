@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
@@ -23,11 +24,12 @@ from service.store.databases.database import Claim, Connection, Database
 from service.store.databases.memory import MemoryDatabase
 from service.store.databases.postgres import PostgresDatabase
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
-from service.store.news import JobsCommitted
+from service.store.news import FactsLost, JobsCommitted
 from service.store.records import (
     ConversationMoved,
     NewJob,
     Record,
+    RequestUsed,
     StoredJob,
     StoredToolCall,
     Tally,
@@ -44,7 +46,7 @@ from service.store.turn_times import TURNS_A_PAGE, After, ended_turns, unfinishe
 from service.store.usage import UsageBy
 from service.timeline.spans import TurnTimes, times_of
 from tests.harness.jobs import DEBATE, job, key
-from tests.harness.waiting import LIMIT_S
+from tests.harness.waiting import LIMIT_S, wait_until
 
 NOW = datetime(2026, 11, 21, 9, 30, 0, 123456, tzinfo=UTC)
 J = JobId("j")
@@ -168,6 +170,45 @@ async def test_what_is_posted_is_read(store: Store, committed: list[frozenset[Jo
     assert committed == [frozenset({J})]
 
 
+async def test_an_account_that_cannot_be_costs_itself(store: Store) -> None:
+    """What an engine tells must not end a service: a number that no column holds is lost, and nothing beside it."""
+    told: list[FactsLost] = []
+    store.subscribe(lambda event: told.append(event) if isinstance(event, FactsLost) else None)
+    await post(store, job(*DEBATE))
+    await append(store, RequestUsed(used=used("a", 2**62)))
+    await append(store, RequestUsed(used=used("b", 2**64)), ended("a", used=used("a", 2**62)), ended("b"))
+    await append(store, RequestUsed(used=used("a", 7, day="2026-11-22")))
+    await wait_until(lambda: told, "it is told")
+    conversation = await store.read(queries.conversation(J, "c0", 0))
+    assert [turn.key.agent_id for turn in conversation.turns] == ["a", "b"]
+    assert sum(event.count for event in told) == 2
+    assert not any(event.conversations for event in told)
+    rows = await store.read(usage.report([UsageBy.DAY], None, None, None, 10))
+    assert [counts.prompt_tokens for _, counts in rows] == [2**62, 7]
+
+
+async def test_a_turn_that_cannot_be_written_ends_its_conversation(store: Store) -> None:
+    """Nothing is stored after a fact that is missing; other conversations go on, and so does the store."""
+    told: list[FactsLost] = []
+    store.subscribe(lambda event: told.append(event) if isinstance(event, FactsLost) else None)
+    await post(store, job(*DEBATE, conversations=2))
+    await append(store, ended("a"))
+    broken = replace(ended("b"), turn=replace(turn("b"), reason=cast("str", object())))
+    await append(store, broken, ended("m"), TurnEnded(turn=turn("a", number=1), at=NOW))
+    await wait_until(lambda: told, "it is told")
+    assert [event.conversations for event in told] == [((J, "c0"),)]
+    spoiled, other = [await store.read(queries.conversation(J, name, 0)) for name in ("c0", "c1")]
+    assert [(each.key.agent_id, each.state, each.reason) for each in spoiled.turns] == [
+        ("a", TurnState.COMPLETED, None),
+        ("b", TurnState.FAILED, "internal"),
+    ]
+    assert (spoiled.state, spoiled.reason) == (ConversationState.FAILED, "internal")
+    assert [each.key.agent_id for each in other.turns] == ["a"]
+    assert not await store.append([ended("m")])
+    await append(store, moved(ConversationState.COMPLETED, "c1"))
+    assert (await store.read(queries.job(J))).state is JobState.COMPLETED_WITH_FAILURES
+
+
 async def test_conversations_are_listed_in_pages(store: Store) -> None:
     """In the order of their job, from a place on, all or those in one state, with how many of their turns ended."""
     await post(store, job(*DEBATE, rounds=2, conversations=5))
@@ -242,7 +283,7 @@ async def test_a_key_is_free_again_after_its_time(store: Store) -> None:
 
 
 async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
-    """A result is recorded exactly once: the second is refused with all that came with it, and the store fails."""
+    """A result is recorded exactly once: the second is refused, and its conversation ends where it is."""
     await post(store, job(*DEBATE))
     await append(store, ended("a"), ended("m", TurnState.FAILED))
     assert await store.read(queries.turns(J, ["c0"])) == [turn("a"), turn("m", TurnState.FAILED)]
@@ -250,14 +291,10 @@ async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
     assert talk.turns == (turn("a"), turn("m", TurnState.FAILED))
     tally = await store.read(queries.tally(J))
     assert tally.turns == {TurnState.COMPLETED: 1, TurnState.FAILED: 1}
-    durable: list[bool] = []
-    store.append_nowait([moved(ConversationState.RUNNING), ended("a", text="another")], lambda: durable.append(True))
-    with pytest.raises(StoreError, match=r"(?i)unique"), anyio.fail_after(LIMIT_S):
-        await store.wait_failed()
-    assert (await store.read(queries.job(J))).state is JobState.QUEUED
-    with pytest.raises(StoreError, match=r"(?i)unique"):
-        await store.flush()
-    assert durable == []
+    assert not await store.append([moved(ConversationState.RUNNING), ended("a", text="another")])
+    talk = await store.read(queries.conversation(J, "c0"))
+    assert (talk.state, talk.reason) == (ConversationState.FAILED, "internal")
+    assert talk.turns == (turn("a"), turn("m", TurnState.FAILED))
 
 
 async def test_facts_are_applied_in_order_and_told_once(store: Store) -> None:

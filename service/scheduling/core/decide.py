@@ -23,6 +23,7 @@ from service.scheduling.core.events import (
     ContinueCancel,
     ConversationEnded,
     ConversationReleased,
+    ConversationSpoiled,
     CutOffTurn,
     DeferralOver,
     Event,
@@ -107,8 +108,8 @@ class SchedulingCore:
         match event:
             case JobAdmitted():
                 yield from self._admit(event)
-            case JobCancelled():
-                yield from self._cancel(event.job_id)
+            case JobCancelled() | ConversationSpoiled():
+                yield from self._end_early(event)
             case Paused() | Unpaused():
                 self._is_paused = isinstance(event, Paused)
             case WorkerReady() | WorkerNotReady() | ModelLost() | ModelRegained():
@@ -213,6 +214,15 @@ class SchedulingCore:
             yield from self._settle(conversation)
         else:
             yield from self._go_on(conversation, conversation.order.resume(spoken))
+
+    def _end_early(self, event: JobCancelled | ConversationSpoiled) -> Iterator[Action]:
+        if isinstance(event, JobCancelled):
+            yield from self._cancel(event.job_id)
+            return
+        live = self._jobs.get(event.job_id)
+        conversation = live.conversations.get(event.conversation_id) if live else None
+        if conversation is not None:
+            yield from self._end(conversation, ConversationState.FAILED, FailureReason.INTERNAL)
 
     def _cancel(self, job_id: JobId) -> Iterator[Action]:
         """End a job, some thousand turns at a time; those in flight come first."""

@@ -36,6 +36,14 @@ class JobCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationSpoiled:
+    """What has happened in a conversation cannot be stored: it has failed there, and is to end here."""
+
+    job_id: JobId
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
     """A worker's slots may be used; ``read_s`` is what a token of a prompt takes its engine, where that is known.
 
@@ -209,7 +217,8 @@ TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCu
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
 Note = KvUseTold | TurnSpent | DeferralOver | PreWarmEnded
-Event = JobAdmitted | JobCancelled | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
+OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
+Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 
 # Actions
 
