@@ -99,8 +99,11 @@ class SupervisedWorker:
         self._watch = HealthWatch(self.in_flight, self._probes, spec.timeouts, self, time.monotonic)
         self._calibration = EngineCalibration(spec, self._probes, self._watch.observations)
         self.recorder = IncidentRecorder(spec, self.supervisor, self._watch, count_pools, diary.incidents, health)
-        self._breaker = CircuitBreaker(self, self._probes, self.in_flight, time.monotonic)
-        recovery = Recovery(self, self._probes, self.in_flight, self._breaker)
+        self._breaker = CircuitBreaker(
+            self, self._probes, self.in_flight, time.monotonic, self._watch.is_at_work, spec.timeouts.prefill_stall_s
+        )
+        self._has_one_slot = False
+        recovery = Recovery(self, self._probes, self.in_flight, self._breaker, time.monotonic)
         self._limit: SlotLimit | None = None
         self.weights = LoadedWeights(self.in_flight) if spec.engine is EngineKind.VLLM else None
         self._runner = RequestRunner(
@@ -220,7 +223,8 @@ class SupervisedWorker:
     @property
     def has_given_up(self) -> bool:
         """Whether it has failed for good: only an operator starts it again."""
-        return self.state is WorkerState.FAILED and self.spec.restart.retry_s is None
+        now = self.supervisor.now
+        return now.state is WorkerState.FAILED and self.spec.restart.retry_s is None and not now.has_process
 
     @property
     def holds(self) -> frozenset[Hold]:
@@ -238,6 +242,13 @@ class SupervisedWorker:
         now = self.supervisor.now
         is_ending = now.state is WorkerState.STOPPING and now.is_wanted
         return is_ending or now.state in {WorkerState.STARTING, WorkerState.BACKOFF}
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether its engine has ended, or is being killed, and nobody asked for that."""
+        now = self.supervisor.now
+        is_down = now.state in {WorkerState.STOPPING, WorkerState.BACKOFF, WorkerState.FAILED}
+        return is_down and now.is_wanted and not now.is_asked
 
     @property
     def because(self) -> str:
@@ -316,6 +327,12 @@ class SupervisedWorker:
         if self.state is WorkerState.READY:
             self._moved()
 
+    def offer_one_slot(self, *, is_only: bool) -> None:
+        """Lend one slot at most, while it is not known that the engine serves turns; or as many as there are again."""
+        self._has_one_slot = is_only
+        if self.state is WorkerState.READY:
+            self._moved()
+
     # New weights
 
     @property
@@ -381,8 +398,9 @@ class SupervisedWorker:
             running.end(ending_of(running, action, owns_engine=self.owns_engine))
 
     def _has_suspects(self) -> bool:
-        """Whether a death of this moment is to be found out about by trying what is in flight."""
-        return self._tries_suspects and self.owns_engine and any(map(may_be_cause, self.in_flight))
+        """Whether a death of this moment is to be found out about: by trying what is in flight, or of what has left."""
+        has_any = any(map(may_be_cause, self.in_flight)) or self._watch.has_departed_suspect
+        return self._tries_suspects and self.owns_engine and has_any
 
     def _moved(self) -> None:
         if self.is_starting:
@@ -391,7 +409,9 @@ class SupervisedWorker:
         if self.state is WorkerState.READY:
             told = self.supervisor.running.capacity if self.supervisor.running else None
             self._slots.total = self.spec.slots_offered(told, self._limit.slots if self._limit else None)
-            if told is not None and told < self.spec.slots and self.spec.capacity is Capacity.SLOTS:
+            if self._has_one_slot:
+                self._slots.total = 1
+            elif told is not None and told < self.spec.slots and self.spec.capacity is Capacity.SLOTS:
                 logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, self.spec.slots)
         if self._on_change is not None:
             self._on_change(self)

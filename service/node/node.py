@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from service.config.schema import Config, StoreConfig
 from service.config.tools import Equipment, open_tools
 from service.conversations.job_parser import JobRules
 from service.conversations.states import TurnState
-from service.errors import StoreUnavailable
+from service.errors import ServiceError, StoreUnavailable
 from service.node.adapters import Adapters
 from service.node.database_choice import is_shared, open_database
 from service.node.followers import JobFollowers
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 STOPPING: Final = "the service is stopping"
 LANDING_S: Final = 2.0
 LEAVING_S: Final = 5.0
+DETAIL_CHARS: Final = 300
 logger = logging.getLogger(__name__)
 
 
@@ -166,7 +167,12 @@ async def open_node(
         open_database(config.store, state_dir, models) as database,
         open_store(database) as store,
     ):
-        async with offloading(), open_tools(config, specs, left.servers) as tools, anyio.create_task_group() as tasks:
+        async with (
+            offloading(),
+            open_tools(config, specs, left.servers) as tools,
+            _own_ends() as own_ends,
+            anyio.create_task_group() as tasks,
+        ):
             metrics = Metrics(models)
             telemetry = Telemetry(metrics)
             specs = [replace(spec, state_dir=state_dir) for spec in tools.equipped(specs)]
@@ -197,6 +203,7 @@ async def open_node(
                 most_waiting=config.server.queue,
                 prewarm=order.prewarm,
             )
+            own_ends.append(scheduler.note_own_end)
             scheduler.requests.subscribe(telemetry.take_request)
             tasks.start_soon(watch(metrics, fleet, scheduler, store, tools.states).run)
             adapters = Adapters(fleet, models)
@@ -242,6 +249,29 @@ async def open_node(
                     adoption=adoption,
                 )
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _own_ends() -> AsyncIterator[list[Callable[[str], None]]]:
+    """Tell who is in the list where the block ends by a defect; what the store or the machine does is none."""
+    told: list[Callable[[str], None]] = []
+    try:
+        yield told
+    except Exception as error:
+        defects = [each for each in _leaves(error) if not isinstance(each, ServiceError | OSError)]
+        if defects:
+            for tell in told:
+                with suppress(Exception):  # what ended the block is what counts
+                    tell(f"the service ended: {type(defects[0]).__name__}: {defects[0]}"[:DETAIL_CHARS])
+        raise
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
 
 
 def _tell_both(first: Tell, second: Tell, event: StoreEvent) -> None:

@@ -37,11 +37,14 @@ def key_of(job: Job, agent: Agent, at: datetime) -> UsageKey:
     )
 
 
-def spent_by(key: TurnKey, answer: Answer) -> TurnSpent:
-    """Return what an attempt that has ended has taken of its engine."""
+def spent_by(key: TurnKey, answer: Answer, seconds: float) -> TurnSpent:
+    """Return what an attempt that has ended has taken of its engine, and for how long it held its slot."""
     cost = answer.cost
     fresh = max(0, cost.prompt_tokens - cost.cached_tokens)
-    return TurnSpent(key=key, fresh_tokens=fresh, answer_tokens=cost.completion_tokens)
+    is_told = answer.is_told
+    return TurnSpent(
+        key=key, fresh_tokens=fresh, answer_tokens=cost.completion_tokens, seconds=seconds, is_told=is_told
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

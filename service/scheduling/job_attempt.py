@@ -102,6 +102,11 @@ class JobAttempt:
     def _agent(self) -> Agent:
         return self._prompts.agents[self.key.agent_id]
 
+    @property
+    def seconds(self) -> float:
+        """For how long it held its slot, once it has ended."""
+        return self._run.attempt.seconds
+
     # Running
 
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:

@@ -3,6 +3,7 @@
 Every event is handled at once, without waiting: core and slots change together. Nothing here waits for the store.
 """
 
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -13,13 +14,13 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
-from service.conversations.job import GroupBy, JobId, TurnKey
+from service.conversations.job import GroupBy, Job, JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt_usage import spent_by
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Blame
+from service.scheduling.core.blame.blame import Blame, Finding, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory
@@ -40,7 +41,7 @@ from service.store.records import Record
 from workers.fleet import Fleet
 from workers.lanes.lane_pool import Swap
 from workers.notifier import Notifier
-from workers.outcome import Cancelled, CancelReason, Completed
+from workers.outcome import Cancelled, CancelReason, Completed, FailureReason
 from workers.spec import EngineKind
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
@@ -48,6 +49,7 @@ from workers.supervised import SupervisedWorker
 Args = TypeVarTuple("Args")
 KV_LOOK_S: Final = 0.5  # between two looks at what turns take of KV caches
 FACTS_A_WRITE: Final = 500  # a cancel may bring a million: other commits must not wait for all of them
+MOST_SERVICE_ENDS: Final = 3  # with one turn at work
 GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
 
 
@@ -77,7 +79,7 @@ class Scheduler:
         self._pauses: dict[Pause, str] = {}
         self._is_forgetting = False
         self.counters = RunCounters()
-        self._blame = Blame()
+        self._blame = Blame(lambda job_id: self.owner(job_id))  # noqa: PLW0108 - its works are not yet there
         read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
         self._job_turns = JobTurns(self._blame, outlet, self.counters, read, fleet, self._post)
         self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
@@ -100,6 +102,7 @@ class Scheduler:
             task_status.started()
             while True:
                 await anyio.sleep(KV_LOOK_S)
+                self._take_findings(self._blame.expire(time.monotonic()))
                 if uses := self._kv_uses.look():
                     self._post(events.KvUseTold(uses=uses))
 
@@ -116,15 +119,35 @@ class Scheduler:
         self.counters.conversations += len(job.conversations)
         known = {turn.key: (turn.state, turn.reason) for turn in piece.ended}
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
+        set_aside = [turn for turn in left.values() if turn.charges.service_ends >= MOST_SERVICE_ENDS]
         live.hear_again((turn for turn in piece.ended if turn.state is TurnState.COMPLETED), left.values())
         self._job_turns.turns.resume(left.values())
-        suspects = frozenset(key for key, turn in left.items() if turn.charges.is_suspect)
+        if set_aside:
+            self._write([self._set_aside(job, turn.key) for turn in set_aside])
+            known |= {turn.key: (TurnState.FAILED, FailureReason.POISONED) for turn in set_aside}
+        suspects = {
+            key: Trial.LAST if turn.charges.service_ends else Trial.NEXT
+            for key, turn in left.items()
+            if turn.charges.is_suspect or turn.charges.service_ends
+        }
         here, is_elsewhere = self._fleet.models(), self._outlet.is_elsewhere
         missing = [model for model in job.models if model not in here and is_elsewhere(model)]
         self._post(
             *(events.ModelLost(model=model, is_elsewhere=True) for model in missing),
             events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=piece.is_cancelled),
         )
+
+    def _set_aside(self, job: Job, key: TurnKey) -> records.TurnEnded:
+        """Fail a turn under which the service itself has ended again and again: no job is to end it for good."""
+        agent = next(agent for agent in job.agents if agent.id == key.agent_id)
+        detail = f"the service ended by a defect of its own {MOST_SERVICE_ENDS} times while this turn was at work"
+        turns = self._job_turns.turns
+        turn = turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.POISONED, detail)
+        return records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model, waited_for=agent.waits_for)
+
+    def note_own_end(self, detail: str) -> None:
+        """Note, for the next life of the service, which turns were at work as this one ended by a defect."""
+        self._outlet.append_nowait(self._job_turns.turns.note_own_end(detail, datetime.now(UTC)), lambda: None)
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: what waits is dropped, what runs is cut off."""
@@ -382,7 +405,13 @@ class Scheduler:
             )
         else:
             self._post(events.WorkerNotReady(worker=spec.id, returns=worker.is_coming))
+            if worker.is_broken:
+                self._take_findings(self._blame.note_gone(spec.name, spec.id, worker.incarnation, time.monotonic()))
             self._note_model(spec.name)
+
+    def _take_findings(self, findings: Sequence[Finding]) -> None:
+        if findings:
+            self._post(*self._findings.take(findings))
 
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""
@@ -400,7 +429,11 @@ class Scheduler:
         else:
             found = self._findings.take(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []
-            spent = [spent_by(each.key, each.answer) for each, _ in ended] if self._is_fair else []
+            spent = [
+                spent_by(each.key, each.answer, each.seconds)
+                for each, _ in ended
+                if self._is_fair or self._core.view.is_on_trial(each.key)
+            ]
             facts = [fact for end in ends for fact in end.records]
             self._post(*told, *spent, *(end.event for end in ends), *found, made=facts)
         if not self._any_on_slot:

@@ -12,7 +12,7 @@ from service.conversations.job import TurnKey
 from service.conversations.log_fields import of_turn
 from service.scheduling.attempt import CANCELLED, WHY
 from service.scheduling.core.blame.blame import Blame, Trial
-from service.scheduling.core.blame.retry import refuse
+from service.scheduling.core.blame.retry import STALLED, refuse
 from service.scheduling.work import End, OnSlot
 from workers.log_context import about, line_about
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
@@ -20,7 +20,6 @@ from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, Fa
 # Ends after which the engine may still be at work on the request, so that they say nothing of what it does to engines.
 UNPROVED: Final = frozenset({FailureReason.DEADLINE, FailureReason.INTERNAL})
 logger = logging.getLogger(__name__)
-CUT_OFF: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE})
 
 
 class TurnEndings:
@@ -56,7 +55,7 @@ class TurnEndings:
             case Completed():
                 return self._acquit(turn, turn.complete)
             case Cancelled():
-                self._blame.leave(key, is_cut_off=True)
+                self._blame.leave(key, is_cut_off=True, at=time.monotonic())
                 if outcome.reason is not CancelReason.CONVERSATION_ENDED:
                     reason = CANCELLED.get(outcome.reason, FailureReason.SHUTDOWN)
                     return self._run_again(turn, reason, WHY[outcome.reason] or "")
@@ -65,7 +64,7 @@ class TurnEndings:
             case RequestFailed():
                 if outcome.reason not in UNPROVED:
                     return self._acquit(turn, lambda: turn.fail(outcome.reason, outcome.detail))
-                self._blame.leave(key, is_cut_off=True)
+                self._blame.leave(key, is_cut_off=True, at=time.monotonic())
                 self._blame.forget([key])
                 return turn.fail(outcome.reason, outcome.detail)
             case EngineFailed():
@@ -76,11 +75,11 @@ class TurnEndings:
     def _acquit(self, turn: OnSlot, finish: Callable[[], End]) -> End:
         """Take an end that the engine brought about: nothing speaks against the turn any more."""
         findings = self._blame.end(turn.key, turn.charges)
-        turn.charges = Charges()
+        turn.charges = Charges()  # the service's own ends too: it has outlived this one
         return replace(finish(), findings=findings)
 
     def _judge_death(self, turn: OnSlot, failed: EngineFailed) -> End:
-        verdict = self._blame.die(turn.key, turn.charges, is_outside=failed.is_outside)
+        verdict = self._blame.die(turn.key, turn.charges, is_outside=failed.is_outside, at=time.monotonic())
         turn.charges = verdict.charges
         if not verdict.is_convicted:
             again = self._run_again(turn, failed.reason, failed.detail, verdict.trial)
@@ -95,11 +94,13 @@ class TurnEndings:
 
     def _judge_refusal(self, turn: OnSlot, failed: EngineFailed) -> End:
         """Run a turn again that its engine refused, unless that was once too often."""
-        self._blame.leave(turn.key, is_cut_off=failed.reason in CUT_OFF)
+        now_s = time.monotonic()
+        self._blame.leave(turn.key, is_cut_off=failed.reason in STALLED, at=now_s)
         turn.charges, reason = refuse(
             turn.charges,
             failed,
             time.time(),
+            asked_s=max(0.0, now_s - turn.answer.started_at),
             refusal_s=self._refusal_s(turn.worker),
             record=self._blame.refusals(self._model_of(turn.key)),
         )

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.turn import Progress, TurnRun
+from service.store.records import TurnRequeued
+from workers.outcome import FailureReason
 
 
 class Turns:
@@ -97,6 +98,23 @@ class Turns:
         """Take what an earlier life of the service has left of turns."""
         self._resumed |= {turn.key: turn for turn in turns}
 
+    def note_own_end(self, detail: str, now: datetime) -> list[TurnRequeued]:
+        """Charge the turns on slots with the end of the service itself; return what is stored of them."""
+        requeued: list[TurnRequeued] = []
+        for run in self.in_flight():
+            run.charges = replace(run.charges, service_ends=run.charges.service_ends + 1)
+            requeued.append(
+                TurnRequeued(
+                    key=run.key,
+                    so_far=run.so_far,
+                    worker=run.attempt.worker,
+                    reason=FailureReason.INTERNAL,
+                    detail=detail,
+                    at=now,
+                )
+            )
+        return requeued
+
     def note_ready(self, key: TurnKey, now: datetime) -> bool:
         """Note that a turn waits for a slot; False if it was on one already, and its record says so."""
         if key in self._runs:
@@ -133,9 +151,10 @@ class Turns:
         """Note that another turn explains what these were suspected of."""
         for key in keys:
             if key in self._runs:
-                self._runs[key].charges = Charges()
+                self._runs[key].charges = self._runs[key].charges.cleared()
             if key in self._resumed:
-                self._resumed[key] = replace(self._resumed[key], charges=Charges())
+                left = self._resumed[key]
+                self._resumed[key] = replace(left, charges=left.charges.cleared())
 
     def note_off_slot(self, key: TurnKey) -> None:
         """Note that a turn is on no slot any more."""

@@ -51,6 +51,10 @@ class OnSlot(Protocol):
         """What its attempt has brought so far."""
 
     @property
+    def seconds(self) -> float:
+        """For how long it held its slot, once its attempt has ended."""
+
+    @property
     def may_run_again(self) -> bool:
         """Whether another attempt could still give its caller the same."""
 

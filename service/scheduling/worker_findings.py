@@ -7,8 +7,8 @@ from service.scheduling.core.blame.blame import (
     DeathExplained,
     DeathUnexplained,
     Finding,
-    JobDistrusted,
-    JobTrusted,
+    SourceDistrusted,
+    SourceTrusted,
     SuspectsCleared,
 )
 from service.scheduling.core.blame.load_limits import LoadLimits
@@ -38,7 +38,7 @@ class WorkerFindings:
                 case SuspectsCleared():
                     self._clear_charges(finding.keys)
                     found.append(finding)
-                case JobDistrusted() | JobTrusted():
+                case SourceDistrusted() | SourceTrusted():
                     found.append(finding)
         return found
 

@@ -231,7 +231,7 @@ class World:
         happened: list[events.Event] = []
         for key in keys:
             self._leave(key)
-            verdict = self.blame.die(key, self.charges.get(key, Charges()), is_outside=is_outside)
+            verdict = self.blame.die(key, self.charges.get(key, Charges()), is_outside=is_outside, at=self.now)
             self.charges[key] = verdict.charges
             if verdict.is_convicted:
                 self.outcome.failed[key] = "poisoned"
@@ -251,12 +251,17 @@ class World:
             worker.post(lifecycle.DrainRequested(because="it refuses", hold=Hold.REFUSING))
             self.after(CANARY_S, lambda: self._ask_again(worker))
         self._leave(key)
-        self.blame.leave(key, is_cut_off=False)
+        self.blame.leave(key, is_cut_off=False, at=self.now)
         failed = EngineFailed(
             reason=FailureReason.ENGINE_REJECTED, detail="500", brought_down=False, is_proved=not is_ill
         )
         charges, reason = refuse(
-            self.charges.get(key, Charges()), failed, self.now, refusal_s=300.0, record=self.blame.refusals("m")
+            self.charges.get(key, Charges()),
+            failed,
+            self.now,
+            asked_s=1.0,
+            refusal_s=300.0,
+            record=self.blame.refusals("m"),
         )
         self.charges[key] = charges
         if reason is not None:
@@ -276,7 +281,7 @@ class World:
     def _cut_off(self, key: TurnKey) -> None:
         if key in self.at:
             self._leave(key)
-            self.blame.leave(key, is_cut_off=True)
+            self.blame.leave(key, is_cut_off=True, at=self.now)
             self.blame.forget([key])
             self._left -= 1
             self.post(events.TurnCutOff(key=key))

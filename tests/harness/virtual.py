@@ -1,16 +1,19 @@
 """A virtual clock: hours pass in milliseconds, and only when everybody waits."""
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 import sniffio
 import trio.testing
 
+T = TypeVar("T")
 
-def virtually(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine function on the clock."""
+
+def virtually(scenario: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function on the clock; return what it returns."""
     clock = trio.testing.MockClock(autojump_threshold=0)
-    anyio.run(scenario, backend="trio", backend_options={"clock": clock})
+    return anyio.run(scenario, backend="trio", backend_options={"clock": clock})
 
 
 async def pass_time(seconds: float) -> None:

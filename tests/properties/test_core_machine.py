@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
 from service.conversations.states import TurnState
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
@@ -323,7 +323,7 @@ class Auditor(RuleBasedStateMachine):
     @rule(data=st.data(), is_distrusted=st.booleans())
     def job_is_judged(self, data: st.DataObject, *, is_distrusted: bool) -> None:
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
-        self.tell(JobDistrusted(job_id=job_id) if is_distrusted else JobTrusted(job_id=job_id))
+        self.tell(SourceDistrusted(source=job_id) if is_distrusted else SourceTrusted(source=job_id))
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())

@@ -1,6 +1,5 @@
 """The canary: one token asked for by ourselves, or one vector of an engine whose model makes no tokens."""
 
-import contextlib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
@@ -12,6 +11,7 @@ from transport.client import EngineClient
 from transport.dialects.openai import COMPLETIONS_PATH, EMBEDDINGS_PATH, UNDECODABLE
 from transport.errors import CannotAsk, EngineError, EngineOverloaded, EngineRejected
 from transport.events import Event
+from transport.relay import is_about_the_request
 from transport.request import ChatRequest, Message
 
 WORD: Final = "ping"
@@ -24,6 +24,7 @@ class CanaryResult(StrEnum):
     HEARD = "heard"  # it sang: the engine makes tokens, or vectors
     BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves no request
     REFUSED = "refused"  # an error, or a connection that broke
+    UNFIT = "unfit"  # a refusal of the canary's own form, which says nothing of the engine but that its front lives
     SILENT = "silent"  # nothing in time, which says little of an engine that is busy
 
 
@@ -78,6 +79,10 @@ async def ask_canary(client: EngineClient, model: str, params: Mapping[str, obje
             await _ask(client, model, params, listener)
         except CannotAsk:
             return CanaryResult.SILENT
+        except EngineRejected as error:
+            if error.is_about_the_request and not listener.is_heard:
+                return CanaryResult.UNFIT
+            return CanaryResult.BROKEN_OFF if listener.is_heard else CanaryResult.REFUSED
         except EngineError:
             return CanaryResult.BROKEN_OFF if listener.is_heard else CanaryResult.REFUSED
     return CanaryResult.HEARD if listener.is_heard else CanaryResult.SILENT
@@ -104,8 +109,10 @@ async def _ask(client: EngineClient, model: str, params: Mapping[str, object], l
         ways.insert(0, (COMPLETIONS_PATH, {**asked, "model": model, "prompt": WORD}))
     for path, body in ways:
         song = _Song()
-        with contextlib.suppress(EngineRejected):
+        try:
             await client.relay(path, msgspec.json.encode(body), Listener(), song)
+        except EngineRejected as error:
+            refusal = refusal if is_about_the_request(error) else error
         listener.is_heard = song.is_whole
         if song.is_whole:
             return

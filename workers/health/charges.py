@@ -1,9 +1,13 @@
 """How a request ends with its engine, and whether that counts as its own failure. Pure."""
 
+from typing import Final
+
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
 from workers.policy.lifecycle import EndRequests
 from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest
+
+SHORTLY_S: Final = 5.0  # from the end of a request to a death of its engine that it may have caused
 
 
 def ending_of(running: InFlightRequest, action: EndRequests, *, owns_engine: bool) -> Outcome:

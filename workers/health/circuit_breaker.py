@@ -1,7 +1,11 @@
-"""The circuit breaker of one engine: one that refuses a turn and then canaries gets no turns until it answers one."""
+"""The circuit breaker of one engine: one that refuses a turn and then canaries gets no turns until it answers one.
+
+Now and then one waiting turn is let through all the same: a canary is a request of another form, and what refuses it
+may serve turns.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Final, Protocol
 
@@ -17,6 +21,8 @@ from workers.states import Hold
 
 CANARY_S: Final = 5.0
 PAUSES: Final = Backoff(first_s=1.0, last_s=10.0)
+TRIAL_S: Final = 30.0  # between two turns that are let through, and for how long one is waited for
+TRIAL_LOOK_S: Final = 0.25
 REPAVE_S: Final = 60.0  # an engine that has loaded, and refuses everything for as long, is started anew
 logger = logging.getLogger(__name__)
 
@@ -30,26 +36,43 @@ class Guarded(EngineOwner, Protocol):
     def resume_nowait(self, because: str, hold: Hold) -> None:
         """Take that back."""
 
+    def offer_one_slot(self, *, is_only: bool) -> None:
+        """Have one slot at most, or as many as there are again."""
+
 
 class CircuitBreaker:
-    """Open while the engine refuses; ``run`` must be running, and asks it then, at longer and longer intervals."""
+    """Open while the engine refuses; ``run`` must be running, and asks it then, at longer and longer intervals.
+
+    ``is_at_work`` looks at the engine's counters and processes; ``silence_s`` is how long it may say nothing to its
+    canaries without a sign there, None is for ever.
+    """
 
     def __init__(
-        self, worker: Guarded, probes: Probes, in_flight: InFlightRequests, clock: Callable[[], float]
+        self,
+        worker: Guarded,
+        probes: Probes,
+        in_flight: InFlightRequests,
+        clock: Callable[[], float],
+        is_at_work: Callable[[], Awaitable[bool]],
+        silence_s: float | None,
     ) -> None:
         self._worker = worker
         self._probes = probes
         self._in_flight = in_flight
         self._clock = clock
+        self._is_at_work = is_at_work
+        self._silence_s = silence_s
         self._because: str | None = None
+        self._refused = 0  # turns that were let through
         self._opened = anyio.Event()
+        self.next_at: float | None = None  # when the engine is asked next, by the clock; None while it is closed
 
     def __repr__(self) -> str:
         return f"<CircuitBreaker open={self._because!r}>"
 
     @property
     def is_open(self) -> bool:
-        """Whether the engine gets no turns."""
+        """Whether the engine gets no turns, but one now and then."""
         return self._because is not None
 
     def open(self, because: str) -> None:
@@ -59,35 +82,79 @@ class CircuitBreaker:
             self._worker.drain_nowait(f"it refuses requests, a canary of ours too: {because}", Hold.REFUSING)
             self._opened.set()
 
+    def note_refusal(self) -> None:
+        """Note that the engine has refused a turn while it was open."""
+        self._refused += 1
+
     async def run(self) -> None:
         """Close the breaker when the engine answers, as often as it is opened."""
         while True:
             await self._opened.wait()
-            await self._wait_answer()
-            self._because, self._opened = None, anyio.Event()
-            self._worker.resume_nowait("it answers again", Hold.REFUSING)
+            is_held = await self._wait_answer()
+            self._because, self._opened, self.next_at = None, anyio.Event(), None
+            if is_held:
+                self._worker.resume_nowait("it answers again", Hold.REFUSING)
 
-    async def _wait_answer(self) -> None:
-        refused_at = self._clock()
+    async def _wait_answer(self) -> bool:
+        """Return when the engine answers, and whether it is held still: it is not where a turn was let through."""
+        refused_at = tried_at = self._clock()
+        silent_since: float | None = None
         for tries in count(1):
-            await anyio.sleep(PAUSES.after(tries))
+            pause_s = PAUSES.after(tries)
+            self.next_at = self._clock() + pause_s
+            await anyio.sleep(pause_s)
             if not self._worker.is_serving:
-                refused_at = self._clock()  # the next engine has its own time
+                refused_at = tried_at = self._clock()  # the next engine has its own time
+                silent_since = None
                 continue
+            asked_at = self._clock()
             canary = await self._ask_canary()
-            if canary is CanaryResult.HEARD:
-                return
-            refuses_s = self._clock() - refused_at
-            if canary is not CanaryResult.SILENT and refuses_s >= REPAVE_S and self._is_of_no_use():
-                reason = FailureReason.ENGINE_REJECTED
-                because = f"{reason}: for {refuses_s:.0f} s it has refused everything: {self._because}"
-                self._worker.break_engine(reason, because, {})
-                refused_at = self._clock()  # the next engine may be up before the next look at this one
+            if canary in {CanaryResult.HEARD, CanaryResult.UNFIT}:
+                return True
+            silent_since = (silent_since or asked_at) if canary is CanaryResult.SILENT else None
+            because = await self._why_of_no_use(refused_at, silent_since)
+            if because is not None:
+                self._worker.break_engine(FailureReason.ENGINE_REJECTED, because, {})
+                refused_at = tried_at = self._clock()  # the next engine may be up before the next look at this one
+                silent_since = None
+            elif self._clock() - tried_at >= TRIAL_S:
+                if await self._is_turn_served():
+                    return False
+                tried_at = self._clock()
+        raise AssertionError("it counts for ever")
 
-    def _is_of_no_use(self) -> bool:
-        """Whether nothing is lost with the engine: no request on it gets anything."""
+    async def _why_of_no_use(self, refused_at: float, silent_since: float | None) -> str | None:
+        """Return why the engine is to be replaced: it refuses everything, or is silent without a sign of work."""
         is_working = any(running.answer.generation.has_progressed for running in self._in_flight)
-        return self._worker.owns_engine and not is_working
+        if not self._worker.owns_engine or is_working:
+            return None
+        now, reason = self._clock(), FailureReason.ENGINE_REJECTED
+        if silent_since is None:
+            refuses_s = now - refused_at
+            if refuses_s < REPAVE_S:
+                return None
+            return f"{reason}: for {refuses_s:.0f} s it has refused everything: {self._because}"
+        silent_s = now - silent_since
+        if self._silence_s is None or silent_s < self._silence_s or await self._is_at_work():
+            return None
+        return f"{reason}: it has refused a request, and answered no canary for {silent_s:.0f} s: {self._because}"
+
+    async def _is_turn_served(self) -> bool:
+        """Let one waiting turn through; return whether the engine serves it."""
+        began_at, refused = self._clock(), self._refused
+        self._worker.offer_one_slot(is_only=True)
+        self._worker.resume_nowait("one turn is let through", Hold.REFUSING)
+        is_served = False
+        while self._worker.is_serving and self._refused == refused and not is_served:
+            await anyio.sleep(TRIAL_LOOK_S)
+            tried = [running for running in self._in_flight if running.answer.started_at >= began_at]
+            is_served = any(running.answer.generation.has_progressed for running in tried)
+            if not tried and self._clock() - began_at >= TRIAL_S:
+                break  # nobody waits, or it was answered in one go: then the next canary tells
+        if not is_served:
+            self._worker.drain_nowait(f"it refuses requests: {self._because}", Hold.REFUSING)
+        self._worker.offer_one_slot(is_only=False)
+        return is_served
 
     async def _ask_canary(self) -> CanaryResult:
         try:

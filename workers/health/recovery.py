@@ -1,5 +1,6 @@
 """What an engine's failure under one request asks for, before the slot of that request is lent again."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -10,6 +11,7 @@ from workers.health.circuit_breaker import CircuitBreaker
 from workers.health.engine_owner import EngineOwner
 from workers.health.probes import ProbeResult, Probes
 from workers.outcome import EngineFailed, FailureReason
+from workers.policy.refusals import Refusals
 from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
@@ -35,11 +37,20 @@ class Broken(EngineOwner, Protocol):
 class Recovery:
     """Finds out whether an engine that failed a request is still one."""
 
-    def __init__(self, worker: Broken, probes: Probes, in_flight: InFlightRequests, breaker: CircuitBreaker) -> None:
+    def __init__(
+        self,
+        worker: Broken,
+        probes: Probes,
+        in_flight: InFlightRequests,
+        breaker: CircuitBreaker,
+        clock: Callable[[], float],
+    ) -> None:
         self._worker = worker
         self._probes = probes
         self.in_flight = in_flight
         self._breaker = breaker
+        self._clock = clock
+        self._refusals = Refusals()  # since a turn was served
         self._answered: tuple[int, float] = (0, 0.0)  # an incarnation, and when the newest request began that it ended
 
     def __repr__(self) -> str:
@@ -48,6 +59,7 @@ class Recovery:
     def note_answer(self, incarnation: int, running: InFlightRequest) -> None:
         """Note that an engine has answered a request to its end."""
         began_at = running.answer.started_at
+        self._refusals.clear()
         if incarnation >= self._answered[0]:
             self._answered = incarnation, max(began_at, self._answered[1] if incarnation == self._answered[0] else 0.0)
 
@@ -70,15 +82,33 @@ class Recovery:
         """Whether the engine answers a request that began after the refused one, or a canary; else it may be ill."""
         if self._answered[0] == incarnation and self._answered[1] >= running.answer.started_at:
             return True
+        if self._is_ill(incarnation, running, detail):
+            return False
         for _ in range(CANARIES):
             if self._breaker.is_open:
+                self._breaker.note_refusal()
                 return False
             canary = await self._probes.ask_canary(CANARY_S)
-            if canary in {CanaryResult.HEARD, CanaryResult.SILENT}:
-                return canary is CanaryResult.HEARD
+            if canary in {CanaryResult.HEARD, CanaryResult.SILENT, CanaryResult.UNFIT}:
+                return canary is CanaryResult.HEARD and not self._refusals.speak_against_engine(incarnation)
             await anyio.sleep(CANARY_PAUSE_S)
         if incarnation == self._worker.incarnation:
             self._breaker.open(detail)
+        return False
+
+    def _is_ill(self, incarnation: int, running: InFlightRequest, detail: str) -> bool:
+        """Whether different turns were refused and none is served, whatever a canary says; replace it after a while."""
+        if any(each.answer.generation.first_token_at is not None for each in self.in_flight if each is not running):
+            self._refusals.clear()
+            return False
+        now = self._clock()
+        self._refusals.add(tuple(sorted(running.concerns().items())), incarnation, now)
+        is_present = incarnation == self._worker.incarnation and self._worker.is_serving
+        if self._refusals.are_too_many(incarnation, now) and is_present and self._worker.owns_engine:
+            reason = FailureReason.ENGINE_REJECTED
+            because = f"{reason}: it answers canaries, and has refused every turn for a while: {detail}"
+            self._worker.break_engine(reason, because, {})
+            return True
         return False
 
     async def _confirm_alive(self, incarnation: int, running: InFlightRequest, detail: str) -> None:

@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from transport.exchange import MAX_CHARS
 from workers.health.canary import CanaryResult
-from workers.health.charges import may_be_cause
+from workers.health.charges import SHORTLY_S, may_be_cause
 from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.idle_probe import IdleProbe
@@ -76,6 +76,7 @@ class HealthWatch:
         self._is_looking = False
         self._is_confirming = False
         self._is_paused = False
+        self._cut_off_at: float | None = None  # when a request last ended before the engine's own end of it
 
     def __repr__(self) -> str:
         return f"<HealthWatch {self._in_flight!r} {self.observations!r}>"
@@ -116,8 +117,15 @@ class HealthWatch:
         self.observations.note_end(running)
         generation = running.answer.generation
         was_asked = running.answer.phase is Phase.ENGINE or generation.begun_at is not None
+        if was_asked and generation.finish_reason is None:
+            self._cut_off_at = self._clock()
         if was_asked and generation.finish_reason is None and self._cancel_s is not None:
             self._release.note_cut_off(CutOff(started_at=generation.started_at, ended_at=self._clock()))
+
+    @property
+    def has_departed_suspect(self) -> bool:
+        """Whether a request was cut off so lately that a death of the engine may be its doing."""
+        return self._cut_off_at is not None and self._clock() - self._cut_off_at < SHORTLY_S
 
     def verdict(self) -> Verdict | None:
         """Return the gravest verdict of all requests in flight; None where there are none."""
@@ -195,8 +203,8 @@ class HealthWatch:
             logger.exception("the watch could not look at its engine")
 
     def _take_stall(self, running: InFlightRequest, judgement: Judgement, tasks: TaskGroup) -> None:
-        if judgement.scope is Scope.REQUEST or not self._watched.owns_engine:
-            self._end_alone(running, judgement)
+        if judgement.scope is Scope.REQUEST:
+            self._end_alone(running, judgement, is_proved=True)
         elif not self._is_confirming:
             self._is_confirming = True
             tasks.start_soon(self._guarded, self._confirm)
@@ -205,6 +213,8 @@ class HealthWatch:
         """Look at an engine that shows nothing once more, ask it for a canary, then kill it.
 
         Only requests that were stalled before the canary are suspected; those that outran their limit with it are not.
+        A canary that is answered proves that the engine lives, and speaks against them. An engine that is not ours is
+        left alone whatever it answers.
         """
         try:
             with anyio.move_on_after(LAST_LOOK_S):
@@ -225,9 +235,9 @@ class HealthWatch:
         }
         if not stalled:
             return
-        if is_heard:
+        if is_heard or not self._watched.owns_engine:
             for running, judgement in stalled.items():
-                self._end_alone(running, judgement)
+                self._end_alone(running, judgement, is_proved=is_heard)
             return
         if self._is_paused or any(judgement.scope is not Scope.ENGINE for judgement in map(self.judge, stalled)):
             return  # it has moved for some request meanwhile: slow, and no longer without a sign
@@ -245,6 +255,15 @@ class HealthWatch:
             self._is_looking = False
             self.observations.counters = None
 
+    async def is_at_work(self) -> bool:
+        """Look at the engine once; tell whether its counters or processes show work within the limit on silence."""
+        with anyio.move_on_after(LAST_LOOK_S):
+            await self._poll()
+        now, snapshot = self._clock(), self._snapshot()
+        limit_s = self._limits.prefill_s or self._tightest_s
+        is_rising = snapshot.rose_at is not None and now - snapshot.rose_at < limit_s
+        return is_rising or (self._limits.busy_s > 0 and is_computing(self.observations.busy_at, now))
+
     def _snapshot(self) -> EngineSnapshot:
         return self.observations.snapshot(may_batch=self._release.is_armed)
 
@@ -252,13 +271,14 @@ class HealthWatch:
         snapshot = self._snapshot()
         return [(running, self.judge(running, snapshot)) for running in self._in_flight if running.ending is None]
 
-    def _end_alone(self, running: InFlightRequest, judgement: Judgement) -> None:
-        """End one request whose engine works for others."""
+    def _end_alone(self, running: InFlightRequest, judgement: Judgement, *, is_proved: bool) -> None:
+        """End one request whose engine works for others, or, where ``is_proved``, was seen to answer meanwhile."""
         works = ", while the engine works for others" if judgement.scope is Scope.REQUEST else ""
         detail = f"no progress for {judgement.silent_s:.1f} s{works}"
         line = line_about(running.concerns())
         logger.warning("request %d of %s: %s: %s", running.id, running.job_name, _reason(running), detail, extra=line)
-        running.end(EngineFailed(reason=_reason(running), detail=detail, brought_down=False))
+        reason = _reason(running)
+        running.end(EngineFailed(reason=reason, detail=detail, brought_down=False, is_proved=is_proved))
 
     async def _poll(self) -> None:
         self._is_looking = True
@@ -270,6 +290,8 @@ class HealthWatch:
             counters = await self.observations.poll()
         finally:
             self._is_looking = False
+        if counters is None and self._cancel_s is not None:
+            self._release.drop_before(self._clock() - self._cancel_s)  # nothing will tell whether they have left
         if (
             counters is None
             or self._cancel_s is None

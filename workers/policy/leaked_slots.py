@@ -41,6 +41,10 @@ class LeakedSlots:
         """Take a generation that was ended from our side."""
         self._cut_off[cut_off] = None
 
+    def drop_before(self, ended_at: float) -> None:
+        """Forget what was cut off longer ago: of an engine that tells no counters nothing else is learned of it."""
+        self._cut_off = {each: at for each, at in self._cut_off.items() if each.ended_at > ended_at}
+
     def is_overdue(self, counters: EngineCounters, in_flight: Collection[float], asked_at: float, now: float) -> bool:
         """Take a fresh look, and return whether a slot works for no request.
 

@@ -295,11 +295,13 @@ def _move(now: Lifecycle, state: WorkerState, because: str) -> Lifecycle:
     return replace(now, state=state, because=because, timer=now.timer + 1)
 
 
-def _start(now: Lifecycle, because: str, after: int = 0) -> Decision:
-    if now.state not in {WorkerState.STOPPED, WorkerState.FAILED} or now.has_process:
+def _start(now: Lifecycle, because: str) -> Decision:
+    if now.state not in {WorkerState.STOPPED, WorkerState.FAILED}:
         return now, ()
-    number = max(now.incarnation, after)
-    return _spawn(replace(now, incarnation=number, failed_at=(), paused_at=(), is_half_open=False), because)
+    anew = replace(now, failed_at=(), paused_at=(), is_half_open=False)
+    if now.has_process:  # it hangs in the kernel: nothing starts beside it, and the wish is kept for when it has died
+        return replace(anew, is_wanted=True), ()
+    return _spawn(anew, because)
 
 
 def _spawn(now: Lifecycle, because: str) -> Decision:
@@ -328,7 +330,7 @@ def _stop(now: Lifecycle, event: StopRequested, limits: LifecycleLimits) -> Deci
         return _kill_after_grace(unwanted) if event.at_once and not now.is_killed else (unwanted, ())
     if now.state in {WorkerState.BACKOFF, WorkerState.FAILED} and not now.has_process:
         return replace(_move(now, WorkerState.STOPPED, event.because), is_wanted=False), ()
-    return now, ()
+    return replace(now, is_wanted=False), ()
 
 
 def _kill(now: Lifecycle, end: EndRequests) -> Decision:
@@ -344,7 +346,7 @@ def _kill_after_grace(now: Lifecycle) -> Decision:
 def _gone(now: Lifecycle, event: EngineGone, at: float, limits: LifecycleLimits) -> Decision:
     gone = replace(now, has_process=False)
     if now.state is WorkerState.FAILED:
-        return _await_retry(gone, limits) if now.is_wanted else (gone, ())
+        return _died_at_last(gone, at, limits)
     if now.state is WorkerState.STOPPING and not now.is_wanted:
         return _move(gone, WorkerState.STOPPED, now.because), ()
     if now.state is WorkerState.STOPPING and now.is_asked:
@@ -357,6 +359,17 @@ def _gone(now: Lifecycle, event: EngineGone, at: float, limits: LifecycleLimits)
         reason=FailureReason.ENGINE_DIED, because=event.because, brought_down=True, is_outside=event.is_outside
     )
     return failed, (end, *actions)
+
+
+def _died_at_last(gone: Lifecycle, at: float, limits: LifecycleLimits) -> Decision:
+    """Go on after a process that hung in the kernel: it had been killed for a failure, as any that is broken."""
+    if not gone.is_wanted:
+        return _move(gone, WorkerState.STOPPED, gone.because), ()
+    failed_at = (*limits.restart.recent(gone.failed_at, at), at)
+    counted = replace(gone, failed_at=failed_at, paused_at=(*limits.restart.recent(gone.paused_at, at), at))
+    if limits.restart.are_too_many(failed_at):
+        return _await_retry(counted, limits)
+    return _spawn(counted, "its processes have died at last")
 
 
 def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: LifecycleLimits) -> Decision:

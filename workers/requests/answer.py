@@ -138,6 +138,11 @@ class Answer:
         )
 
     @property
+    def is_told(self) -> bool:
+        """Whether the engine has told the cost of all generations."""
+        return self.generation.usage is not None and all(each.usage is not None for each in self._ended)
+
+    @property
     def told_prompt_tokens(self) -> int | None:
         """What the newest prompt takes, as its engine has told; None until it has."""
         return self.generation.prompt_tokens or self.counted_tokens

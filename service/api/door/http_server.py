@@ -60,11 +60,11 @@ class HttpServer(uvicorn.Server):
         """Serve until ``should_exit``.
 
         Raises:
-            RuntimeError: it ended by itself.
+            OSError: it ended by itself.
         """
         await self.serve(sockets=[self._listener.dup()])  # uvicorn closes what it is given
         if not self.should_exit:
-            raise RuntimeError("the HTTP server ended by itself")
+            raise OSError("the HTTP server ended by itself")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

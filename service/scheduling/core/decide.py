@@ -14,7 +14,7 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
 from service.scheduling.core.ahead.prewarms import PreWarms
 from service.scheduling.core.backlog import Estimates
-from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.dispatch import Dispatcher
 from service.scheduling.core.events import (
@@ -121,7 +121,7 @@ class SchedulingCore:
                     yield from self._end_turn(event, worker)
             case _ if isinstance(event, SlotEvent):
                 yield from self._dispatcher.lending.take(event)
-            case SuspectsCleared() | JobDistrusted() | JobTrusted():
+            case SuspectsCleared() | SourceDistrusted() | SourceTrusted():
                 self._take_finding(event)
             case _:
                 self._take_note(event)
@@ -165,9 +165,13 @@ class SchedulingCore:
                     conversation = live.conversations.get(key.conversation_id) if live else None
                     if conversation is not None:
                         self._ready.clear_suspect(key, conversation.model(key))
-            case JobDistrusted() | JobTrusted():
-                if event.job_id in self._jobs:
-                    self._jobs[event.job_id].is_distrusted = isinstance(event, JobDistrusted)
+            case SourceDistrusted() | SourceTrusted():
+                source, is_distrusted = event.source, isinstance(event, SourceDistrusted)
+                if isinstance(source, tuple):
+                    keys = self._dispatcher.distrusted
+                    (keys.add if is_distrusted else keys.discard)(source)
+                elif source in self._jobs:
+                    self._jobs[source].is_distrusted = is_distrusted
 
     # Jobs
 
@@ -262,7 +266,7 @@ class SchedulingCore:
     ) -> Action:
         job, key = conversation.live.job, conversation.key(place)
         if key in conversation.live.suspects and not is_front:  # of an earlier life: in this one it was on no slot yet
-            is_front, trial = True, Trial.NEXT
+            is_front, trial = True, conversation.live.suspects[key]
         turn = ReadyTurn(
             key=key,
             job_priority=job.priority,
@@ -367,7 +371,7 @@ class SchedulingCore:
             yield from self._settle(conversation)
         elif isinstance(event, TurnFailed):
             if event.reason == FailureReason.POISONED and conversation.model(key) in self._ready.suspects:
-                self._ready.suspects[conversation.model(key)].postpone(key.job_id)
+                self._ready.suspects[conversation.model(key)].postpone(key.job_id, live.job.owner)
             yield from self._end(conversation, ConversationState.FAILED, event.reason)
         else:
             yield from self._go_on(conversation, conversation.order.take(place))

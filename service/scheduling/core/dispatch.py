@@ -41,6 +41,7 @@ class Dispatcher:
         self.lending = SlotLending(in_flight, self._speeds)
         self._room = room
         self._trials = Trials(ready, in_flight)
+        self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"
@@ -50,10 +51,21 @@ class Dispatcher:
         self._speeds.learn(model, seconds, reading)
 
     def settle(self, spent: TurnSpent) -> None:
-        """Set right what a turn's key was charged with when it started."""
+        """Set right what a turn's key was charged with when it started, and what a trial has taken of others' time.
+
+        A slot that was held is charged by time where the engine has not told what it did there, or where one turn held
+        several: else those who leave before the end would have slots for nothing.
+        """
+        if self._in_flight.is_on_trial(spent.key):
+            self._trials.note_end(self._conversation(spent.key).model(spent.key), spent.seconds)
         model = self._ready.fair.model_of(spent.key) if self._ready.fair is not None else None
-        if self._ready.fair is not None and model is not None:
-            self._ready.fair.settle(spent.key, self._speeds.weigh(model, spent.fresh_tokens, spent.answer_tokens))
+        if self._ready.fair is None or model is None:
+            return
+        weight = self._speeds.weigh(model, spent.fresh_tokens, spent.answer_tokens)
+        slots = self._in_flight.slots_of(spent.key)
+        if not spent.is_told or slots > 1:
+            weight = max(weight, self._speeds.tokens_in(model, slots * spent.seconds))
+        self._ready.fair.settle(spent.key, weight)
 
     def note_pace(self, model: str, read_s: float | None) -> None:
         """Take what a token of a prompt takes an engine that has just started, where that is known."""
@@ -146,20 +158,28 @@ class Dispatcher:
         fronts = ready.heads(1) if ready.has_front else []  # without room: those with it have started
         if not all(self._room.may_pass(turn.key, 1) for turn in fronts):
             return
+        passed_over = 0
         for worker in self._in_flight.with_room(model):
-            free, slots = self._in_flight.offer(worker)
-            for turn in self._shifts.take(worker, ready, slots=slots, taken=slots - free):
+            while (offer := self._in_flight.offer(worker))[0]:
+                if passed_over == PASSED_AT_ONCE:
+                    yield ContinueDispatch()
+                    return
+                free, slots = offer
+                turn = self._shifts.take(worker, ready, slots=slots, is_empty=free == slots)
+                if turn is None:
+                    break
                 first = self._first_in_line(turn, model, ready)
-                if self._is_to_be_tried(first, model):
+                if self._is_cancelled(first) or self._is_to_be_tried(first, model):
+                    self._shifts.take_back(worker)  # its slot is free still, for another
+                    passed_over += 1
                     continue
                 if not self._in_flight.fits(worker, self._agent(first).slots, self._need(first.key)):
                     self._conversation(first.key).back_in_line(first, model)
                     ready.push_back(first)
                     self._shifts.take_back(worker)
                     break
-                if not self._is_cancelled(first):
-                    self._room.note_passed(fronts)
-                    yield from self._start(model, first, worker=worker)
+                self._room.note_passed(fronts)
+                yield from self._start(model, first, worker=worker)
 
     def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
         """Return the turn that starts in place of ``turn``: in free mode the first in its conversation's own queue."""
@@ -177,8 +197,9 @@ class Dispatcher:
         return True
 
     def _is_to_be_tried(self, turn: ReadyTurn, model: str) -> bool:
-        """Whether a turn that was taken is of a distrusted job: it waits to be tried then."""
-        if turn.is_front or not self._jobs[turn.key.job_id].is_distrusted:
+        """Whether a turn that was taken is of a distrusted job or key: it waits to be tried then."""
+        is_of_key = turn.owner is not None and (turn.owner, model) in self.distrusted
+        if turn.is_front or not (is_of_key or self._jobs[turn.key.job_id].is_distrusted):
             return False
         self._ready.suspect(turn, model, Trial.LAST)
         return True

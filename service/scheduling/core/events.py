@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
-from service.scheduling.core.blame.blame import JobDistrusted, JobTrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.capacity.kv_budgets import KvUse
 from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 
@@ -17,13 +17,14 @@ class JobAdmitted:
     """Conversations of a job are to be run here: all of ``job``, whether others of it are here already or not.
 
     ``ended`` holds the turns that ended before, in an earlier life of the service or on another node. ``suspects`` are
-    turns that have not ended, each of which may have brought down an engine before. ``cached`` says where prompts
+    turns that have not ended, each of which may have brought down an engine, or the service itself, before; with when
+    each is tried. ``cached`` says where prompts
     of first turns are in a cache already.
     """
 
     job: Job
     ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
-    suspects: frozenset[TurnKey] = frozenset()
+    suspects: Mapping[TurnKey, Trial] = field(default_factory=dict)
     cached: Mapping[TurnKey, CacheLocation] = field(default_factory=dict)
     is_cancelled: bool = False  # a caller asked for its end in that earlier life
 
@@ -111,11 +112,16 @@ class KvUseTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSpent:
-    """The attempt of a turn that is about to end has read and written so many tokens; those of a cache not counted."""
+    """The attempt of a turn that is about to end has read and written so many tokens; those of a cache not counted.
+
+    It held its slots for so many ``seconds``; without ``is_told`` the engine has not told all of the tokens.
+    """
 
     key: TurnKey
     fresh_tokens: int
     answer_tokens: int
+    seconds: float = 0.0
+    is_told: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +221,7 @@ class ToolsEnded:
 SlotEvent = ToolsBegan | HoldOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
-Suspicion = SuspectsCleared | JobDistrusted | JobTrusted
+Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
 Note = KvUseTold | TurnSpent | DeferralOver | PreWarmEnded
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion

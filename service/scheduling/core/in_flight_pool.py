@@ -94,6 +94,14 @@ class InFlightPool:
         """Whether a suspect is being tried there."""
         return worker in self._trials
 
+    def is_on_trial(self, key: TurnKey) -> bool:
+        """Whether a turn is being tried."""
+        return self._trials.get(self._workers.get(key, "")) == key
+
+    def slots_of(self, key: TurnKey) -> int:
+        """Return how many slots a turn in flight has."""
+        return self._wide.get(key, 1)
+
     def is_empty(self, worker: str) -> bool:
         """Whether no turn is on a worker."""
         return not self._taken.get(worker)

@@ -1,7 +1,7 @@
 """Jobs and conversations that have not ended, as the core keeps them."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import overload
 
@@ -9,6 +9,7 @@ from service.conversations.job import Conversation, Job, Mode, TurnKey
 from service.conversations.states import ConversationState
 from service.conversations.turn_order import Place, speaking_order
 from service.scheduling.core.backlog import JobBacklog
+from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
@@ -16,9 +17,9 @@ from service.scheduling.core.queue.ready_queue import ReadyTurn
 class LiveJob:
     """One job that has not ended."""
 
-    def __init__(self, job: Job, suspects: frozenset[TurnKey], *, is_cancelled: bool) -> None:
+    def __init__(self, job: Job, suspects: Mapping[TurnKey, Trial], *, is_cancelled: bool) -> None:
         self.job = job
-        self.suspects = suspects  # of an earlier life of the service
+        self.suspects = dict(suspects)  # of an earlier life of the service
         self.backlog = JobBacklog(job)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.conversations: dict[str, LiveConversation] = {}
@@ -28,7 +29,7 @@ class LiveJob:
     def __repr__(self) -> str:
         return f"<LiveJob {self.job.id} conversations={len(self.conversations)}>"
 
-    def extend(self, job: Job, suspects: frozenset[TurnKey]) -> None:
+    def extend(self, job: Job, suspects: Mapping[TurnKey, Trial]) -> None:
         """Take further conversations of the job."""
         self.suspects |= suspects
         self.backlog.extend(job.conversations)

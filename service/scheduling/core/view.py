@@ -125,6 +125,10 @@ class PoolsView:
         """Whether a slot of a model is free, whoever waits for it."""
         return self._in_flight.has_free(model)
 
+    def is_on_trial(self, key: TurnKey) -> bool:
+        """Whether a turn in flight is tried as a suspect."""
+        return self._in_flight.is_on_trial(key)
+
     def is_put_behind(self, key: TurnKey) -> bool:
         """Whether a ready turn waits for conversations that have begun, since its own has not."""
         conversation = self._jobs[key.job_id].conversations[key.conversation_id]

@@ -57,7 +57,8 @@ class RelayAttempt:
         self.answer = Answer(time.monotonic)
         self._began_at = time.monotonic()
         self._started_at = datetime.now(UTC)
-        self._seconds = 0.0
+        self.seconds = 0.0
+        self._slots = min(request.posted.answers, worker.slots)
         self._outcome: Outcome | None = None
 
     def __repr__(self) -> str:
@@ -121,6 +122,7 @@ class RelayAttempt:
             seconds=max(0.0, first_at - asked_at) if first_at is not None else 0.0,
             context_tokens=usage.prompt_tokens + usage.completion_tokens,
             answer_tokens=usage.completion_tokens,
+            answer_s=max(0.0, generation.last_progress_at - first_at) if first_at is not None else 0.0,
         )
 
     # Ending
@@ -128,14 +130,14 @@ class RelayAttempt:
     def end(self, outcome: Outcome) -> None:
         """Keep what the attempt has brought."""
         self._outcome = outcome
-        self._seconds = time.monotonic() - self._began_at
-        self._request.on_slots_s += self._seconds
+        self.seconds = time.monotonic() - self._began_at
+        self._request.on_slots_s += self.seconds
 
     def complete(self) -> End:
         """Take a complete answer."""
         used = self._used(TurnState.COMPLETED, None)
         self._finish(None)
-        event = events.TurnCompleted(key=self.key, seconds=self._seconds, reading=self.reading)
+        event = events.TurnCompleted(key=self.key, seconds=self.seconds, reading=self.reading)
         return End(event=event, records=used)
 
     def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:  # noqa: ARG002 - its caller is not told
@@ -167,7 +169,7 @@ class RelayAttempt:
             agent=AGENT,
             model=posted.model,
         )
-        used = used_by(whose, self.answer, self._seconds, stands=outcome is TurnState.COMPLETED)
+        used = used_by(whose, self.answer, self._slots * self.seconds, stands=outcome is TurnState.COMPLETED)
         place = AttemptPlace(
             worker=self.worker,
             incarnation=self.incarnation,

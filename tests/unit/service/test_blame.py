@@ -9,8 +9,8 @@ from service.scheduling.core.blame.blame import (
     BlameVerdict,
     DeathExplained,
     DeathUnexplained,
-    JobDistrusted,
-    JobTrusted,
+    SourceDistrusted,
+    SourceTrusted,
     SuspectsCleared,
     Trial,
 )
@@ -43,7 +43,9 @@ class Case:
         return self.blame.end(each, self.charges.pop(each, Charges()))
 
     def die(self, *keys: TurnKey, is_outside: bool = False) -> list[BlameVerdict]:
-        verdicts = [self.blame.die(each, self.charges.get(each, Charges()), is_outside=is_outside) for each in keys]
+        verdicts = [
+            self.blame.die(each, self.charges.get(each, Charges()), is_outside=is_outside, at=0.0) for each in keys
+        ]
         self.charges |= {each: verdict.charges for each, verdict in zip(keys, verdicts, strict=True)}
         self.incarnation += 1
         return verdicts
@@ -81,7 +83,7 @@ def test_an_engine_that_may_still_work_on_a_cut_off_request_proves_nothing() -> 
     """Closing the connection is how an engine is told to stop, and not all do at once."""
     case = Case(known=1000)
     case.start(B)
-    case.blame.leave(B, is_cut_off=True)
+    case.blame.leave(B, is_cut_off=True, at=0.0)
     assert case.dies_alone(A).charges.deaths == 0
 
 
@@ -93,12 +95,12 @@ def test_an_engine_that_slept_is_the_one_that_it_was() -> None:
     for turn in (A, B, C):
         blame.end(turn, Charges())
     blame.start(A, "m", "w", 1)  # it has woken, and had served two at once
-    verdict = blame.die(A, Charges(), is_outside=False)
+    verdict = blame.die(A, Charges(), is_outside=False, at=0.0)
     assert (verdict.trial, verdict.charges.deaths) == (Trial.NEXT, 0)
     blame.start(A, "m", "w", 2)
-    blame.leave(A, is_cut_off=True)
+    blame.leave(A, is_cut_off=True, at=0.0)
     blame.start(C, "other", "w", 2)  # it has woken, and never had
-    verdict = blame.die(C, Charges(), is_outside=False)
+    verdict = blame.die(C, Charges(), is_outside=False, at=0.0)
     assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 1)
     assert (blame.record("m").acquitted, blame.record("other").acquitted) == (2, 1)
 
@@ -149,9 +151,9 @@ def test_a_job_is_distrusted_after_two_convictions_in_a_row_and_trusted_after_an
     case.dies_alone(A)
     case.dies_alone(B)
     verdict = case.dies_alone(B)
-    assert verdict.findings[-1] == JobDistrusted(job_id=A.job_id)
+    assert verdict.findings[-1] == SourceDistrusted(source=A.job_id)
     case.start(C)
-    assert case.end(C) == (JobTrusted(job_id=A.job_id),)
+    assert case.end(C) == (SourceTrusted(source=A.job_id),)
 
 
 def test_a_signal_from_outside_charges_nobody() -> None:

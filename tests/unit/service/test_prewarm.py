@@ -9,7 +9,7 @@ from service.conversations.charges import Charges
 from service.conversations.job import Agent, Job, JobId, Mode, TurnKey
 from service.scheduling.core.ahead.prewarms import LEAST_TOKENS
 from service.scheduling.core.ahead.yields import LEAST, ReadFor, Yields
-from service.scheduling.core.blame.blame import Blame, JobDistrusted, Trial
+from service.scheduling.core.blame.blame import Blame, SourceDistrusted, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
@@ -229,7 +229,7 @@ def test_a_worker_that_tries_a_suspect_reads_nothing() -> None:
 def test_nothing_is_read_for_turns_that_are_to_be_tried() -> None:
     """A prompt of theirs may bring an engine down as well."""
     core, _ = core_of(long(*CHAIN), slots=1)
-    core.handle(JobDistrusted(job_id=JobId("j")))
+    core.handle(SourceDistrusted(source=JobId("j")))
     assert ahead(core.handle(ready(slots=2))) == []
 
 
@@ -271,5 +271,5 @@ def test_a_turn_beside_what_is_read_is_not_charged_with_the_engine_s_death() -> 
         blame.start(key("a"), "m", "w", 1)
         if is_read:
             blame.note_company("m", "w", 1)
-        verdict = blame.die(key("a"), charges=_NONE, is_outside=False)
+        verdict = blame.die(key("a"), charges=_NONE, is_outside=False, at=0.0)
         assert (verdict.charges.deaths, verdict.trial) == ((0, Trial.NEXT) if is_read else (1, Trial.FIRST))

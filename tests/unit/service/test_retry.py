@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from service.conversations.charges import Charges
@@ -15,12 +13,15 @@ def refusal(reason: FailureReason = REJECTED, *, proved: bool = True) -> EngineF
     return EngineFailed(reason=reason, detail="", brought_down=False, is_proved=proved)
 
 
-def refused(failures: list[EngineFailed], record: TurnRecord = WELL, every_s: float = 1.0) -> FailureReason | None:
+def refused(
+    failures: list[EngineFailed], record: TurnRecord = WELL, every_s: float = 1.0, asked_s: float = 0.5
+) -> FailureReason | None:
     """Return why a turn fails at the last of these refusals, none of the others having been one too many."""
     charges, reason = Charges(), None
     for number, failed in enumerate(failures):
         assert reason is None, f"given up before refusal {number}"
-        charges, reason = refuse(charges, failed, number * every_s, refusal_s=300.0, record=record)
+        now = number * every_s
+        charges, reason = refuse(charges, failed, now, asked_s=asked_s, refusal_s=300.0, record=record)
     return reason
 
 
@@ -49,5 +50,21 @@ def test_a_turn_is_not_refused_for_ever() -> None:
     """refusal_s bounds it from the first refusal on, and the engine is not blamed."""
     assert refused([refusal(proved=False)] * 301) is REJECTED
     assert refused([refusal(proved=False)] * 300) is None
-    charges, _ = refuse(Charges(refused_at=1.0), refusal(proved=False), 1e9, refusal_s=None, record=WELL)
-    assert charges == replace(Charges(), refused_at=1.0)
+    charges, _ = refuse(Charges(refused_at=1.0), refusal(proved=False), 1e9, asked_s=1.0, refusal_s=None, record=WELL)
+    assert charges == Charges(refused_at=1e9, refused_s=31.0)
+
+
+def test_a_night_in_which_nobody_asks_is_no_refusal() -> None:
+    """Neither the service down, nor an engine that loads for an hour, nor a clock that is set, refuses anybody."""
+    assert refused([refusal(proved=False)] * 3, every_s=8 * 3600.0) is None
+    assert refused([refusal(proved=False)] * 3, every_s=-3600.0) is None
+
+
+def test_a_turn_that_stalls_again_and_again_fails_by_that() -> None:
+    """While its engine answers others, a canary of ours too, five silences are its own (jobs.md, errors)."""
+    stalled = refusal(FailureReason.STALLED_PREFILL)
+    assert refused([stalled] * 4, TurnRecord()) is None
+    assert refused([stalled] * 5, TurnRecord()) is FailureReason.STALLED_PREFILL
+    silent = refusal(FailureReason.STALLED_PREFILL, proved=False)
+    assert refused([silent] * 5, every_s=30.0, asked_s=30.0) is None
+    assert refused([silent] * 11, every_s=30.0, asked_s=30.0) is FailureReason.STALLED_PREFILL

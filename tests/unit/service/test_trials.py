@@ -1,4 +1,4 @@
-from service.scheduling.core.blame.blame import JobDistrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame.blame import SourceDistrusted, SuspectsCleared, Trial
 from service.scheduling.core.blame.trials import STARTS_A_SLOT, STARTS_BEFORE_LAST, TRIALS_IN_A_ROW
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
@@ -83,7 +83,7 @@ def test_turns_of_a_distrusted_job_are_tried_behind_everybody_elses() -> None:
     """Sixteen waiting turns a slot are started before each of them; without others they are tried at once."""
     core = SchedulingCore(POLICIES["fifo"])
     bad = job(agent("a"), conversations=2, name="bad")
-    core.handle(JobAdmitted(job=bad), JobDistrusted(job_id=bad.id))
+    core.handle(JobAdmitted(job=bad), SourceDistrusted(source=bad.id))
     core.handle(JobAdmitted(job=job(agent("a"), conversations=40)))
     actions, kinds = core.handle(ready(slots=1)), []
     while actions:

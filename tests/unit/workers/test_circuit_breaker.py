@@ -11,7 +11,7 @@ from tests.harness.virtual import pass_time, virtually
 from tests.unit.workers.test_liveness import FakeEngine, Watching
 from transport.events import TextDelta
 from workers.health.canary import CanaryResult
-from workers.health.circuit_breaker import PAUSES, REPAVE_S, CircuitBreaker
+from workers.health.circuit_breaker import PAUSES, REPAVE_S, TRIAL_S, CircuitBreaker
 from workers.outcome import FailureReason
 from workers.requests.in_flight import InFlightRequest
 from workers.states import Hold
@@ -23,6 +23,8 @@ class RefusingEngine(FakeEngine):
 
     canary: CanaryResult = CanaryResult.REFUSED
     held: list[Hold] = field(default_factory=list)
+    one_slot: list[bool] = field(default_factory=list)
+    works: bool = False
 
     async def ask_canary(self, limit_s: float) -> CanaryResult:
         if self.canary is CanaryResult.SILENT:
@@ -37,6 +39,12 @@ class RefusingEngine(FakeEngine):
         assert because
         self.held.remove(hold)
 
+    def offer_one_slot(self, *, is_only: bool) -> None:
+        self.one_slot.append(is_only)
+
+    async def is_at_work(self) -> bool:
+        return self.works
+
     def break_engine(
         self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
     ) -> None:
@@ -44,19 +52,27 @@ class RefusingEngine(FakeEngine):
         self.is_serving = True
 
 
-async def refuse(engine: RefusingEngine, seconds: float, *, is_working: bool = False) -> None:
-    """Open the breaker, and let time pass, with a turn on the engine that gets its tokens, or with none."""
+SILENCE_S = 120.0
+
+
+async def refuse(engine: RefusingEngine, seconds: float, *, is_working: bool = False) -> bool:
+    """Open the breaker, and let time pass, with a turn on the engine that gets its tokens, or with none.
+
+    Return whether it is open still.
+    """
     watching = Watching()
     if is_working:
         generation = watching.fly().answer.generation
         generation.touch()
         generation.receive(TextDelta("word "))
-    breaker = CircuitBreaker(engine, engine, watching.in_flight, anyio.current_time)
+    breaker = CircuitBreaker(engine, engine, watching.in_flight, anyio.current_time, engine.is_at_work, SILENCE_S)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(breaker.run)
         breaker.open("500")
         await pass_time(seconds)
+        is_open = breaker.is_open
         tasks.cancel_scope.cancel()
+    return is_open
 
 
 def test_each_engine_has_its_own_minute_however_fast_it_is_up() -> None:
@@ -69,13 +85,57 @@ def test_each_engine_has_its_own_minute_however_fast_it_is_up() -> None:
     assert engine.held == [Hold.REFUSING]
 
 
-@pytest.mark.parametrize("innocent", ["answers", "is silent", "gives a turn its tokens", "is not ours"])
+@pytest.mark.parametrize(
+    "innocent", ["answers", "refuses its form", "is silent and works", "gives a turn its tokens", "is not ours"]
+)
 def test_an_innocent_is_left_alone(innocent: str) -> None:
-    """One that answers gets turns again; the silent are the watch's; what works, or is another's, is not killed."""
-    engine = RefusingEngine(owns_engine=innocent != "is not ours")
-    engine.canary = {"answers": CanaryResult.HEARD, "is silent": CanaryResult.SILENT}.get(
-        innocent, CanaryResult.REFUSED
-    )
-    virtually(lambda: refuse(engine, 10 * REPAVE_S, is_working=innocent == "gives a turn its tokens"))
+    """One that answers gets turns again, also one that refuses the form of a canary; nobody's work is killed."""
+    engine = RefusingEngine(owns_engine=innocent != "is not ours", works=innocent == "is silent and works")
+    engine.canary = {
+        "answers": CanaryResult.HEARD,
+        "refuses its form": CanaryResult.UNFIT,
+        "is silent and works": CanaryResult.SILENT,
+    }.get(innocent, CanaryResult.REFUSED)
+    is_open = virtually(lambda: refuse(engine, 10 * REPAVE_S, is_working=innocent == "gives a turn its tokens"))
     assert engine.broken == []
-    assert engine.held == ([] if innocent == "answers" else [Hold.REFUSING])
+    assert is_open is (innocent not in {"answers", "refuses its form"})
+
+
+def test_an_engine_that_refuses_and_then_says_nothing_is_replaced() -> None:
+    """Its canaries are all that it is asked: their silence is its silence (specification, "Circuit breaker")."""
+    engine = RefusingEngine(canary=CanaryResult.SILENT)
+    virtually(lambda: refuse(engine, 3 * SILENCE_S))
+    assert engine.broken
+    assert SILENCE_S <= engine.broken[0][0] <= SILENCE_S + 3 * PAUSES.last_s
+
+
+def test_one_turn_is_let_through_now_and_then() -> None:
+    """A server that is not ours may serve turns and refuse canaries: it is found out by the turns that wait."""
+    engine = RefusingEngine(owns_engine=False)
+    virtually(lambda: refuse(engine, 3 * TRIAL_S + 4 * PAUSES.last_s))
+    assert engine.one_slot[:4] == [True, False, True, False]
+    assert engine.held == [Hold.REFUSING]
+
+
+def test_a_turn_that_is_served_ends_the_hold() -> None:
+    """Whatever its canaries were told."""
+    engine = RefusingEngine(owns_engine=False)
+
+    async def serve() -> None:
+        watching = Watching()
+        breaker = CircuitBreaker(engine, engine, watching.in_flight, anyio.current_time, engine.is_at_work, SILENCE_S)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(breaker.run)
+            breaker.open("500")
+            while True not in engine.one_slot:
+                await pass_time(0.5)
+            generation = watching.fly().answer.generation
+            generation.touch()
+            generation.receive(TextDelta("word "))
+            await pass_time(2.0)
+            assert not breaker.is_open
+            tasks.cancel_scope.cancel()
+
+    virtually(serve)
+    assert engine.held == []
+    assert engine.one_slot == [True, False]

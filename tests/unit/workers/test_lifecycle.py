@@ -48,12 +48,13 @@ DESIGN = Path(states.__file__).parent / "design.md"
 class Life:
     """One supervision and what it has asked for, event by event."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LifecycleLimits | None = None) -> None:
         self.now = Lifecycle()
         self.at = 0.0
+        self.limits = limits or LIMITS
 
     def tell(self, event: Event) -> tuple[Action, ...]:
-        self.now, actions = decide(self.now, event, self.at, LIMITS)
+        self.now, actions = decide(self.now, event, self.at, self.limits)
         return actions
 
     def gone(self, because: str = "it died") -> tuple[Action, ...]:
@@ -171,7 +172,28 @@ def test_a_stop_goes_from_sigterm_to_sigkill_to_giving_up(life: Life) -> None:
     assert (life.timer(), life.now.state) == ((), WorkerState.FAILED)
     assert "have not died" in life.now.because
     assert life.tell(StartRequested()) == ()  # the old tree may still hold the device
-    assert (life.gone(), life.now.state) == ((), WorkerState.FAILED)
+    assert (life.gone(), life.now.state) == ((SpawnEngine(incarnation=2),), WorkerState.STARTING)
+
+
+def test_a_tree_that_was_asked_to_end_and_hung_is_stopped_when_it_has_died(life: Life) -> None:
+    """Nobody wants another."""
+    life.ready()
+    life.tell(StopRequested(because="bye"))
+    life.timer()
+    assert (life.timer(), life.now.state) == ((), WorkerState.FAILED)
+    assert (life.gone(), life.now.state) == ((), WorkerState.STOPPED)
+
+
+@pytest.mark.parametrize("retry_s", [None, 300.0])
+def test_a_worker_goes_on_once_a_process_that_hung_in_the_kernel_has_died(retry_s: float | None) -> None:
+    """It has not given up: its engine was killed for a failure, as any that is broken (Process groups)."""
+    life = Life(replace(LIMITS, restart=replace(LIMITS.restart, retry_s=retry_s)))
+    life.tell(StartRequested())
+    life.ready()
+    life.tell(EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="silent"))
+    assert (life.timer(), life.now.state) == ((), WorkerState.FAILED)
+    assert (life.gone(), life.now.state) == ((SpawnEngine(incarnation=2),), WorkerState.STARTING)
+    assert len(life.now.failed_at) == 1
 
 
 def test_a_stopped_engine_is_not_started_again(life: Life) -> None:
@@ -321,7 +343,7 @@ def test_a_spawn_never_meets_a_tree_that_may_live() -> None:
         for event in all_events(now):
             _, actions = decide(now, event, 0.0, LIMITS)
             if any(isinstance(action, SpawnEngine) for action in actions):
-                assert not now.has_process
+                assert not now.has_process or isinstance(event, EngineGone)
 
 
 def test_the_table_names_every_state_and_the_design_draws_it() -> None:

@@ -3,10 +3,14 @@
 A death in company convicts no turn: it makes suspects of all that were on the engine. A suspect is tried alone, and its
 end acquits it. A death counts against a turn only where it was alone on an engine that had never served two at once.
 How many such deaths convict follows from what this engine is known to do by itself: see ``deaths``.
+
+What is convicted again and again is distrusted: what else it brings is tried before it may fly beside others' turns.
+That is a key at one model, or, where work has no key, its job. What a key's client left shortly before a death is a
+suspect that nobody can try: enough of those distrust the key as well.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
@@ -14,9 +18,13 @@ from typing import Final
 from service.conversations.charges import Charges
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.blame.deaths import MOST_DEATHS, TurnRecord
+from workers.health.charges import SHORTLY_S
 
 OUTSIDE_DEATHS: Final = 3  # deaths by others' signals, after which a turn is tried like any suspect
-DISTRUSTED: Final = 2  # convictions of one job without an end between, after which its other turns are tried first
+DISTRUSTED: Final = 2  # convictions without an end between, after which other turns of the same are tried first
+TRUSTED_ENDS: Final = 50  # of a distrusted key's turns, in a row: then it is trusted again
+TRUSTED_S: Final = 3600.0  # or so long after its last conviction
+EASED: Final = 0.1  # of one departed suspect, by each turn of its key that ends well
 
 
 class Trial(IntEnum):
@@ -24,7 +32,7 @@ class Trial(IntEnum):
 
     FIRST = 0  # on the next engine, before it has served anything: it has died alone
     NEXT = 1
-    LAST = 2  # behind everybody else's turns: others of its job were convicted
+    LAST = 2  # behind everybody else's turns: others of its job or key were convicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +60,24 @@ class SuspectsCleared:
     keys: tuple[TurnKey, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobDistrusted:
-    """Turns of this job were convicted one after the other: those that were never tried are tried, last of all."""
-
-    job_id: JobId
+Source = JobId | tuple[str, str]  # of turns: a job, or a key and a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobTrusted:
-    """A turn of this job has ended: the others are as good as anybody's."""
+class SourceDistrusted:
+    """Turns of it were convicted one after the other: those that were never tried are tried, last of all."""
 
-    job_id: JobId
+    source: Source
 
 
-Finding = DeathExplained | DeathUnexplained | SuspectsCleared | JobDistrusted | JobTrusted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTrusted:
+    """Turns of it have ended well: the others are as good as anybody's."""
+
+    source: Source
+
+
+Finding = DeathExplained | DeathUnexplained | SuspectsCleared | SourceDistrusted | SourceTrusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +100,8 @@ class _Engine:
         self.model = model
         self.serves: set[TurnKey] = set()
         self.had_company = False  # two turns at once, or one that was cut off: a later death may have other causes
+        self.departed: dict[Source, float] = {}  # keys that have left a turn on it, and when
+        self.is_judged = False  # it has died, and those were noted
 
 
 class _Death:
@@ -102,16 +115,23 @@ class _Death:
 
 
 class Blame:
-    """What is known of engines, deaths and suspects; told by the scheduler of every start and end of an attempt."""
+    """What is known of engines, deaths and suspects; told by the scheduler of every start and end of an attempt.
 
-    def __init__(self) -> None:
+    ``owner_of`` gives the name of the key that a job came with. Times are in monotonic seconds.
+    """
+
+    def __init__(self, owner_of: Callable[[JobId], str | None] = lambda _: None) -> None:
+        self._owner_of = owner_of
         self._engines: dict[Place, _Engine] = {}
         self._newest: dict[tuple[str, str], int] = {}
         self._places: dict[TurnKey, Place] = {}
         self._deaths: dict[Place, _Death] = {}
         self._records: dict[str, TurnRecord] = {}
         self._refusals: dict[str, TurnRecord] = {}
-        self._convictions: Counter[JobId] = Counter()
+        self._convictions: Counter[Source] = Counter()
+        self._good_ends: Counter[Source] = Counter()  # of keys, since the last conviction
+        self._convicted_at: dict[Source, float] = {}  # of keys, as of the next look
+        self._departures: dict[Source, float] = {}  # deaths shortly after a client of a key had left
 
     def __repr__(self) -> str:
         return f"<Blame deaths={len(self._deaths)} on engines={len(self._places)}>"
@@ -154,16 +174,34 @@ class Blame:
                 refusals = refusals.with_unexplained()
             self._refusals[engine.model] = refusals
         findings = list(self._acquit(key))
-        if self._convictions.pop(key.job_id, 0) >= DISTRUSTED:
-            findings.append(JobTrusted(job_id=key.job_id))
+        source = self._source(key, engine.model if engine is not None else "")
+        if self._may_trust(source):
+            findings += self._trust(source)
         return tuple(findings)
 
-    def leave(self, key: TurnKey, *, is_cut_off: bool) -> None:
+    def leave(self, key: TurnKey, *, is_cut_off: bool, at: float) -> None:
         """Take the end of an attempt that proves nothing; what was cut off may still be at work in the engine."""
         place = self._leave(key)
         engine = self._engines.get(place) if place is not None else None
         if engine is not None and is_cut_off:
             engine.had_company = True
+            source = self._source(key, engine.model)
+            if isinstance(source, tuple):
+                engine.departed[source] = at
+
+    def note_gone(self, model: str, worker: str, incarnation: int, at: float) -> tuple[Finding, ...]:
+        """Take the death of an engine, whoever was on it; what was cut off shortly before may have caused it."""
+        place = (worker, model, incarnation)
+        engine = self._engines.get(place)
+        return () if engine is None else tuple(self._judge_departed(engine, at))
+
+    def expire(self, now: float) -> tuple[Finding, ...]:
+        """Trust keys again whose last conviction is long ago."""
+        findings: list[Finding] = []
+        for source in [source for source in self._convictions if isinstance(source, tuple)]:
+            if now - self._convicted_at.setdefault(source, now) >= TRUSTED_S:
+                findings += self._trust(source)
+        return tuple(findings)
 
     def forget(self, keys: Iterable[TurnKey]) -> None:
         """Note that turns will not run again here; what they would have done stays unknown."""
@@ -181,54 +219,100 @@ class Blame:
         """Note that a job has ended."""
         del self._convictions[job_id]
 
-    def die(self, key: TurnKey, charges: Charges, *, is_outside: bool) -> BlameVerdict:
+    def die(self, key: TurnKey, charges: Charges, *, is_outside: bool, at: float) -> BlameVerdict:
         """Judge one turn whose engine has died under it."""
         place = self._places[key]
         engine = self._engines[place]
         company = len(engine.serves)
         self._leave(key)
+        source = self._source(key, engine.model)
         if is_outside:
-            return self._judge_outside(key, charges, is_alone=not engine.had_company)
-        self._deaths.setdefault(place, _Death(engine.model, company)).suspects.add(key)
+            return self._judge_outside(key, source, charges, is_alone=not engine.had_company)
+        findings = tuple(self._judge_departed(engine, at))
+        death = self._deaths.setdefault(place, _Death(engine.model, company))
+        death.suspects.add(key)
+        death.is_untried |= bool(engine.departed)
         if engine.had_company:
-            return BlameVerdict(charges=replace(charges, is_suspect=True), trial=self._trial(key, Trial.NEXT))
+            suspected = replace(charges, is_suspect=True)
+            return BlameVerdict(charges=suspected, trial=self._trial(source, Trial.NEXT), findings=findings)
         charged = replace(charges, is_suspect=True, deaths=charges.deaths + 1)
         needed = self.record(engine.model).faults_to_convict()
         if charged.deaths >= needed:
-            return self._convict(key, charged)
-        return BlameVerdict(charges=charged, trial=Trial.FIRST)
+            return self._convict(key, source, charged)
+        return BlameVerdict(charges=charged, trial=Trial.FIRST, findings=findings)
 
     def clear(self) -> None:
         """Forget everything but what engines are known to do."""
         for known in (self._engines, self._newest, self._places, self._deaths, self._convictions):
             known.clear()
+        for of_key in (self._good_ends, self._convicted_at, self._departures):
+            of_key.clear()
 
-    def _judge_outside(self, key: TurnKey, charges: Charges, *, is_alone: bool) -> BlameVerdict:
+    def _source(self, key: TurnKey, model: str) -> Source:
+        owner = self._owner_of(key.job_id)
+        return key.job_id if owner is None else (owner, model)
+
+    def _may_trust(self, source: Source) -> bool:
+        """Note that a turn has ended well; tell whether the others of its source are as good as anybody's now."""
+        if not isinstance(source, tuple):
+            return source in self._convictions
+        if source in self._departures:
+            self._departures[source] = max(0.0, self._departures[source] - EASED)
+        if source not in self._convictions:
+            return False
+        self._good_ends[source] += 1
+        return self._good_ends[source] >= TRUSTED_ENDS
+
+    def _trust(self, source: Source) -> Iterator[Finding]:
+        for known in (self._good_ends, self._convicted_at, self._departures):
+            known.pop(source, None)
+        if self._convictions.pop(source, 0) >= DISTRUSTED:
+            yield SourceTrusted(source=source)
+
+    def _distrust(self, source: Source, convictions: int) -> Iterator[Finding]:
+        before = self._convictions[source]
+        self._convictions[source] = convictions
+        self._good_ends.pop(source, None)
+        self._convicted_at.pop(source, None)
+        if before < DISTRUSTED <= convictions:
+            yield SourceDistrusted(source=source)
+
+    def _judge_departed(self, engine: _Engine, at: float) -> Iterator[Finding]:
+        """Suspect the keys that have left a turn on an engine shortly before it died: no trial can tell of those."""
+        if engine.is_judged:
+            return
+        engine.is_judged = True
+        engine.departed = {source: left_at for source, left_at in engine.departed.items() if at - left_at < SHORTLY_S}
+        needed = self.record(engine.model).faults_to_convict()
+        for source in engine.departed:
+            self._departures[source] = self._departures.get(source, 0.0) + 1
+            if self._departures[source] > needed - 1:
+                yield from self._distrust(source, max(DISTRUSTED, self._convictions[source]))
+
+    def _judge_outside(self, key: TurnKey, source: Source, charges: Charges, *, is_alone: bool) -> BlameVerdict:
         charged = replace(charges, outside=charges.outside + 1)
         if charges.is_suspect and is_alone and charged.outside >= OUTSIDE_DEATHS + MOST_DEATHS:
-            return self._convict(key, charged)
+            return self._convict(key, source, charged)
         if charges.is_suspect or charged.outside >= OUTSIDE_DEATHS:
-            return BlameVerdict(charges=replace(charged, is_suspect=True), trial=self._trial(key, Trial.NEXT))
+            return BlameVerdict(charges=replace(charged, is_suspect=True), trial=self._trial(source, Trial.NEXT))
         return BlameVerdict(charges=charged)
 
-    def _trial(self, key: TurnKey, trial: Trial) -> Trial:
-        return Trial.LAST if self._convictions[key.job_id] else trial
+    def _trial(self, source: Source, trial: Trial) -> Trial:
+        return Trial.LAST if source in self._convictions else trial
 
-    def _convict(self, key: TurnKey, charges: Charges) -> BlameVerdict:
+    def _convict(self, key: TurnKey, source: Source, charges: Charges) -> BlameVerdict:
         findings: list[Finding] = []
         released: set[TurnKey] = set()
         for place, death in list(self._deaths.items()):
             if key in death.suspects:
                 findings.append(DeathExplained(worker=place[0], incarnation=place[-1], key=key))
-                released |= {other for other in death.suspects if other.job_id != key.job_id}
+                released |= {other for other in death.suspects if self._source(other, death.model) != source}
                 del self._deaths[place]
         still = {other for death in self._deaths.values() for other in death.suspects}
         cleared = tuple(sorted(released - still - self._places.keys()))
         if cleared:
             findings.append(SuspectsCleared(keys=cleared))
-        self._convictions[key.job_id] += 1
-        if self._convictions[key.job_id] == DISTRUSTED:
-            findings.append(JobDistrusted(job_id=key.job_id))
+        findings += self._distrust(source, self._convictions[source] + 1)
         return BlameVerdict(charges=charges, is_convicted=True, findings=tuple(findings))
 
     def _acquit(self, key: TurnKey) -> Iterator[Finding]:

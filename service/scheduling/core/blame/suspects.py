@@ -34,10 +34,12 @@ class SuspectQueue:
         """Add a suspect."""
         self._lines[trial][turn.key] = turn
 
-    def postpone(self, job_id: JobId) -> None:
-        """Have suspects of a job that are not known to have died alone tried behind everybody else's."""
+    def postpone(self, job_id: JobId, owner: str | None) -> None:
+        """Have suspects of a job or its key that are not known to have died alone tried behind everybody else's."""
         line = self._lines[Trial.NEXT]
-        for key in [key for key in line if key.job_id == job_id]:
+        for key in [
+            key for key, turn in line.items() if key.job_id == job_id or (owner is not None and turn.owner == owner)
+        ]:
             self._lines[Trial.LAST][key] = line.pop(key)
 
     def pop(self) -> ReadyTurn:

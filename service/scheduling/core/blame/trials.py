@@ -13,6 +13,7 @@ from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 TRIALS_IN_A_ROW: Final = 4  # where no other worker serves the turns that wait; one that died alone counts as two
+TRIAL_S: Final = 1.25  # of a trial, which counts as one more: a row is at an end after five seconds
 STARTS_A_SLOT: Final = 4  # waiting turns that are then started first, for each slot
 STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job whose turns were convicted
 
@@ -51,6 +52,11 @@ class Trials:
         """Note that a turn of a model begins that is no suspect."""
         if model in self._measures:
             self._measures[model].note_start()
+
+    def note_end(self, model: str, seconds: float) -> None:
+        """Note that a trial has ended, and how long it took."""
+        if model in self._measures:
+            self._measures[model].note_time(seconds, self._in_flight.total(model))
 
     def _may_try(self, model: str, trial: Trial) -> bool:
         measure = self._measures.setdefault(model, TrialMeasure())
@@ -91,11 +97,18 @@ class TrialMeasure:
 
     def note_trial(self, trial: Trial, slots: int) -> None:
         """Note that a trial begins, on a model of so many slots."""
-        self._trials += 2 if trial is Trial.FIRST else 1
-        if self._trials >= TRIALS_IN_A_ROW:
-            self._trials, self._owed = 0, STARTS_A_SLOT * slots
+        self._count(2 if trial is Trial.FIRST else 1, slots)
         if trial is Trial.LAST:
             self._owed_last = None
+
+    def note_time(self, seconds: float, slots: int) -> None:
+        """Note how long a trial took: the turns that waited meanwhile are owed as much as after several short ones."""
+        self._count(int(seconds / TRIAL_S), slots)
+
+    def _count(self, trials: int, slots: int) -> None:
+        self._trials += trials
+        if self._trials >= TRIALS_IN_A_ROW:
+            self._trials, self._owed = 0, STARTS_A_SLOT * slots
 
     def note_start(self) -> None:
         """Note that a waiting turn begins."""

@@ -13,6 +13,7 @@ from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 LEAST_TOKENS: Final = 512  # of a prompt, read anew: of fewer the time is not that of reading
+LEAST_RATE: Final = 1.0  # tokens a second, until that of a model is known
 LEAST_ANSWER: Final = 8  # of an answer, before its time tells anything
 
 
@@ -46,6 +47,7 @@ class SpeedEstimates:
         self._by_token: dict[str, Mean] = {}
         self._by_turn: dict[str, Mean] = {}
         self._by_answer_token: dict[str, Mean] = {}
+        self._by_second: dict[str, Mean] = {}
 
     def __repr__(self) -> str:
         return f"<SpeedEstimates models={len(self._by_turn)}>"
@@ -53,6 +55,9 @@ class SpeedEstimates:
     def learn(self, model: str, turn_s: float, reading: PromptReading | None) -> None:
         """Take what one turn has shown."""
         self._by_turn.setdefault(model, Mean()).add(turn_s)
+        if reading is not None and reading.answer_tokens and turn_s > 0:
+            weight = self.weigh(model, reading.fresh_tokens, reading.answer_tokens)
+            self._by_second.setdefault(model, Mean()).add(weight / turn_s)
         if reading is not None and reading.fresh_tokens >= LEAST_TOKENS:
             self._by_token.setdefault(model, Mean()).add(reading.seconds / reading.fresh_tokens)
         if reading is not None and reading.answer_tokens >= LEAST_ANSWER and reading.answer_s > 0:
@@ -75,6 +80,11 @@ class SpeedEstimates:
         read, write = self._by_token.get(model), self._by_answer_token.get(model)
         rate = read.value / write.value if read is not None and write is not None else 1.0
         return answer_tokens + fresh_tokens * rate
+
+    def tokens_in(self, model: str, slot_s: float) -> float:
+        """Return what turns of a model have taken in so many seconds of a slot, in tokens of an answer."""
+        known = self._by_second.get(model)
+        return slot_s * (known.value if known is not None else LEAST_RATE)
 
     def worth_waiting(self, model: str, cached: CacheLocation, slots: int, others: int) -> float | None:
         """Return for how long a turn should wait for one of ``slots``, all taken, behind ``others``; None for not.

@@ -6,7 +6,6 @@ those others. So a signature waits for at most so many starts of each other one.
 """
 
 import heapq
-from collections.abc import Iterator
 from typing import Final
 
 from service.conversations.job import JobId, TurnKey
@@ -172,20 +171,13 @@ class Shifts:
     def __repr__(self) -> str:
         return f"<Shifts {self._shifts}>"
 
-    def take(self, worker: str, ready: GroupedQueue, *, slots: int, taken: int) -> Iterator[ReadyTurn]:
-        """Take the turns that a worker starts now, on the slots that it has free."""
-        for in_use in range(taken, slots):
-            turn = self._next(worker, ready, slots=slots, is_empty=in_use == 0)
-            if turn is None:
-                return
-            yield turn
-
     def take_back(self, worker: str) -> None:
         """Note that a turn was taken and has not started."""
         signature, streak = self._shifts[worker]
         self._shifts[worker] = (signature, max(0, streak - 1))
 
-    def _next(self, worker: str, ready: GroupedQueue, *, slots: int, is_empty: bool) -> ReadyTurn | None:
+    def take(self, worker: str, ready: GroupedQueue, *, slots: int, is_empty: bool) -> ReadyTurn | None:
+        """Take the turn that a worker of so many slots starts now; None where it runs empty first, or none waits."""
         oldest = ready.oldest()
         if oldest is None:
             return None

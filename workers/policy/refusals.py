@@ -1,0 +1,45 @@
+"""What the refusals of one worker's engines say: of the turns that were refused, or of the engine. Pure.
+
+A canary of one token that is answered proves that an engine computes, not that it serves turns. While several different
+turns are refused and none gets a token, the engine is excused by nobody: it may be ill in what a canary does not ask
+for. The turns are charged with nothing then. After ``SICK_S`` the engine is replaced, once: what the next one refuses
+as well, before it has served any turn, is the turns' own.
+"""
+
+from collections.abc import Hashable
+from typing import Final
+
+SICK_TURNS: Final = 3  # different ones, refused with no answer between
+SICK_S: Final = 60.0
+
+
+class Refusals:
+    """The refusals since a turn of the worker was last served; times in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._turns: set[Hashable] = set()
+        self._since = 0.0
+        self._incarnation: int | None = None  # the first that refused
+
+    def __repr__(self) -> str:
+        return f"<Refusals of {len(self._turns)} turns by engine {self._incarnation}>"
+
+    def add(self, turn: Hashable, incarnation: int, now: float) -> None:
+        """Note that a turn was refused."""
+        if self._incarnation is None:
+            self._incarnation, self._since = incarnation, now
+        if incarnation == self._incarnation:
+            self._turns.add(turn)
+
+    def clear(self) -> None:
+        """Note that a turn was served."""
+        self._turns.clear()
+        self._incarnation = None
+
+    def speak_against_engine(self, incarnation: int) -> bool:
+        """Whether an engine may be ill, so that its refusals charge nobody."""
+        return incarnation == self._incarnation and len(self._turns) >= SICK_TURNS
+
+    def are_too_many(self, incarnation: int, now: float) -> bool:
+        """Whether an engine has refused for so long that it is to be replaced."""
+        return self.speak_against_engine(incarnation) and now - self._since >= SICK_S
