@@ -4,7 +4,7 @@ Refusals before a body is read are in ``service/api/door/errors.py``; what goes 
 answered by the table of ``service/api/problems.py``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -219,10 +219,13 @@ class StoreUnavailable(
 class NotReady(ServiceError, status=503, code="not_ready", title="Not every model has a ready worker", retry_after_s=1):
     """A model has no ready worker."""
 
-    def __init__(self, models: Sequence[str] = ()) -> None:
+    def __init__(self, models: Mapping[str, str]) -> None:
         told = f"no ready worker for: {', '.join(models)}" if models else "asked with a key, it is told what is missing"
         super().__init__(told)
-        self.faults = tuple(Fault(path=f"models.{model}", message="has no ready worker") for model in models)
+        self.faults = tuple(
+            Fault(path=f"models.{model}", message=f"has no ready worker: {trouble}")
+            for model, trouble in models.items()
+        )
 
 
 class ConfigError(ServiceError, code="invalid_configuration", title="The configuration cannot be used"):

@@ -100,7 +100,12 @@ async def serve(
             watching.start_soon(manager.feed)
             async with (
                 open_node(
-                    config, loaded.specs, config.server.state_dir, shares_of(loaded.callers.values()), _left(inherited)
+                    config,
+                    loaded.specs,
+                    config.server.state_dir,
+                    shares_of(loaded.callers.values()),
+                    _left(inherited),
+                    loaded.variables,
                 ) as node,
                 anyio.create_task_group() as keeping,
                 anyio.create_task_group() as tasks,

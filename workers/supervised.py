@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import anyio
@@ -253,7 +254,13 @@ class SupervisedWorker:
     @property
     def because(self) -> str:
         """Why it is in its state."""
-        return self.supervisor.now.because
+        return self.supervisor.because
+
+    @property
+    def next_at(self) -> datetime | None:
+        """When something follows of itself: a try, a question to an engine that is held, the end of a limit."""
+        at = self._breaker.next_at if self._breaker.is_open else self.supervisor.next_at
+        return None if at is None else datetime.now(UTC) + timedelta(seconds=at - time.monotonic())
 
     @property
     def slots_in_use(self) -> int:
@@ -273,7 +280,8 @@ class SupervisedWorker:
             model=self.spec.name,
             engine=self.spec.engine,
             state=self.state,
-            because=self.supervisor.now.because,
+            because=self.because,
+            next_at=self.next_at,
             pid=running.pid if running else None,
             port=self._client.endpoint.port,
             incarnation=self.incarnation,

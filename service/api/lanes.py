@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from service.api import schemas
 from service.api.problems import refused
+from service.conversations.transcript import rfc3339
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_workers import LaneWorkers
 
@@ -38,6 +39,7 @@ def lane_document(pool: LanePool, workers: LaneWorkers) -> schemas.LaneOut:
         load_s={model: round(seconds, 3) for model, seconds in workers.loads_s.items()},
         barred=sorted(workers.barred_now()),
         sick=pool.mark_of(workers),
+        next_at=rfc3339(pool.next_at(workers)),
         device_memory=memory and schemas.DeviceMemoryOut(total_mib=memory.total_mib, used_mib=memory.used_mib),
         measured_mib=dict(pool.memory_use.most_mib) if pool.memory_use is not None else {},
     )

@@ -261,6 +261,7 @@ class WorkerOut(Body):
     engine: str
     state: str
     because: str
+    next_at: str | None  # when something follows of itself, where anything does
     pid: int | None
     pgid: int | None
     port: int
@@ -308,6 +309,7 @@ class LaneOut(Body):
     load_s: dict[str, float]  # of each model that was loaded here: its last load
     barred: list[str]  # models that gave up here, and are tried elsewhere meanwhile
     sick: str | None  # why its device is left alone, where it is
+    next_at: str | None  # when it is tried again of itself
     device_memory: DeviceMemoryOut | None  # at the last look, where it can be looked at
     measured_mib: dict[str, int]  # the most that an engine of each model was seen to take, on any lane
 

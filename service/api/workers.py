@@ -101,10 +101,10 @@ def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:
         missing = fleet.models_without_ready_worker()
         if is_unknown(request):  # names are for who has a key
             if missing or store.trouble is not None:
-                raise NotReady
+                raise NotReady({})
             return schemas.ReadyOut(status="ready", without=[])
         if missing:
-            raise NotReady(missing)
+            raise NotReady({model: fleet.trouble_of(model) for model in missing})
         if store.trouble is not None:
             raise StoreUnavailable(store.trouble)
         without = [server for server in tool_servers(tools) if server.trouble is not None]
@@ -135,6 +135,7 @@ def worker_document(
         engine=now.engine,
         state=now.state,
         because=now.because,
+        next_at=rfc3339(now.next_at),
         pid=now.pid,
         pgid=now.pid,  # the engine leads a session and a group of its own
         port=now.port,

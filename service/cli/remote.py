@@ -212,6 +212,9 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
         raise ServiceAway(f"{url} is not Roundhouse: {error}") from error
 
 
+NO_SLOT: Final = "a slot of "  # what a turn waits for that needs nothing but one
+
+
 def _tell(url: str, pause: Pause) -> None:
     """Say that a service is starting or restarting, once each time."""
     if pause.because is not None and pause.number == 1:
@@ -228,6 +231,7 @@ def follow(service: Client, job_id: str, *, as_json: bool, is_aside: bool = Fals
         Refused: there is no such job.
     """
     service.get_job(job_id)  # a service that is not there, or knows no such job, is said at once
+    _tell_waits(service, job_id)
     try:
         for event in service.follow_job(job_id):
             line = json.dumps({"event": event.kind, **event.data}) if as_json else plain(_event_line(event))
@@ -237,6 +241,14 @@ def follow(service: Client, job_id: str, *, as_json: bool, is_aside: bool = Fals
         return service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S).state
     except (Unreachable, AnswerLost) as error:
         raise ServiceAway.at(error, f"; to go on: roundhouse watch {job_id}") from error
+
+
+def _tell_waits(service: Client, job_id: str) -> None:
+    """Say what a job waits for that no slot brings: a model without a worker, say."""
+    heads = service.ask(node_calls.get_status()).heads
+    waits = {head.waits_for for head in heads.ready if head.job == job_id and NO_SLOT not in head.waits_for}
+    for waits_for in sorted(waits):
+        typer.echo(plain(f"waits for {waits_for}"), err=True)
 
 
 def print_document(document: object, shown: object, *, as_json: bool) -> None:

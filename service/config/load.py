@@ -27,6 +27,11 @@ def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Co
     return build_config(document, overrides or {}, str(path), lines)
 
 
+def named_variables(path: Path) -> frozenset[str]:
+    """Return the variables of the environment that a configuration names, comments included."""
+    return frozenset(match["name"] for match in _VARIABLE.finditer(read_text(path)))
+
+
 def build_config(document: object, overrides: Mapping[str, object], source: str, lines: Mapping[Place, int]) -> Config:
     """Return the configuration that ``document`` describes.
 

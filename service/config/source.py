@@ -6,7 +6,7 @@ from pathlib import Path
 
 from service.config.keys import callers_of
 from service.config.lane_plan import with_mig
-from service.config.load import load_config
+from service.config.load import load_config, named_variables
 from service.config.roots import roots_of
 from service.config.schema import Config
 from service.config.workers import SMALL, TINY, own_models, tiny_model_path, worker_specs
@@ -20,13 +20,15 @@ from workers.spec import WorkerSpec
 class LoadedConfig:
     """A configuration that was found to be usable: files, programs and keys that it names are there.
 
-    ``roots`` are where callers may have files read from, ``callers`` who may ask, by the digests of their keys.
+    ``roots`` are where callers may have files read from, ``callers`` who may ask, by the digests of their keys;
+    ``variables`` are those of the environment that it names.
     """
 
     config: Config
     specs: Sequence[WorkerSpec]
     roots: Sequence[Path] = ()
     callers: Mapping[bytes, Caller] = field(default_factory=dict)
+    variables: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,13 @@ class ConfigSource:
         config = with_mig(load_config(self.path, self.overrides), enable_mig=self.enable_mig)
         callers = callers_of_config(config, base)
         specs = usable_specs(config, base, config.server.state_dir)
-        return LoadedConfig(config=config, specs=specs, roots=roots_of(config, base), callers=callers)
+        return LoadedConfig(
+            config=config,
+            specs=specs,
+            roots=roots_of(config, base),
+            callers=callers,
+            variables=named_variables(self.path),
+        )
 
 
 def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:

@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Final, cast
 import anyio
 from anyio.abc import TaskGroup
 
+from service.config.child_environment import child_environment
 from service.config.schema import Config, McpServerConfig, ToolsConfig
 from service.errors import ConfigError
 from workers.process.identity import ProcessId
@@ -75,14 +75,15 @@ class _ToolsOfModel:
 
 
 class Equipment:
-    """All that runs tools, by model; ``tasks`` hold the connections.
+    """All that runs tools, by model; ``tasks`` hold the connections, programs have ``environment`` beside their own.
 
     ``left`` are MCP servers that an earlier program of this process has left: the first configuration takes those that
     it starts in just the same way. ``adopted`` are their processes by MODEL/SERVER, ``ended`` says why others are not.
     """
 
-    def __init__(self, tasks: TaskGroup, left: Sequence[HeldServer] = ()) -> None:
+    def __init__(self, tasks: TaskGroup, environment: Mapping[str, str], left: Sequence[HeldServer] = ()) -> None:
         self._tasks = tasks
+        self._environment = environment
         self._models: dict[str, _ToolsOfModel] = {}
         self._left = {(each.model, each.name): each for each in left}
         self.adopted: dict[str, ProcessId] = {}
@@ -162,7 +163,7 @@ class Equipment:
         if known is not None and known.config == config:
             return known
         wanted = _mcp(name, config)
-        tools = McpTools(wanted, _environment(), self._adopted(model, wanted))
+        tools = McpTools(wanted, self._environment, self._adopted(model, wanted))
         server = _Server(config=config, tools=tools)
         self._tasks.start_soon(server.run)
         return server
@@ -214,11 +215,14 @@ class Equipment:
 
 @asynccontextmanager
 async def open_tools(
-    config: Config, specs: Sequence[WorkerSpec], left: Sequence[HeldServer] = ()
+    config: Config,
+    specs: Sequence[WorkerSpec],
+    left: Sequence[HeldServer] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Equipment]:
     """Connect to every tool server for a block; ``left`` are those that an earlier program of this process has left."""
     async with anyio.create_task_group() as tasks:
-        equipment = Equipment(tasks, left)
+        equipment = Equipment(tasks, child_environment(()) if environment is None else environment, left)
         equipment.change(config, specs, _nobody)
         try:
             yield equipment
@@ -258,10 +262,6 @@ def _mcp(name: str, server: McpServerConfig) -> McpServer:
         url=None if server.url is None else str(server.url),
         headers=server.headers,
     )
-
-
-def _environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if not key.startswith("ROUNDHOUSE_")}
 
 
 def _load(key: str, place: str) -> Callable[..., object]:

@@ -1,8 +1,7 @@
 """One Roundhouse, put together: the only place that knows all its parts."""
 
 import logging
-import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from service.config.child_environment import child_environment
 from service.config.rules import rules_of
 from service.config.schema import Config, StoreConfig
 from service.config.tools import Equipment, open_tools
@@ -149,18 +149,19 @@ async def open_node(
     state_dir: Path,
     shares: Mapping[str | None, float] | None = None,
     left: Left = Left(),
+    named: Collection[str] = (),
 ) -> AsyncIterator[Node]:
     """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.
 
     ``shares`` are those of keys, by their names; None is for no keys. ``left`` is what an earlier program of this
-    process has left.
+    process has left. ``named`` are variables of the environment that no engine and no tool server inherits.
 
     When the block is left, however it is left, no process of it is left.
 
     Raises:
         StoreError: the store cannot be opened, or a write failed while the block ran (then in a group).
     """
-    live = LiveConfig(config, specs, shares)
+    live, environment = LiveConfig(config, specs, shares), child_environment(named)
     followers, models = JobFollowers(), live.models
     with (
         own_folder(state_dir, left.lock_fd) as lock_fd,
@@ -169,7 +170,7 @@ async def open_node(
     ):
         async with (
             offloading(),
-            open_tools(config, specs, left.servers) as tools,
+            open_tools(config, specs, left.servers, environment) as tools,
             _own_ends() as own_ends,
             anyio.create_task_group() as tasks,
         ):
@@ -182,7 +183,7 @@ async def open_node(
 
             fleet = Fleet(
                 specs,
-                os.environ,
+                environment,
                 state_dir,
                 metrics.observe_phase,
                 tries_suspects=True,

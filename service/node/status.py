@@ -5,11 +5,13 @@ Nothing waits in silence: every head of a pool says what it waits for.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from typing import Final
 
 from service.conversations.job import GroupBy, TurnKey
 from service.conversations.states import TurnState
+from service.conversations.transcript import rfc3339
 from service.scheduling.scheduler import Scheduler
 from workers.fleet import Fleet
 from workers.states import WorkerState
@@ -30,6 +32,7 @@ class Head:
     round: int
     model: str
     waits_for: str
+    next_at: str | None = None  # when that changes of itself, where it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,4 +171,13 @@ def _head(scheduler: Scheduler, key: TurnKey, waits_for: str) -> Head:
         round=key.round,
         model=scheduler.model_of(key),
         waits_for=waits_for,
+        next_at=rfc3339(_next_at(scheduler, key)),
     )
+
+
+def _next_at(scheduler: Scheduler, key: TurnKey) -> datetime | None:
+    """Return when a worker of a turn's model is tried again, where none serves; else an end of a turn is what comes."""
+    workers = scheduler.workers_of(scheduler.model_of(key))
+    if any(worker.state is WorkerState.READY for worker in workers):
+        return None
+    return min((at for at in (worker.next_at for worker in workers) if at is not None), default=None)

@@ -169,6 +169,10 @@ class Scheduler:
         """Count the slots of a model that a new turn would have at once."""
         return 0 if self._pauses else max(0, self.view.free(model))
 
+    def workers_of(self, model: str) -> list[SupervisedWorker]:
+        """Return the workers of a model."""
+        return [worker for worker in self._fleet if worker.spec.name == model]
+
     def slots_on_demand(self, model: str) -> int:
         """Count the slots that a model would have if it were loaded now."""
         return self._fleet.slots_on_demand(model)

@@ -30,6 +30,7 @@ from workers.spec import WorkerSpec
 
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
+FAULT_CHARS: Final = 300
 PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
 PORT_POLL_S: Final = 0.05
 ANSWER_LIMIT_S: Final = 15.0  # for an idle engine that has answered before; a machine may stand still for seconds
@@ -74,6 +75,7 @@ class Incarnation:
         self._gate = gate
         self.key = held.key if held is not None else None  # what the engine asks of us
         self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
+        self.probe_fault: str | None = None  # why its last readiness probe failed, until one succeeds
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
         self._is_told = False  # to end
@@ -154,6 +156,13 @@ class Incarnation:
         """Wait for an attached server, however long that takes; the watch tells when it is lost."""
         await self._probe(on_ready)
         await anyio.sleep_forever()
+
+    def _note_fault(self, fault: str) -> None:
+        """Keep why a probe failed, and log it where nobody has started the engine: nothing else would tell."""
+        if fault != self.probe_fault and self._starter.command is None:
+            at = self._client.endpoint
+            logger.warning("worker %s: the server at %s is not ready: %s", self._spec.id, at, fault)
+        self.probe_fault = fault
 
     def held_process(self) -> HeldProcess | None:
         """Return the engine's processes as another program in this process would find them."""
@@ -243,9 +252,11 @@ class Incarnation:
 
     async def _probe(self, on_ready: Callable[[], None]) -> None:
         pause_s = PROBE_FIRST_S
-        while not await answers(self._client):
+        while (fault := await _fault_of(self._client)) is not None:
+            self._note_fault(fault)
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, PROBE_LAST_S)
+        self.probe_fault = None
         with contextlib.suppress(EngineError):  # it need not say
             self.capacity = await self._client.read_capacity()
         if self.capacity is not None or self._spec.lane is not None:
@@ -253,13 +264,13 @@ class Incarnation:
         on_ready()
 
 
-async def answers(client: EngineClient) -> bool:
-    """Tell whether the engine answers a readiness probe now."""
+async def _fault_of(client: EngineClient) -> str | None:
+    """Return why the engine does not answer a readiness probe now; None where it does."""
     try:
         await client.probe_ready()
-    except EngineError:
-        return False
-    return True
+    except EngineError as error:
+        return str(error)[:FAULT_CHARS]
+    return None
 
 
 async def _wait_address(at: Endpoint) -> None:

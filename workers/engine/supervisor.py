@@ -89,6 +89,7 @@ class Supervisor:
             restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
         )
         self._now = Lifecycle()
+        self._timer: tuple[int, float | None] = (-1, None)  # the last that was started, and when it runs down
         self._was_ready = False
         self._held: HeldEngine | None = None  # what the next start takes over
         self._site: _Site | None = None
@@ -104,6 +105,20 @@ class Supervisor:
     def now(self) -> Lifecycle:
         """The present state; advisory."""
         return self._now
+
+    @property
+    def because(self) -> str:
+        """Why it is in its state, and what an engine that is not ready says to the probe."""
+        fault = self.running.probe_fault if self.running is not None else None
+        if self._now.state is not WorkerState.STARTING or fault is None:
+            return self._now.because
+        return f"{self._now.because}; not ready: {fault}"
+
+    @property
+    def next_at(self) -> float | None:
+        """When the timer of its state runs down, in monotonic seconds; None where none runs."""
+        timer, at = self._timer
+        return at if timer == self._now.timer else None
 
     async def run(
         self,
@@ -207,7 +222,7 @@ class Supervisor:
     def failure(self) -> StartFailed:
         """Return why there is no engine, with its last lines."""
         tail = self.log.tail(ERROR_TAIL_LINES, incarnation=self._now.incarnation)
-        return StartFailed(self._spec.id, self._now.because, tuple(line.text for line in tail))
+        return StartFailed(self._spec.id, self.because, tuple(line.text for line in tail))
 
     def _tell_move(self, before: Lifecycle) -> None:
         now = self._now
@@ -241,6 +256,7 @@ class Supervisor:
                 if self.running is not None:
                     self.running.kill()
             case lifecycle.StartTimer():
+                self._timer = (action.timer, time.monotonic() + action.after_s)
                 site.tasks.start_soon(self._run_timer, action.timer, action.after_s)
             case lifecycle.EndRequests():
                 self._on_end(action)

@@ -1,6 +1,7 @@
 """What is shown of a worker."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from workers.health.incident import RequestView
 from workers.policy.liveness import Verdict
@@ -18,6 +19,7 @@ class WorkerSnapshot:
     engine: str
     state: WorkerState
     because: str
+    next_at: datetime | None
     pid: int | None
     port: int
     incarnation: int

@@ -36,6 +36,7 @@ class WaitingTurn(Value):
     round: int
     model: str
     waits_for: str
+    next_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,7 @@ class Lane(Value):
     load_s: Mapping[str, float]
     barred: tuple[str, ...]
     sick: str | None
+    next_at: datetime | None
     device_memory: DeviceMemory | None
     measured_mib: Mapping[str, int]
 

@@ -89,6 +89,7 @@ class Worker(Value):
     engine: str
     state: str
     because: str
+    next_at: datetime | None
     pid: int | None
     pgid: int | None
     port: int

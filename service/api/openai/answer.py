@@ -34,11 +34,16 @@ class _Told(msgspec.Struct):
 class RelayedAnswer(Response):
     """An ASGI response that waits for its request; ``withdraw`` ends a request that nobody waits for any more.
 
+    ``trouble`` tells why no worker serves its model, None where one does.
+
     Headers are held until the engine's first byte, for ``heartbeat_s`` at most where a stream is asked for.
     """
 
-    def __init__(self, request: RelayedRequest, withdraw: Withdraw, heartbeat_s: float) -> None:
+    def __init__(
+        self, request: RelayedRequest, withdraw: Withdraw, heartbeat_s: float, trouble: Callable[[], str | None]
+    ) -> None:
         super().__init__()
+        self._trouble = trouble
         self._request = request
         self._path = request.posted.path
         self._withdraw = withdraw
@@ -86,7 +91,7 @@ class RelayedAnswer(Response):
             if request.is_waiting and posted.wait_s is not None:
                 left_s = posted.wait_s - request.waited_s
                 if left_s <= 0:
-                    self._withdraw(request, _timed_out(posted.wait_s))
+                    self._withdraw(request, _timed_out(posted.wait_s, self._trouble()))
                     break
             if posted.is_streamed:
                 left_s = min(left_s, beat_at - time.monotonic())
@@ -97,6 +102,8 @@ class RelayedAnswer(Response):
                     await self._start(send, {})
                     has_started = True
                 writer.write_nowait(WAITING)
+                if trouble := self._trouble():
+                    writer.write_nowait(b": %b\n\n" % " ".join(trouble.split()).encode("utf-8", "replace"))
                 beat_at = time.monotonic() + self._heartbeat_s
         return has_started
 
@@ -148,8 +155,8 @@ class RelayedAnswer(Response):
 NO_STREAM: Final = RelayFailure(reason="engine_rejected", detail="a stream was asked for, and the engine sent none")
 
 
-def _timed_out(wait_s: float) -> RelayFailure:
-    detail = f"no slot was free for it within {wait_s:g} s"
+def _timed_out(wait_s: float, trouble: str | None) -> RelayFailure:
+    detail = f"no slot was free for it within {wait_s:g} s" + (f": {trouble}" if trouble else "")
     return RelayFailure(reason=QUEUE_TIMEOUT, detail=detail, after_s=AGAIN_S)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -133,9 +134,15 @@ class Relays:
             except ServiceError as error:
                 param = "model" if isinstance(error, ModelNotFound) else None
                 return error_of_service(error, param).response(path, {})
-            return RelayedAnswer(taken, self._node.scheduler.requests.withdraw, self._server.heartbeat_s)
+            trouble = partial(self._trouble_of, taken.posted.model)
+            return RelayedAnswer(taken, self._node.scheduler.requests.withdraw, self._server.heartbeat_s, trouble)
 
         return relay
+
+    def _trouble_of(self, model: str) -> str | None:
+        """Return why no worker serves a model now; None where one does."""
+        fleet = self._node.fleet
+        return fleet.trouble_of(model) if model in fleet.models_without_ready_worker() else None
 
     async def _take(self, request: Request, path: str) -> RelayedRequest:
         caller = caller_of(request)

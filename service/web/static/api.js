@@ -78,7 +78,8 @@ export async function ask(path, { read = null, ...options } = {}) {
 export function follow(path, onFrame, onProblem = () => {}) {
   return again(async (closing, succeeded) => {
     const silence = new AbortController();
-    closing.addEventListener("abort", () => silence.abort("closed"));
+    const close = () => silence.abort("closed");
+    closing.addEventListener("abort", close);
     let timer = 0;
     const heard = () => {
       clearTimeout(timer);
@@ -96,6 +97,8 @@ export function follow(path, onFrame, onProblem = () => {}) {
     } finally {
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", hide);
+      closing.removeEventListener("abort", close);
+      silence.abort("over"); // a stream that is left open keeps one of the browser's six connections
     }
   }, onProblem);
 }
@@ -110,13 +113,29 @@ async function readEvents(stream, heard, onFrame) {
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
-      const kind = /^event: (.*)$/m.exec(event)?.[1];
+      const kind = fieldOf(event, "event: ");
       if (kind === "end") return true;
       if (kind === "stopping") throw new Unreachable("Roundhouse is stopping");
       if (kind !== "frame") continue;
       listener.up();
-      onFrame(JSON.parse(/^data: (.*)$/m.exec(event)[1]));
+      const frame = parsed(fieldOf(event, "data: "));
+      if (frame !== undefined) onFrame(frame);
     }
+  }
+}
+
+/** Return a field of an event. Lines end at line feeds alone: to a pattern U+2028 in somebody's text ends one as well. */
+function fieldOf(event, name) {
+  return event.split("\n").find((line) => line.startsWith(name))?.slice(name.length);
+}
+
+/** Return the document of a frame; one that cannot be read is passed over, since the next tells the same anew. */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    console.warn("a frame cannot be read", error);
+    return undefined;
   }
 }
 

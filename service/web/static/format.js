@@ -15,6 +15,11 @@ export function clock(text) {
   return isToday ? at.toLocaleTimeString("en-GB") : `${at.toLocaleDateString("en-CA")} ${at.toLocaleTimeString("en-GB")}`;
 }
 
+/** Return why something is as it is, and when it is looked at again of itself. */
+export function causeOf({ because, next_at: next }) {
+  return next ? `${because} (next at ${clock(next)})` : because;
+}
+
 /** Return seconds in one or two units. */
 export function seconds(count) {
   if (count === null || count === undefined || Number.isNaN(count)) return "";

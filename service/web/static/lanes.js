@@ -1,7 +1,7 @@
 /** Devices and lanes: what is used of each device, which model is on each lane, which comes, and what loads took. */
 
 import { badge, bar, facts, h, setBadge, setText } from "./dom.js";
-import { seconds, to, whole } from "./format.js";
+import { causeOf, seconds, to, whole } from "./format.js";
 import { subscribe } from "./live.js";
 import { link, table } from "./table.js";
 
@@ -72,7 +72,7 @@ function lanesTable() {
 
 function because(lane) {
   const barred = lane.barred.length ? `barred: ${lane.barred.join(", ")}` : "";
-  return [lane.sick ?? lane.because, barred].filter(Boolean).join("; ");
+  return [causeOf({ ...lane, because: lane.sick ?? lane.because }), barred].filter(Boolean).join("; ");
 }
 
 function stateOf(first, read) {

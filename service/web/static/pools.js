@@ -1,7 +1,7 @@
 /** The three pools: what waits for others, what waits for a slot and for what, and what is on a slot. */
 
 import { badge, h, keyed, setBadge, setText } from "./dom.js";
-import { seconds, to, whole } from "./format.js";
+import { causeOf, seconds, to, whole } from "./format.js";
 import { subscribe } from "./live.js";
 
 /** Show them. */
@@ -44,7 +44,7 @@ function headOf(first) {
   const who = h("span", { class: "who" }, `${first.agent}, round ${first.round}, ${first.model}`);
   return {
     node: h("li", {}, name, who, waits),
-    update: (head) => setText(waits, `waits for ${head.waits_for}`),
+    update: (head) => setText(waits, `waits for ${causeOf({ because: head.waits_for, next_at: head.next_at })}`),
   };
 }
 

@@ -2,7 +2,7 @@
 
 import { ask, poll } from "./api.js";
 import { badge, facts, folded, h, keyed, setBadge, setText } from "./dom.js";
-import { bytes, clock, plural, pretty, seconds, short, whole } from "./format.js";
+import { bytes, causeOf, clock, plural, pretty, seconds, short, whole } from "./format.js";
 import { subscribe } from "./live.js";
 import { logNode } from "./log.js";
 import { evidenceOf } from "./pools.js";
@@ -37,7 +37,7 @@ export function open(root, [id], title) {
     absent.hidden = Boolean(worker);
     if (!worker) return;
     setBadge(state, worker.state);
-    setText(because, worker.because);
+    setText(because, causeOf(worker));
     told.update(factsOf(worker, lanes.find((each) => each.lane === id)));
     requests.update(worker.requests);
   });

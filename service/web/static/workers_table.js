@@ -1,7 +1,7 @@
 /** The table of workers. */
 
 import { badge, bar, h, setBadge, setText } from "./dom.js";
-import { short, to, whole } from "./format.js";
+import { causeOf, short, to, whole } from "./format.js";
 import { stateCell } from "./jobs_table.js";
 import { link, table } from "./table.js";
 
@@ -36,7 +36,7 @@ export function workersTable(caption) {
       { title: "Verdict", make: verdict },
       { title: "Restarts", text: (worker) => whole(worker.restarts), kind: "number" },
       { title: "Model", text: (worker) => worker.model, kind: "wide" },
-      { title: "Because", text: (worker) => worker.because, kind: "wide because" },
+      { title: "Because", text: causeOf, kind: "wide because" },
     ],
   });
 }
