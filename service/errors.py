@@ -195,10 +195,10 @@ class TooMuchQueued(
 
 
 class QueueFull(ServiceError, status=429, code="queue_full", title="Too many requests wait"):
-    """As many requests wait for slots as may; ``after_s`` is when there should be room."""
+    """As much waits for slots as may; ``after_s`` is when there should be room."""
 
-    def __init__(self, waiting: int, after_s: int) -> None:
-        super().__init__(f"{waiting} requests wait for a slot, and server.queue allows no more")
+    def __init__(self, detail: str, after_s: int) -> None:
+        super().__init__(detail)
         self.retry_after_s = after_s
 
 

@@ -17,6 +17,7 @@ from service.api.configuration import configuration_router
 from service.api.door.access import AccessCheck
 from service.api.door.gate import Gate
 from service.api.door.heads import Heads
+from service.api.door.held_bodies import HeldBodies
 from service.api.door.key_ring import KeyRing
 from service.api.door.measuring import Measuring
 from service.api.door.rates import Rates
@@ -92,6 +93,7 @@ def build_app(
             CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
+    app.add_middleware(HeldBodies, queue_bytes=limits.queue_bytes)
     app.add_middleware(Heads)
     app.add_middleware(Measuring, observe=node.metrics.observe_request)  # around all: refusals count too
     described = cache(partial(_describe, app))

@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from service.api.door.held_bodies import HELD, HeldBody
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge
 from service.node.jobs import SMALL_BYTES
@@ -17,6 +18,9 @@ from workers.offload.pool import Purpose, offload
 COUNT_LIMIT_S: Final = 10.0
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
 _TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
+_OPENING: Final = frozenset({b"[", b"{"})
+_CLOSING: Final = frozenset({b"]", b"}"})
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # engines pass over one before JSON, as RFC 8259 lets them, and so do we
 HUNG_UP: Final = "the client hung up in the middle of it"
 
@@ -43,10 +47,14 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     Raises:
         BodyTooLarge: more than ``limits.body_bytes``; the rest is not read.
         BodyMalformed: it never came to its end.
+        QueueFull: all bodies that are held are larger than they may be.
     """
     body = bytearray()
     try:
+        held: HeldBody | None = request.scope.get(HELD)
         async for chunk in request.stream():
+            if held is not None:
+                held.add(len(chunk))
             body += chunk
             if len(body) > limits.body_bytes:
                 raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
@@ -63,6 +71,16 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
     """
     if len(body) <= SMALL_BYTES:
         return decode_document(body, limits)
+    await check_nodes(body, limits)
+    return await anyio.to_thread.run_sync(decode_document, body, limits)
+
+
+async def check_nodes(body: bytes, limits: Limits) -> None:
+    """Check that a body holds no more values than it may.
+
+    Raises:
+        BodyMalformed: it does.
+    """
     if body.count(b",") + body.count(b"[") + body.count(b"{") > limits.nodes:  # there may be fewer, with commas in text
         try:
             count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S, purpose=Purpose.DOCUMENTS)
@@ -70,13 +88,31 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
             raise BodyMalformed(f"its values cannot be counted within {COUNT_LIMIT_S:g} s") from error
         if count > limits.nodes:
             raise BodyMalformed(f"the body holds {count} values, more than limits.nodes = {limits.nodes}")
-    return await anyio.to_thread.run_sync(decode_document, body, limits)
 
 
 def count_nodes(body: bytes) -> int:
     """Return how many values there are about, whether the bytes are JSON or not."""
     bare = _TEXT.sub(b"", body)
     return bare.count(b",") + bare.count(b"[") + bare.count(b"{")
+
+
+def check_depth(body: bytes, limits: Limits) -> None:
+    """Check that a body is nested no deeper than it may be, without making anything of it.
+
+    Raises:
+        BodyMalformed: it is.
+    """
+    if body.count(b"[") + body.count(b"{") <= limits.depth:
+        return
+    depth = 0
+    for match in _STRUCTURE.finditer(body):
+        sign = match[0]
+        if sign in _OPENING:
+            depth += 1
+            if depth > limits.depth:
+                raise BodyMalformed(f"the body is nested more than limits.depth = {limits.depth} levels deep")
+        elif sign in _CLOSING:
+            depth -= 1
 
 
 def decode_document(body: bytes, limits: Limits) -> object:

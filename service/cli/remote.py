@@ -80,6 +80,7 @@ def submit(
         print_document(posted.document, posted.id, as_json=as_json)
         if not wait:
             return
+        _tell_waits(service, posted.id)
         end = follow(service, posted.id, as_json=as_json, is_aside=True)
         if as_json:
             ended = service.ask(job_calls.get_job(posted.id), patience_s=PATIENCE_S)
@@ -231,7 +232,6 @@ def follow(service: Client, job_id: str, *, as_json: bool, is_aside: bool = Fals
         Refused: there is no such job.
     """
     service.get_job(job_id)  # a service that is not there, or knows no such job, is said at once
-    _tell_waits(service, job_id)
     try:
         for event in service.follow_job(job_id):
             line = json.dumps({"event": event.kind, **event.data}) if as_json else plain(_event_line(event))

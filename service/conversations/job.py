@@ -89,13 +89,22 @@ class Agent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns."""
+    """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns.
+
+    ``prompt_chars`` is how long its prompt is where that is not kept here.
+    """
 
     id: str
     prompt: str
     rounds: int
     is_pinned: bool = False
+    prompt_chars: int | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def chars(self) -> int:
+        """How long its prompt is."""
+        return len(self.prompt) if self.prompt_chars is None else self.prompt_chars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,9 @@ class Limits(StrictModel):
     conversations: int = Field(default=10_000, gt=0, description="conversations of a job")
     rounds: int = Field(default=1_000, gt=0, description="rounds of a conversation")
     tools: int = Field(default=128, gt=0, description="tools of an agent, exit tools included")
+    queue_bytes: int = Field(
+        default=256 * 1024 * 1024, gt=0, description="size of all bodies of requests that wait for slots"
+    )
     batch: int = Field(default=100_000, gt=0, description="jobs of one posted batch, a line each")
     turns: int = Field(default=1_000_000, gt=0, description="turns of a job: agents x rounds, over its conversations")
     nodes: int = Field(default=500_000, gt=0, description="values of a posted body, however deep")

@@ -30,6 +30,7 @@ from service.node.store_outlet import StoreOutlet
 from service.node.timelines import Timelines
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
+from service.scheduling.relayed.requests import QueueLimits
 from service.scheduling.scheduler import Scheduler
 from service.store.databases.sqlite import own_folder
 from service.store.neighbours import Alone, Neighbours, NodeReport
@@ -201,7 +202,7 @@ async def open_node(
                 outlet,
                 order.group_by,
                 live.shares,
-                most_waiting=config.server.queue,
+                queue=QueueLimits(requests=config.server.queue, bytes=config.limits.queue_bytes),
                 prewarm=order.prewarm,
             )
             own_ends.append(scheduler.note_own_end)

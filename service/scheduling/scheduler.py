@@ -30,7 +30,7 @@ from service.scheduling.job_turns import JobTurns
 from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.prewarmer import Prewarmer
-from service.scheduling.relayed.requests import RelayedRequests
+from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
 from service.scheduling.turn import Progress
 from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.turn_runner import Ended, TurnRunner
@@ -67,7 +67,7 @@ class Scheduler:
         group_by: GroupBy | None = None,
         shares: Shares = None,
         *,
-        most_waiting: int,
+        queue: QueueLimits,
         prewarm: bool = False,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
@@ -82,7 +82,7 @@ class Scheduler:
         self._blame = Blame(lambda job_id: self.owner(job_id))  # noqa: PLW0108 - its works are not yet there
         read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
         self._job_turns = JobTurns(self._blame, outlet, self.counters, read, fleet, self._post)
-        self.requests = RelayedRequests(self._blame, self.counters, self._post, most_waiting)
+        self.requests = RelayedRequests(self._blame, self.counters, self._post, queue)
         self.turns = self._job_turns.turns  # others only look
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
@@ -363,7 +363,7 @@ class Scheduler:
         worker = self._fleet.get(action.worker)
         if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")
-        self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
+        self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation, time.monotonic())
         self._fleet.lanes.note_start(worker.spec.id, worker.spec.name)
         lease = worker.lease_nowait(action.slots)  # the core counts the slots of ready workers as the workers do
         turn, facts = self._work(action.key.job_id).begin(action.key, worker, now)

@@ -74,7 +74,7 @@ class TurnEndings:
 
     def _acquit(self, turn: OnSlot, finish: Callable[[], End]) -> End:
         """Take an end that the engine brought about: nothing speaks against the turn any more."""
-        findings = self._blame.end(turn.key, turn.charges)
+        findings = self._blame.end(turn.key, turn.charges, time.monotonic())
         turn.charges = Charges()  # the service's own ends too: it has outlived this one
         return replace(finish(), findings=findings)
 

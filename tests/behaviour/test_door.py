@@ -197,7 +197,7 @@ from service.api.door.http_server import HttpServer
 from service.serve import listen
 
 class Quick(Door):
-    HEAD_S, BODY_S, CLOSING_S = 1.0, 1.0, 1.0
+    HEAD_S, BODY_S, CLOSING_S, GIVES_WAY_S = 1.0, 1.0, 1.0, 0.2
 
 async def app(scope, receive, send):
     while (await receive()).get("more_body"):
@@ -252,7 +252,7 @@ def test_whoever_does_not_go_on_is_let_go(slow_door: int, first: bytes, status: 
 
 def test_more_connections_than_there_may_be_are_refused_at_once(slow_door: int) -> None:
     """Descriptors are left for engines and the store; and whoever waits a moment gets in."""
-    open_ones = [socket.create_connection(("127.0.0.1", slow_door), LIMIT_S) for _ in range(8)]
+    open_ones = [half_asked(slow_door) for _ in range(8 + Door.KEPT)]
     try:
         with closing(socket.create_connection(("127.0.0.1", slow_door), LIMIT_S)) as one_more:
             answer = one_more.recv(65536)
@@ -262,6 +262,23 @@ def test_more_connections_than_there_may_be_are_refused_at_once(slow_door: int) 
         for connection in open_ones:
             connection.close()
     wait_for(lambda: httpx.get(f"http://127.0.0.1:{slow_door}/").status_code == 200, "there is room again")
+
+
+def half_asked(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+    connection.sendall(b"GET / HT")
+    return connection
+
+
+def test_who_idles_makes_room(slow_door: int) -> None:
+    """The longest idle of all: nobody keeps the others out by connections on which nothing is asked."""
+    idle = [socket.create_connection(("127.0.0.1", slow_door), LIMIT_S) for _ in range(8)]
+    try:
+        wait_for(lambda: httpx.get(f"http://127.0.0.1:{slow_door}/").status_code == 200, "one makes room", 0.9)
+        assert idle[0].recv(1) == b""
+    finally:
+        for connection in idle:
+            connection.close()
 
 
 LIMITS = """

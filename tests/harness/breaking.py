@@ -175,7 +175,7 @@ class World:
         engine = worker.engine
         assert engine is not None
         assert worker.now.state is WorkerState.READY
-        self.blame.start(key, "m", worker.name, engine.number)
+        self.blame.start(key, "m", worker.name, engine.number, self.now)
         engine.begun += 1
         engine.on_it.append(key)
         self.at[key] = worker, engine
@@ -218,7 +218,7 @@ class World:
         worker = self.at[key][0]
         in_flight = len(engine.on_it)
         self._leave(key)
-        findings = self.blame.end(key, self.charges.pop(key, Charges()))
+        findings = self.blame.end(key, self.charges.pop(key, Charges()), self.now)
         worker.post(lifecycle.EngineAnswered(incarnation=engine.number))
         raised = self.limits.note_end(worker.name, in_flight, self.slots)
         if raised is not None:

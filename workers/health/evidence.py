@@ -190,6 +190,7 @@ class Observations:
             progress.total - progress.processed if progress else running.answer.prompt_chars * self.pace.tokens_a_char
         )
         return RequestObservations(
+            is_mute=running.answer.is_mute,
             has_token=generation.first_token_at is not None,
             progress_at=generation.last_progress_at,
             has_begun=generation.begun_at is not None,

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
 QUIET_MAX_S: Final = 5.0
+VETO_LIMITS: Final = 3.0  # for how many limits what is seen of others may speak for a request that gets nothing
 BUSY_FRESH_S: Final = 10.0  # several looks: one of them may come late
 BUSY_CORES: Final = 0.25  # that a tree spends while it computes, on a machine that others use; an idle one spends 0.05
 
@@ -73,6 +74,7 @@ class RequestObservations(Struct, frozen=True, kw_only=True, gc=False):
 
     has_token: bool
     progress_at: float
+    is_mute: bool = False  # nothing is heard of it before it is whole
     has_begun: bool = True  # whether a byte of its answer has come, be it a header's
     prefill_left_s: float = 0.0  # what the rest of the prompt should take at the measured rate
 
@@ -156,6 +158,9 @@ def _stall_scope(request: RequestObservations, engine: EngineObservations, now: 
 
     if not is_fresh(engine.rose_at) and not is_fresh(engine.others_at):
         return Scope.ENGINE
-    if is_fresh(engine.unexplained_at) or (not request.has_token and is_fresh(engine.prefilling_at)):
-        return None  # it may be served where we cannot see it, or another's prompt is read before its own
+    silent_s = now - request.progress_at
+    if is_fresh(engine.unexplained_at) and (request.is_mute or silent_s < VETO_LIMITS * limit_s):
+        return None  # it may be served where we cannot see it
+    if not request.has_token and is_fresh(engine.prefilling_at) and silent_s < VETO_LIMITS * limit_s:
+        return None  # another's prompt is read before its own
     return Scope.REQUEST if is_fresh(engine.others_at) else None

@@ -4,6 +4,7 @@ uvicorn itself bounds none of these: a half-sent request holds its connection fo
 """
 
 import asyncio
+import logging
 import resource
 from enum import Enum, auto
 from typing import Any, ClassVar, Final
@@ -23,7 +24,11 @@ MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs walk
 FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and webhooks
 FILES_A_WORKER: Final = 16  # its pipes, its probes and its log
 FILES_A_SLOT: Final = 2
+CROWDED: Final = "roundhouse.crowded"  # its place in an ASGI scope
 LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 4096
+
+
+logger = logging.getLogger(__name__)
 
 
 class Stage(Enum):
@@ -38,6 +43,25 @@ class Stage(Enum):
 HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as members, in Python 3.11
 
 
+class Crowd:
+    """What all connections of a server share: who idles, the longest first, and how much all of them leave unread."""
+
+    def __init__(self) -> None:
+        self.idle: dict[Door, float] = {}  # since when
+        self.unread = 0
+
+    def __repr__(self) -> str:
+        return f"<Crowd idle={len(self.idle)} unread={self.unread}>"
+
+    @classmethod
+    def of(cls, server_state: ServerState) -> "Crowd":
+        """Return the one of a server."""
+        crowd: Crowd | None = getattr(server_state, "crowd", None)
+        if crowd is None:
+            crowd = server_state.crowd = cls()  # type: ignore[attr-defined]
+        return crowd
+
+
 class Door(HttpToolsProtocol):
     """A connection with limits; ``limit_concurrency`` of its configuration is how many there may be, and no more.
 
@@ -49,6 +73,11 @@ class Door(HttpToolsProtocol):
     BODY_S: ClassVar[float] = 30.0  # of silence in a body
     BODY_RATE: ClassVar = 16 * 1024  # so many bytes of a body buy another second
     CLOSING_S: ClassVar[float] = 5.0  # for a last answer that the client does not read
+    CROWDED_HEAD_S: ClassVar[float] = 2.0  # where only places are left that are kept
+    GIVES_WAY_S: ClassVar[float] = 1.0  # of idling: what a client has just sent may not have been read yet
+    KEPT: ClassVar = 32  # places for who brings a key, and for probes
+    UNREAD_S: ClassVar[float] = 60.0  # in which a client takes no byte of what is written to it
+    UNREAD_BYTES: ClassVar = 128 * 1024 * 1024  # of all clients together
     PIPELINED: ClassVar = 16  # requests that wait for the answer to one before them: 14,000 fit into one read
 
     def __init__(
@@ -64,15 +93,37 @@ class Door(HttpToolsProtocol):
         self._overhead = 0  # bytes since the last one of a body, or since the end of a head or a request
         self._request: RequestResponseCycle | None = None  # the last whose head is whole
         self._open: list[RequestResponseCycle] = []  # those that are not answered yet
+        self._crowd = Crowd.of(server_state)
+        self._is_crowded = False
+        self._unread, self._unread_s = 0, 0.0
+        self._is_ending = False  # once what was asked is answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it."""
         super().connection_made(transport)
-        if self._most is not None and len(self.connections) > self._most:
+        self._crowd.idle[self] = self.loop.time()
+        if self._most is None or len(self.connections) <= self._most:
+            return
+        oldest, since = next(iter(self._crowd.idle.items()))
+        if self.loop.time() - since >= self.GIVES_WAY_S and oldest is not self:
+            oldest.give_way()
+        elif len(self.connections) <= self._most + self.KEPT:
+            self._is_crowded, self._left_s = True, min(self.HEAD_S, self.CROWDED_HEAD_S)
+        else:
             self._refuse(TooManyConnections(f"{self._most} connections are open; try again"))
+
+    def give_way(self) -> None:
+        """Close: nothing is under way, and another connection has no place."""
+        self._crowd.idle.pop(self, None)
+        self._expect(REFUSED, self.CLOSING_S)
+        self._disconnect()
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Hand on no more at once than there may be of what is no body."""
+        if self._is_ending:
+            return
+        self._crowd.idle.pop(self, None)
         if self._stage is NOTHING:
             self._expect(HEAD, self.HEAD_S)
         at = 0
@@ -93,7 +144,16 @@ class Door(HttpToolsProtocol):
             while data:
                 data = self._parse_to_upgrade(data)
         except httptools.HttpParserError:
-            self._refuse(RequestMalformed("it is not HTTP/1.1"))
+            if self._stage is not BODY and (self._is_busy() or self.pipeline):
+                self._end_when_answered()
+            else:
+                self._refuse(RequestMalformed("it is not HTTP/1.1"))
+
+    def _end_when_answered(self) -> None:
+        """Take nothing more, and close once what was asked before is answered: that is owed, whatever follows it."""
+        self._is_ending = True
+        self._expect(NOTHING, 0)
+        self.transport.pause_reading()
 
     def _parse_to_upgrade(self, data: bytes) -> bytes:
         """Parse to the end of a head that offers an upgrade; return what follows, which is HTTP/1.1 as well."""
@@ -117,7 +177,8 @@ class Door(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []  # what trails the body is no header of a request that is being answered
         self._request = self.cycle
-        self.scope[WRITER] = BodyWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
+        self.scope[WRITER] = BodyWriter(self.cycle, self.note_unread)  # type: ignore[typeddict-unknown-key]
+        self.scope[CROWDED] = self._is_crowded  # type: ignore[typeddict-unknown-key]
         self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
         self._expect(BODY, self.BODY_S)
 
@@ -137,6 +198,12 @@ class Door(HttpToolsProtocol):
 
     def tick(self) -> None:
         """Let a second pass, if it is the client that is to do something."""
+        self._note_silence()
+        if self._is_ending and not (self._is_busy() or self.pipeline):
+            self.transport.close()
+            return
+        if self._stage is NOTHING and not self._is_busy() and self not in self._crowd.idle:
+            self._crowd.idle[self] = self.loop.time()
         stage = self._stage
         if stage is NOTHING or (stage is HEAD and self._is_busy()) or (stage is BODY and self.flow.read_paused):
             return
@@ -147,6 +214,29 @@ class Door(HttpToolsProtocol):
             self.transport.abort()
         elif not self.transport.is_closing():
             self._refuse(RequestTooSlow("the rest of it did not come in time"))
+
+    def note_unread(self) -> None:
+        """Count what was written to the client and is not taken; it is cut off where all clients leave too much."""
+        unread = self.transport.get_write_buffer_size()
+        self._crowd.unread += unread - self._unread
+        self._unread = unread
+        if unread and self._crowd.unread > self.UNREAD_BYTES:
+            self._cut_off(f"all clients leave {self._crowd.unread} bytes unread, {unread} of them this one")
+
+    def _note_silence(self) -> None:
+        """Let a second pass in which a client may take what is written to it."""
+        unread = self.transport.get_write_buffer_size()
+        if not unread and not self._unread:
+            return
+        self._unread_s = self._unread_s + 1 if unread and unread >= self._unread else 0.0
+        self.note_unread()
+        if self._unread_s >= self.UNREAD_S:
+            self._cut_off(f"a client has taken nothing of its answer for {self.UNREAD_S:g} s")
+
+    def _cut_off(self, why: str) -> None:
+        if not self.transport.is_closing():
+            logger.warning("%s, and is cut off", why)
+            self.transport.abort()
 
     # Between one program of this process and the next
 
@@ -207,6 +297,9 @@ class Door(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of what was asked on a connection that is gone."""
         self._disconnect()
+        self._crowd.idle.pop(self, None)
+        self._crowd.unread -= self._unread
+        self._unread = 0
         super().connection_lost(exc)
 
     def _disconnect(self) -> None:

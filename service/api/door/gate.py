@@ -5,6 +5,7 @@ rebinds to our address it lets it read everything. Neither knows a key, and with
 """
 
 import ipaddress
+import re
 from collections.abc import Collection
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,7 +14,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.door.access import CALLER
-from service.api.door.errors import ForeignOrigin, MediaTypeUnknown, RequestMalformed
+from service.api.door.connections import CROWDED
+from service.api.door.errors import ForeignOrigin, MediaTypeUnknown, RequestMalformed, TooManyConnections
 from service.api.door.key_ring import KeyRing
 from service.api.openai.forms import error_of_service, is_of_surface
 from service.api.problems import problem
@@ -25,6 +27,7 @@ OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page asks for 
 BARE_PATH: Final = "/readyz"  # to whom has no key it tells a status, and no names
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us
 MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
+HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -48,7 +51,11 @@ class Gate:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             caller = self._keys.find(_key_of(headers))
-            error = _fault_of(scope["path"], headers) or self._refusal(scope["method"], scope["path"], headers, caller)
+            error = (
+                _fault_of(scope["path"], headers)
+                or self._crowd_fault(scope, caller)
+                or self._refusal(scope["method"], scope["path"], headers, caller)
+            )
             if error is not None:
                 path = scope["path"]
                 response = error_of_service(error).response(path, {}) if is_of_surface(path) else problem(error)
@@ -58,6 +65,13 @@ class Gate:
                 return
             scope.setdefault("state", {})[CALLER] = caller
         await self._app(scope, receive, send)
+
+    def _crowd_fault(self, scope: Scope, caller: Caller | None) -> ServiceError | None:
+        """Return the refusal of who brings no key on a connection that is kept for those who do, and for probes."""
+        is_known = bool(self._keys) and caller is not None
+        if not scope.get(CROWDED) or is_known or scope["path"] in HEALTH_PATHS:
+            return None
+        return TooManyConnections("the connections that are left are for who brings a key")
 
     def _refusal(self, method: str, path: str, headers: Headers, caller: Caller | None) -> ServiceError | None:
         is_open = path in OPEN_PATHS or (path == BARE_PATH and not _brings_key(headers))
@@ -87,6 +101,8 @@ class Gate:
         return None
 
     def _is_ours(self, host: str) -> bool:
+        if not HOST.fullmatch(host):
+            return False
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower().rstrip(".")
         except ValueError:
@@ -111,7 +127,7 @@ def _fault_of(path: str, headers: Headers) -> ServiceError | None:
     """Return what is wrong with a request whoever asks: what it names cannot be, or can be read in two ways."""
     if "\0" in path:
         return PathNotFound("no name of ours holds a NUL")
-    for name in ("Host", "Authorization", "X-Api-Key"):
+    for name in ("Host", "Authorization", "X-Api-Key", "Content-Type"):
         if len(set(headers.getlist(name))) > 1:
             return RequestMalformed(f"{name} was sent twice, and not the same: a proxy may go by the other one")
     return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -15,11 +16,12 @@ class BodyWriter:
     """Writes to the connection of one request, once its answer has begun and until ``send`` ends it.
 
     A client that is slow is not waited for, so that no slot is held for it; one that is ``MOST_BUFFERED`` behind is
-    taken for gone.
+    taken for gone. ``note_unread`` counts what all clients have not taken.
     """
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, note_unread: Callable[[], None]) -> None:
         self._cycle = cycle
+        self._note_unread = note_unread
 
     def __repr__(self) -> str:
         return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"
@@ -30,10 +32,16 @@ class BodyWriter:
         if cycle.disconnected or cycle.response_complete or not piece:
             return
         transport = cycle.transport
+        if transport.is_closing():
+            return
         transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if cycle.chunked_encoding else piece)
-        if cycle.flow.write_paused and _buffered(transport) > MOST_BUFFERED:
+        if not cycle.flow.write_paused:
+            return
+        if _buffered(transport) > MOST_BUFFERED:
             logger.warning("a client is %d bytes behind its answer, and is cut off", MOST_BUFFERED)
             transport.abort()
+        else:
+            self._note_unread()
 
 
 def _buffered(transport: asyncio.Transport) -> int:

@@ -3,6 +3,7 @@
 Source: specification, "Front door".
 """
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,14 @@ from transport.dialects.openai import UNDECODABLE
 MARK_BYTES: Final = 16
 CHUNK: Final = 1024  # bytes of a prompt that is one text: it is known up to the last whole chunk
 MOST_MARKS: Final = 512  # that are looked up: older ones are the shorter ones
-# Of pictures and sounds: a thousand letters without a space or a sign of JSON are no words.
-_BINARY: Final = re.compile(rb"[A-Za-z0-9+/_=-]{1024,}")
-_STANDS_FOR: Final = b" " * 2048  # characters that such a piece counts as
+SMALL_BYTES: Final = 16 * 1024  # of a body that is looked at in the event loop
+# Of pictures and sounds: a thousand letters without a space or a sign of JSON are no words. A run is tried once, from
+# its beginning: from each of its letters, runs of a thousand less one took their length squared.
+_BINARY: Final = re.compile(rb"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_=-]{1024,}+")
+_BINARY_END: Final = re.compile(rb"[^A-Za-z0-9+/_=-]")
+BINARY_CHARS: Final = 2048  # that such a piece counts as
+WINDOW: Final = 64 * 1024  # bytes that a pattern looks at in one go
+_WITHIN_CHARACTERS: Final = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin none
 _NOTHING: Final = Raw(b"null")
 
 
@@ -49,13 +55,13 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What is known of a body; ``prompt`` is about what the engine has to read, ``answers`` how many it is to write."""
+    """What is known of a body; ``chars`` is about how much the engine has to read, ``answers`` how many it writes."""
 
     model: str | None
     is_streamed: bool
     answers: int
     most_tokens: int | None
-    prompt: str
+    chars: int
     marks: Sequence[bytes]
 
 
@@ -68,6 +74,8 @@ def open_envelope(body: bytes, path: str, session: str | None, owner: str | None
         BodyMalformed: it is no JSON object, or one of these fields is of no usable kind.
     """
     try:
+        if not body.isascii():
+            _check_text(body)  # what is kept raw is not looked at, and names are read when some are ours
         read = _decode(body)
     except msgspec.ValidationError as error:
         raise BodyMalformed(f"the body cannot be used: {error}") from error
@@ -83,9 +91,48 @@ def open_envelope(body: bytes, path: str, session: str | None, owner: str | None
         is_streamed=bool(read.stream),
         answers=int(read.n or 1) * _prompts(read.prompt),
         most_tokens=next((bound for bound in bounds if bound is not None and bound > 0), None),
-        prompt=_BINARY.sub(_STANDS_FOR, texts).decode("utf-8", "replace"),
+        chars=_chars_of(texts),
         marks=tuple(_marks(read, texts, path, session, owner)),
     )
+
+
+def _check_text(body: bytes) -> None:
+    """Check that bytes are UTF-8, as JSON is.
+
+    Raises:
+        UnicodeDecodeError: they are not.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for at in range(0, len(body), WINDOW):
+        decoder.decode(body[at : at + WINDOW])
+    decoder.decode(b"", final=True)
+
+
+def _chars_of(texts: bytes) -> int:
+    """Count the characters of a prompt, a window at a time: the longest body must not hold the interpreter for long."""
+    count = at = 0
+    while at < len(texts):
+        window = texts[at : at + WINDOW]
+        found = _BINARY.search(texts, at, at + WINDOW)
+        end = at + len(window) if found is None else found.start()
+        if found is None and end < len(texts):  # a run may begin in this window, and be long enough in the next
+            tail = window.rfind(b" ", len(window) - 1024)
+            end = at + tail + 1 if tail >= 0 else end
+        count += len(texts[at:end].translate(None, _WITHIN_CHARACTERS))
+        at = end
+        if found is not None:
+            count += BINARY_CHARS
+            at = _run_end(texts, found.end())
+    return count
+
+
+def _run_end(texts: bytes, at: int) -> int:
+    while at < len(texts):
+        found = _BINARY_END.search(texts, at, at + WINDOW)
+        if found is not None:
+            return found.start()
+        at += WINDOW
+    return len(texts)
 
 
 def _number(told: Raw) -> int | None:
@@ -130,10 +177,11 @@ def _marks(read: _Body, texts: bytes, path: str, session: str | None, owner: str
     for part in (read.system, read.instructions, read.tools):
         root.update(b"%d " % len(bytes(part)) + bytes(part))
     listed = _listed(texts)
-    pieces = [texts[at : at + CHUNK] for at in range(0, len(texts) - CHUNK + 1, CHUNK)] if listed is None else listed
+    count = len(texts) // CHUNK if listed is None else len(listed)
     marks: list[bytes] = []
-    for piece in pieces:
-        root.update(bytes(piece))
+    for number in range(count):
+        root.update(texts[number * CHUNK : (number + 1) * CHUNK] if listed is None else bytes(listed[number]))
         root.update(b"\n")
-        marks.append(root.digest())
-    yield from marks[: -MOST_MARKS - 1 : -1]
+        if number >= count - MOST_MARKS:  # older ones are not looked up
+            marks.append(root.digest())
+    yield from reversed(marks)

@@ -47,6 +47,7 @@ STATUS: Final[Mapping[str, int]] = {
     FailureReason.SHUTDOWN: 503,
     FailureReason.INTERNAL: 500,
     "queue_timeout": 503,
+    "queue_full": 429,
 }
 OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 ANTHROPIC_TYPES: Final = {

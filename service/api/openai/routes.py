@@ -5,12 +5,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
+import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 
-from service.api.body import read_body
+from service.api.body import check_depth, check_nodes, read_body
 from service.api.door.access import caller_of
 from service.api.openai.answer import RelayedAnswer
-from service.api.openai.envelope import Envelope, open_envelope
+from service.api.openai.envelope import SMALL_BYTES, Envelope, open_envelope
 from service.api.openai.forms import MODELS, PATHS, SLOTLESS, error_of_service
 from service.api.problems import refused
 from service.api.schemas import Body
@@ -147,7 +148,7 @@ class Relays:
     async def _take(self, request: Request, path: str) -> RelayedRequest:
         caller = caller_of(request)
         body = await read_body(request, self._limits)
-        envelope = open_envelope(body, path, request.headers.get("x-session-id"), caller.name)
+        envelope = await self._open(body, path, request.headers.get("x-session-id"), caller.name)
         name, model, adapter = self._find(envelope)
         limit_s, wait_s = _seconds(request, "x-roundhouse-deadline-s"), _seconds(request, "x-roundhouse-wait-s")
         posted = PostedRequest(
@@ -159,7 +160,7 @@ class Relays:
             is_streamed=envelope.is_streamed,
             answers=envelope.answers,
             most_tokens=envelope.most_tokens,
-            prompt=envelope.prompt,
+            chars=envelope.chars,
             priority=_priority(request, caller),
             owner=caller.name,
             marks=envelope.marks,
@@ -173,6 +174,22 @@ class Relays:
         await self._node.jobs.bounds.check_request(caller)
         slots = self._node.scheduler.view.slots(model) or self._node.scheduler.slots_on_demand(model)
         return self._node.scheduler.requests.submit(posted, slots)
+
+    async def _open(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
+        """Return what is known of a body that is within its bounds; a large one is looked at in a thread.
+
+        Raises:
+            BodyMalformed: it is not, or cannot be used.
+        """
+        if len(body) <= SMALL_BYTES:
+            check_depth(body, self._limits)
+            return open_envelope(body, path, session, owner)
+        await check_nodes(body, self._limits)
+        return await anyio.to_thread.run_sync(self._open_large, body, path, session, owner)
+
+    def _open_large(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
+        check_depth(body, self._limits)
+        return open_envelope(body, path, session, owner)
 
     def _find(self, envelope: Envelope) -> tuple[str, str, str | None]:
         """Return what a body calls its model, that model, and the adapter that it means."""

@@ -95,7 +95,7 @@ class RelayAttempt:
             body=posted.body,
             model=posted.name,
             adapter=posted.adapter,
-            chars=len(posted.prompt.encode()),
+            chars=posted.chars,
             is_streamed=posted.is_streamed,
             passage=request,
             limit_s=request.limit_left_s,

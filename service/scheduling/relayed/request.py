@@ -24,7 +24,8 @@ REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT
 class PostedRequest:
     """What a client has posted: ``body`` for ``path``, of the ``model`` that it names, or of an ``adapter`` on that.
 
-    ``name`` is what the body calls it. ``answers`` is how many it asks for, ``most_tokens`` how long each may be.
+    ``name`` is what the body calls it, ``chars`` about how long its prompt is. ``answers`` is how many it asks for,
+    ``most_tokens`` how long each may be.
     ``marks`` are what its program is known by, the surest first; the first is what it is known by afterwards.
     ``owner`` is the name of its key. ``limit_s`` bounds its time on slots, ``wait_s`` the time that it waits for them;
     None is for ever. ``trace_parent`` is the header of that name (W3C Trace Context), if it came.
@@ -38,7 +39,7 @@ class PostedRequest:
     is_streamed: bool = False
     answers: int = 1
     most_tokens: int | None = None
-    prompt: str = ""
+    chars: int = 0
     priority: int = 0
     owner: str | None = None
     marks: Sequence[bytes] = ()
@@ -58,7 +59,7 @@ class PostedRequest:
             params=params,
             slots=self.answers,
         )
-        talk = Conversation(id=CONVERSATION, prompt=self.prompt, rounds=1)
+        talk = Conversation(id=CONVERSATION, prompt="", rounds=1, prompt_chars=self.chars)
         return Job(
             id=job_id, name=self.name, agents=(agent,), conversations=(talk,), priority=self.priority, owner=self.owner
         )

@@ -3,8 +3,11 @@
 import logging
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Final
 
 from service.conversations.charges import Charges
@@ -23,25 +26,39 @@ from service.store.records import Record
 from workers.outcome import FailureReason
 from workers.supervised import SupervisedWorker
 
+QUEUE_FULL: Final = "queue_full"
 MOST_AFTER_S: Final = 60
 ID_BYTES: Final = 8
 NO_RECORDS: Final[Sequence[Record]] = ()
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """How many requests may wait for slots, and how large the bodies of all requests may be together."""
+
+    requests: int
+    bytes: int
+
+
 class RelayedRequests:
     """Written by the scheduler, in whose task all of it runs; ``post`` hands events to the core.
 
-    At most ``most_waiting`` requests wait at once.
+    ``limits`` bound what waits at once.
     """
 
     def __init__(
-        self, blame: Blame, counters: RunCounters, post: Callable[[events.Event], None], most_waiting: int
+        self,
+        blame: Blame,
+        counters: RunCounters,
+        post: Callable[[events.Event], None],
+        limits: QueueLimits,
     ) -> None:
         self._blame = blame
         self._counters = counters
         self._post = post
-        self.most_waiting = most_waiting
+        self.limits = limits
+        self._bytes = 0
         self._requests: dict[JobId, RelayedRequest] = {}
         self._on_slots: dict[TurnKey, RelayAttempt] = {}
         self._programs = Programs()
@@ -84,19 +101,41 @@ class RelayedRequests:
         """Take a request; what becomes of it shows in what is returned. ``slots`` are those of its model.
 
         Raises:
-            QueueFull: too many wait.
+            QueueFull: too many wait, or too much, and most of that is of the same key.
             ShuttingDown: no more are taken.
         """
         if self._closed_by is not None:
             raise ShuttingDown(f"{self._closed_by} and takes no new requests")
-        if self.waiting >= self.most_waiting:
-            raise QueueFull(self.waiting, self._after_s(slots))
+        if self.waiting >= self.limits.requests:
+            self._make_room(posted, lambda _: 1, f"{self.waiting} requests wait (server.queue)", slots)
+        while self._bytes + len(posted.body) > self.limits.bytes:
+            why = f"the bodies of requests hold {self._bytes} bytes (limits.queue_bytes)"
+            self._make_room(posted, lambda each: len(each.posted.body), why, slots)
+        self._bytes += len(posted.body)
         request = RelayedRequest(JobId(f"request-{secrets.token_hex(ID_BYTES)}"), posted)
         self._requests[request.key.job_id] = request
         place = self._programs.find(posted.marks)
         cached = {} if place is None else {request.key: place}
         self._post(events.JobAdmitted(job=request.job, cached=cached))
         return request
+
+    def _make_room(self, posted: PostedRequest, size: Callable[[RelayedRequest], int], why: str, slots: int) -> None:
+        """Refuse the newest of those that wait of the key that holds most: what comes has its key's share like others.
+
+        Raises:
+            QueueFull: that key is the newcomer's own.
+        """
+        held: Counter[str | None] = Counter()
+        for each in self._requests.values():
+            if each.is_waiting:
+                held[each.posted.owner] += size(each)
+        after_s = self._after_s(slots)
+        owner, most = max(held.items(), key=itemgetter(1), default=(posted.owner, 0))
+        if held[posted.owner] >= most:
+            raise QueueFull(why, after_s)
+        waiting = (each for each in reversed(self._requests.values()) if each.is_waiting)
+        newest = next(each for each in waiting if each.posted.owner == owner)
+        self.withdraw(newest, RelayFailure(reason=QUEUE_FULL, detail=f"{why}, most of it of this key", after_s=after_s))
 
     def withdraw(self, request: RelayedRequest, failure: RelayFailure | None = None) -> None:
         """End a request that nobody waits for any more, or for which time is up; its slot is free at once."""
@@ -209,7 +248,9 @@ class RelayedRequests:
                 request.finish(RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail, after_s=AGAIN_S))
                 self._blame.forget([request.key])
             case events.JobEnded():
-                self._end(self._requests.pop(action.job_id))
+                request = self._requests.pop(action.job_id)
+                self._bytes -= len(request.posted.body)
+                self._end(request)
                 self._blame.forget_job(action.job_id)
             case events.ConversationStarted():
                 pass
@@ -222,6 +263,7 @@ class RelayedRequests:
                 detail = "this node was taken for dead, and has begun anew"
                 request.finish(RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
         self._requests.clear()
+        self._bytes = 0
 
     def _take_end(self, request: RelayedRequest, attempt: RelayAttempt) -> None:
         """Learn from the end of a request on a slot."""

@@ -49,8 +49,8 @@ class TokenCounts:
         Raises:
             QueueFull: too many wait.
         """
-        if self.waiting >= self._requests.most_waiting:
-            raise QueueFull(self.waiting, AFTER_S)
+        if self.waiting >= self._requests.limits.requests:
+            raise QueueFull(f"{self.waiting} requests wait to be counted (server.queue)", AFTER_S)
         request = RelayedRequest(JobId(f"count-{secrets.token_hex(ID_BYTES)}"), posted)
         ready = [each for each in self._fleet if each.spec.name == posted.model and each.state in LEASABLE]
         for worker in sorted(ready, key=self._load):
@@ -78,7 +78,7 @@ def _relay_of(request: RelayedRequest) -> Relay:
         body=posted.body,
         model=posted.name,
         adapter=posted.adapter,
-        chars=len(posted.prompt),
+        chars=posted.chars,
         is_streamed=False,
         passage=request,
         limit_s=min(LIMIT_S, posted.limit_s or LIMIT_S),

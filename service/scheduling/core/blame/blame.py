@@ -24,7 +24,8 @@ OUTSIDE_DEATHS: Final = 3  # deaths by others' signals, after which a turn is tr
 DISTRUSTED: Final = 2  # convictions without an end between, after which other turns of the same are tried first
 TRUSTED_ENDS: Final = 50  # of a distrusted key's turns, in a row: then it is trusted again
 TRUSTED_S: Final = 3600.0  # or so long after its last conviction
-EASED: Final = 0.1  # of one departed suspect, by each turn of its key that ends well
+EASED: Final = 0.5  # of one departed suspect, by each turn of its key that ends well
+JUST_S: Final = 1.0  # from the end of an answer to a death that it may have caused: the engine has answered it
 
 
 class Trial(IntEnum):
@@ -101,7 +102,9 @@ class _Engine:
         self.serves: set[TurnKey] = set()
         self.had_company = False  # two turns at once, or one that was cut off: a later death may have other causes
         self.departed: dict[Source, float] = {}  # keys that have left a turn on it, and when
+        self.answered: dict[Source, float] = {}  # keys of which it has answered a turn, and when
         self.is_judged = False  # it has died, and those were noted
+        self.ended_at = float("-inf")  # when it last answered a turn: it may die of that still
 
 
 class _Death:
@@ -144,10 +147,10 @@ class Blame:
         """Return the same of refusals."""
         return self._refusals.get(model, TurnRecord())
 
-    def start(self, key: TurnKey, model: str, worker: str, incarnation: int) -> None:
+    def start(self, key: TurnKey, model: str, worker: str, incarnation: int, at: float) -> None:
         """Note that an attempt begins on an engine."""
         place, engine = self._engine(model, worker, incarnation)
-        engine.had_company = engine.had_company or bool(engine.serves)
+        engine.had_company = engine.had_company or bool(engine.serves) or at - engine.ended_at < JUST_S
         engine.serves.add(key)
         self._places[key] = place
 
@@ -163,7 +166,7 @@ class Blame:
                 del self._engines[old]
         return place, self._engines.setdefault(place, _Engine(model))
 
-    def end(self, key: TurnKey, charges: Charges) -> tuple[Finding, ...]:
+    def end(self, key: TurnKey, charges: Charges, at: float) -> tuple[Finding, ...]:
         """Take the end of an attempt that the engine has answered: the turn is acquitted of all its charges."""
         place = self._leave(key)
         engine = self._engines.get(place) if place is not None else None
@@ -175,6 +178,10 @@ class Blame:
             self._refusals[engine.model] = refusals
         findings = list(self._acquit(key))
         source = self._source(key, engine.model if engine is not None else "")
+        if engine is not None:
+            engine.ended_at = at
+            if isinstance(source, tuple):
+                engine.answered[source] = at
         if self._may_trust(source):
             findings += self._trust(source)
         return tuple(findings)
@@ -283,8 +290,9 @@ class Blame:
             return
         engine.is_judged = True
         engine.departed = {source: left_at for source, left_at in engine.departed.items() if at - left_at < SHORTLY_S}
+        answered = {source for source, ended_at in engine.answered.items() if at - ended_at < JUST_S}
         needed = self.record(engine.model).faults_to_convict()
-        for source in engine.departed:
+        for source in {*engine.departed, *answered}:
             self._departures[source] = self._departures.get(source, 0.0) + 1
             if self._departures[source] > needed - 1:
                 yield from self._distrust(source, max(DISTRUSTED, self._convictions[source]))

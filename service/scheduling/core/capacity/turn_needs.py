@@ -118,7 +118,7 @@ class TurnNeeds:
             return context + talk.said - said + TEMPLATE_TOKENS
         lengths = self._prompts.get((key.job_id, key.agent_id)) or PromptLengths()
         said = talk.said if talk is not None else 0
-        return lengths.expected(len(agent.system) + len(conversation.prompt)) + said
+        return lengths.expected(len(agent.system) + conversation.chars) + said
 
     def answer_tokens(self, key: TurnKey, agent: Agent, most: int) -> int:
         """Return what a turn's answer is expected to take; ``most`` bounds one where the agent's parameters do not."""
@@ -140,7 +140,7 @@ class TurnNeeds:
         talk = self._talks.setdefault((key.job_id, key.conversation_id), _Talk())
         if key.agent_id not in talk.contexts and key.agent_id not in talk.told:
             lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
-            lengths.add(len(agent.system) + len(conversation.prompt), prompt - talk.heard.get(key.agent_id, 0))
+            lengths.add(len(agent.system) + conversation.chars, prompt - talk.heard.get(key.agent_id, 0))
         talk.told[key.agent_id] = key.round, prompt
 
     def start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
