@@ -28,6 +28,7 @@ from service.node.retention import release_always
 from service.node.webhooks import Webhooks
 from service.systemd import ServiceManager
 from service.telemetry.logs import set_format
+from service.upgrade.fingerprint import fingerprint
 from service.upgrade.handover import Inherited, let_signals_in
 from service.upgrade.upgrader import Upgrader
 from workers.notifier import Notifier
@@ -116,7 +117,7 @@ async def serve(
                 keeping.start_soon(webhooks.run)
                 keeping.start_soon(release_always, node.store, lambda: node.live.config.store)
                 reloader = Reloader(node, loaded, load)
-                upgrader = Upgrader(node, listener.fileno(), inherited)
+                upgrader = Upgrader(node, listener.fileno(), inherited, lambda: fingerprint(reloader.loaded.files))
                 front = Front(_app_of(node, loaded, reloader, upgrader))
                 accepted = inherited.handover.connections if inherited else ()
                 server = HttpServer(server_config(front, _connections_of(loaded)), listener, accepted)

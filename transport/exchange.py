@@ -20,6 +20,8 @@ from transport.sse import MAX_FRAME_BYTES
 from transport.stream import ChatStream
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # status line and headers, those of interim answers included
+HEAD_S: Final = 30.0  # from its first byte to its end
+LAST_STATUS: Final = 599
 MAX_BARREN_BYTES: Final = MAX_FRAME_BYTES + 1024 * 1024  # between two events
 SLICE_BYTES: Final = 16 * 1024  # parsed in one go: 16,000 blank lines, the worst, take 8 ms
 TURN_S: Final = 0.005  # of the event loop, for what has come in one read
@@ -82,6 +84,7 @@ class Exchange(asyncio.Protocol):
         self._is_behind = False  # it has to be parsed before what comes
         self._is_reading = True
         self._has_head = False
+        self._head_since = 0.0  # when its first byte came
         self._barren_bytes = 0  # since the last event
         self._chars = 0  # of large reads
 
@@ -117,7 +120,7 @@ class Exchange(asyncio.Protocol):
             self._reads.count += 1
         self._barren_bytes += size
         try:
-            if self._barren_bytes > ORDINARY_BYTES:
+            if self._barren_bytes > ORDINARY_BYTES or not self._has_head:
                 self._bound_barren()
             self._parser.feed_data(data)
             if self._pieces:
@@ -166,8 +169,13 @@ class Exchange(asyncio.Protocol):
         Raises:
             MalformedFrame: it is too much.
         """
-        if not self._has_head and self._barren_bytes > MAX_HEAD_BYTES + SLICE_BYTES:  # the body may have begun
-            raise MalformedFrame(f"more than {MAX_HEAD_BYTES} bytes of headers")
+        if not self._has_head:
+            now = time.monotonic()
+            self._head_since = self._head_since or now
+            if self._barren_bytes > MAX_HEAD_BYTES + SLICE_BYTES:  # the body may have begun
+                raise MalformedFrame(f"more than {MAX_HEAD_BYTES} bytes of headers")
+            if now - self._head_since > HEAD_S:
+                raise MalformedFrame(f"headers that have not ended {HEAD_S:g} s after they began")
         if self._barren_bytes > MAX_BARREN_BYTES:
             raise MalformedFrame(f"{MAX_BARREN_BYTES} bytes without an event")
 
@@ -220,9 +228,11 @@ class Exchange(asyncio.Protocol):
         """Take status and headers.
 
         Raises:
-            MalformedFrame: the body is packed, of which nobody knows how large it is.
+            MalformedFrame: the body is packed, of which nobody knows how large it is; or the status is none.
         """
         self._status = self._parser.get_status_code()
+        if self._status > LAST_STATUS:
+            raise MalformedFrame(f"an answer of the status {self._status}")
         self._has_head = self._status >= _OK
         coding = self._headers.get("content-encoding", "").strip().lower()
         if coding not in {"", "identity"}:

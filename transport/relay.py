@@ -149,6 +149,8 @@ class RelayExchange(Exchange):
             super().on_message_complete()
         elif not self._is_stream:
             self._pass_whole()
+        elif not self._has_passed and self._stream.failure is None:
+            self._fail(TruncatedStream("the stream ended before it had begun"))
         elif self._stream.failure is None:  # of whatever kind it is: some know no last frame
             self.finished.set_result(None)
 

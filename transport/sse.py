@@ -11,6 +11,7 @@ from transport.errors import EngineProtocolError, FrameTooLarge, MalformedFrame
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 MAX_IDLE_BYTES: Final = 1024 * 1024  # of comments and blank lines between two frames: pings of a day
+LINE_BYTES: Final = 64  # that each further line of a frame counts as beside its own: it is held as an object
 LARGE_FRAME_BYTES: Final = 64 * 1024
 MOST_OBJECTS: Final = 50_000  # in a large frame, of which they are made in one go: 10 ms of the event loop
 _BOM: Final = b"\xef\xbb\xbf"
@@ -116,8 +117,8 @@ class FrameDecoder:
             self.failure = MalformedFrame(f"more than {MAX_IDLE_BYTES} bytes of comments and blank lines")
 
     def _hold(self, value: bytes) -> None:
+        self._data_bytes += len(value) + (LINE_BYTES if self._data else 1)
         self._data.append(value)
-        self._data_bytes += len(value) + 1
 
     def _fits(self, more: bytes) -> bool:
         """Tell whether the line in hand may grow by ``more``; if not, or not any more, that is the end."""

@@ -1,10 +1,13 @@
 """Runs the requests of one worker: each is asked, recovered from where its engine failed, and ended once."""
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
+from typing import Final
 
 from transport.client import EngineClient
 from workers.engine.launch import takes_tools
@@ -25,6 +28,7 @@ from workers.requests.thoughts import EngineThoughts
 from workers.requests.tool_loop import RequestSettings, converse, read_prompt
 from workers.spec import EngineKind, WorkerSpec
 
+OWNER_BYTES: Final = 8
 logger = logging.getLogger(__name__)
 
 
@@ -65,7 +69,7 @@ class RequestRunner:
             sends_tools=takes_tools(spec),
             forces_calls=spec.engine is EngineKind.EMBEDDED,  # its library passes over tool_choice
             now=lambda: datetime.now().astimezone(),
-            cache_scope=lambda: weights.scope if weights else None,
+            cache_scope=partial(_cache_scope, spec.engine, weights),
             admit=self.pool.admit if self.pool else None,
             admit_prompt=self.pool.admit_prompt if self.pool else None,
         )
@@ -140,6 +144,15 @@ class RequestRunner:
             return
         name = running.job_name
         logger.warning("worker %s: request %d of %s: %s: %s", worker, running.id, name, ending.reason, ending.detail)
+
+
+def _cache_scope(engine: EngineKind, weights: LoadedWeights | None, owner: str | None) -> str | None:
+    """Return within what an engine shares prefixes; only vLLM can be told, and with one scope it need not be."""
+    if engine is not EngineKind.VLLM:
+        return None
+    salt = None if owner is None else hashlib.blake2b(owner.encode(), digest_size=OWNER_BYTES).hexdigest()
+    parts = [part for part in (weights.scope if weights else None, salt) if part is not None]
+    return ".".join(parts) or None
 
 
 def _pool_of(spec: WorkerSpec, client: EngineClient, in_flight: InFlightRequests) -> KvPool:

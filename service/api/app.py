@@ -68,7 +68,10 @@ def build_app(
         dependencies=[Depends(AccessCheck(Rates(time.monotonic)))],
     )
     problems.install(app)
-    app.include_router(openai_router(node, limits, server))  # first: each route before one's own costs 20 us a request
+    has_several_keys = len({caller.name for caller in callers.values()}) > 1
+    app.include_router(
+        openai_router(node, limits, server, has_several_keys=has_several_keys)
+    )  # first: each route before one's own costs 20 us a request
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(timeline_router(node))

@@ -14,14 +14,16 @@ from workers.devices.discovery import find_gpus, host_memory_mib
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of
 from workers.errors import InvalidInventory, InvalidLayout
 
-Memory = Annotated[int, Field(gt=0)] | None
+Memory = Annotated[int, Field(gt=0, le=2**31)] | None
+# Each becomes a value in an engine's environment, where a comma or a line would be a second one.
+Uuid = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
 
 
 class SliceEntry(StrictModel):
     """A MIG slice in an inventory."""
 
-    uuid: str
-    profile: str
+    uuid: Uuid
+    profile: Annotated[str, Field(max_length=64)]
     memory_mib: Memory = None
 
 
@@ -29,8 +31,8 @@ class GpuEntry(StrictModel):
     """A GPU in an inventory; ``mig`` is there where it is in MIG mode."""
 
     index: Annotated[int, Field(ge=0)]
-    uuid: str
-    name: str
+    uuid: Uuid
+    name: Annotated[str, Field(max_length=256)]
     memory_mib: Memory = None
     mig: list[SliceEntry] | None = None
 

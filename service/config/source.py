@@ -21,7 +21,7 @@ class LoadedConfig:
     """A configuration that was found to be usable: files, programs and keys that it names are there.
 
     ``roots`` are where callers may have files read from, ``callers`` who may ask, by the digests of their keys;
-    ``variables`` are those of the environment that it names.
+    ``variables`` are those of the environment that it names, ``files`` those that it was read from.
     """
 
     config: Config
@@ -29,6 +29,7 @@ class LoadedConfig:
     roots: Sequence[Path] = ()
     callers: Mapping[bytes, Caller] = field(default_factory=dict)
     variables: frozenset[str] = frozenset()
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,14 @@ class ConfigSource:
             roots=roots_of(config, base),
             callers=callers,
             variables=named_variables(self.path),
+            files=_files_of(config, self.path),
         )
+
+
+def _files_of(config: Config, path: Path) -> tuple[Path, ...]:
+    """Return the files that a configuration was read from."""
+    named = (config.server.keys_file, config.gpus.inventory)
+    return (path, *(path.parent / file.expanduser() for file in named if file is not None))
 
 
 def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:

@@ -19,7 +19,7 @@ from service.inference.allocator import Allocator
 from service.inference.failures import NoLane
 from service.inference.site import Site
 from workers.adapters.provision import bring
-from workers.adapters.validation import CONFIG, check_gguf, check_peft, is_gguf_adapter
+from workers.adapters.validation import CONFIG, MAX_CONFIG_BYTES, check_gguf, check_peft, is_gguf_adapter
 from workers.devices.layout import Lane, Layout
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import most_rank, socket_of
@@ -33,6 +33,7 @@ from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 GGUF: Final = ".gguf"
+NAME_CHARS: Final = 200
 _FAILING: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
 
 
@@ -237,10 +238,15 @@ def base_of(checkpoint: str) -> str | None:
     """
     path = Path(checkpoint)
     config = path / CONFIG
-    if config.is_file() and not (path / "config.json").is_file():  # else it was merged into its base
+    try:
+        is_adapter = config.is_file() and not (path / "config.json").is_file()  # else it was merged into its base
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
+        raise InvalidSpec(f"model_ckpt: {checkpoint[:NAME_CHARS]} cannot be looked at: {error}") from error
+    if is_adapter:
         try:
-            base = msgspec.json.decode(config.read_bytes(), type=dict).get("base_model_name_or_path")
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            with config.open("rb") as opened:
+                base = msgspec.json.decode(opened.read(MAX_CONFIG_BYTES), type=dict).get("base_model_name_or_path")
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidSpec(f"model_ckpt: {config} cannot be read: {error}") from error
         if not isinstance(base, str) or not base:
             return None

@@ -138,7 +138,7 @@ class RunningAttempt:
             usage=TokenUsage(
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
+                cached_tokens=min(usage.cached_tokens, answer.told_cost.cached_tokens),
             )
             if usage
             else TokenUsage(),

@@ -16,7 +16,7 @@ LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
 
 def used_by(whose: UsageKey, answer: Answer, seconds: float, *, stands: bool) -> Used:
     """Return what an attempt has used that held its slot for so long; of one that does not stand, all is wasted."""
-    cost = answer.cost
+    cost = answer.told_cost
     if not stands:
         wasted = cost.prompt_tokens - cost.cached_tokens + cost.completion_tokens
         return whose, UsageCounts(attempts=1, wasted_tokens=max(0, wasted), slot_s=seconds)
@@ -61,7 +61,7 @@ def measures_of(
     place: AttemptPlace, answer: Answer, used: Used, outcome: TurnState, reason: str | None
 ) -> AttemptMeasures:
     """Return what an attempt was like that has ended."""
-    first_at, cost = answer.first_token_at, answer.cost
+    first_at, cost = answer.first_token_at, answer.told_cost
     whose, counts = used
     return AttemptMeasures(
         model=whose.model,

@@ -1,7 +1,7 @@
 """A job's turn on a slot: what its worker is asked, and what its end means for its conversation and its record."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -46,6 +46,7 @@ class JobTurnsState:
     outlet: SchedulerStore
     counters: RunCounters
     slots: LentSlots
+    has_several_keys: Callable[[], bool] = lambda: False
 
 
 class JobAttempt:
@@ -168,8 +169,15 @@ class JobAttempt:
         request, attempt.prompt = prompts.request(
             key, run.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
         )
+        owner = prompts.job.owner if self._state.has_several_keys() else None
+        attempt.answer.own_tokens = None if owner is None else prompts.own_tokens(key)
         asked = replace(
-            request, journal=journal, demand=demand, is_watched=outlet.is_followed(key.job_id), slot=self._slot
+            request,
+            cache_owner=owner,
+            journal=journal,
+            demand=demand,
+            is_watched=outlet.is_followed(key.job_id),
+            slot=self._slot,
         )
         attempt.request = worker.prepare(asked, attempt.answer)
         return await worker.perform(asked, attempt.answer, attempt.request)

@@ -28,7 +28,8 @@ Prompts = Mapping[JobId, JobPrompts]
 class JobTurns:
     """Written by the scheduler alone; ``prompts`` are jobs that have not ended, ``ahead`` has prompts read early.
 
-    ``post`` tells the core of turns whose tools run: their slots may be lent meanwhile.
+    ``post`` tells the core of turns whose tools run: their slots may be lent meanwhile. ``has_several_keys``: what is
+    told of prompt caches is kept apart by key.
     """
 
     def __init__(
@@ -39,13 +40,19 @@ class JobTurns:
         prewarmer: Callable[[Prompts], Prewarmer],
         fleet: Fleet,
         post: Post,
+        has_several_keys: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompts: dict[JobId, JobPrompts] = {}
         self.ahead = prewarmer(self.prompts)
         self.turns = Turns()
         self._slots = LentSlots(fleet, post)
         self._state = JobTurnsState(
-            jobs=self.prompts, turns=self.turns, outlet=outlet, counters=counters, slots=self._slots
+            jobs=self.prompts,
+            turns=self.turns,
+            outlet=outlet,
+            counters=counters,
+            slots=self._slots,
+            has_several_keys=has_several_keys,
         )
         self.endings = ConversationEndings(self.prompts, self.turns, blame)
 

@@ -68,6 +68,10 @@ class JobPrompts:
             return None
         return None if version == pinned else f"pinned to weights {pinned} of {model}, which has {version} by now"
 
+    def own_tokens(self, key: TurnKey) -> int:
+        """Return how much of a turn's prompt its agent's last one is known to have brought, with the answer."""
+        return self._known_tokens.get((key.conversation_id, key.agent_id), 0)
+
     def compare_cache(self, turn: Turn) -> tuple[int, int]:
         """Return how many tokens the engine could take from its cache for a turn, and how many it took.
 

@@ -81,7 +81,9 @@ class Scheduler:
         self.counters = RunCounters()
         self._blame = Blame(lambda job_id: self.owner(job_id))  # noqa: PLW0108 - its works are not yet there
         read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
-        self._job_turns = JobTurns(self._blame, outlet, self.counters, read, fleet, self._post)
+        self._job_turns = JobTurns(
+            self._blame, outlet, self.counters, read, fleet, self._post, lambda: shares is not None and len(shares) > 1
+        )
         self.requests = RelayedRequests(self._blame, self.counters, self._post, queue)
         self.turns = self._job_turns.turns  # others only look
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)

@@ -6,12 +6,14 @@ and looks at the store as the next program would. An older Roundhouse does not k
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import anyio
 import msgspec
+from anyio.abc import ByteReceiveStream
 
 from service import __version__
 from service.config.schema import Config
@@ -27,6 +29,7 @@ from workers.spec import WorkerSpec
 
 FLAG: Final = "--upgrade-check"
 LIMIT_S: Final = 60.0  # imports take a second or several; a model of our own that is gone is made again
+TAIL_BYTES: Final = 1024 * 1024  # of each of its streams
 SAID_CHARS: Final = 2000  # of what a child that failed has printed
 
 
@@ -52,20 +55,40 @@ async def ask_child(argv: Sequence[str], facts: Facts) -> UpgradeVerdict:
     environment = {**os.environ, guardian.MARK_TO_BE: run_id()}
     try:
         with anyio.fail_after(LIMIT_S):
-            ended = await anyio.run_process(
-                command, input=msgspec.json.encode(facts), check=False, env=environment, start_new_session=True
-            )
+            status, answer, said = await _run(command, environment, msgspec.json.encode(facts))
     except TimeoutError as error:
         raise UpgradeRefused(f"the new code gave no verdict within {LIMIT_S:g} s") from error
     except OSError as error:
         raise UpgradeRefused(f"no process can be started to look at the new code: {error}") from error
-    if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip()[-SAID_CHARS:]
-        raise UpgradeRefused(f"the new code cannot start: {said or f'status {ended.returncode}'}")
+    if status:
+        words = said.decode(errors="replace").strip()[-SAID_CHARS:]
+        raise UpgradeRefused(f"the new code cannot start: {words or f'status {status}'}")
     try:
-        return msgspec.json.decode(ended.stdout.splitlines()[-1], type=UpgradeVerdict)
+        return msgspec.json.decode(answer.splitlines()[-1], type=UpgradeVerdict)
     except (IndexError, msgspec.MsgspecError) as error:
         raise UpgradeRefused(f"the new code gives no verdict: {error}") from error
+
+
+async def _run(command: Sequence[str], environment: Mapping[str, str], told: bytes) -> tuple[int, bytes, bytes]:
+    """Return the status of a program, and the ends of what it has said on its two streams."""
+    async with await anyio.open_process(command, env=dict(environment), start_new_session=True) as process:
+        tails = [bytearray(), bytearray()]
+        async with anyio.create_task_group() as tasks:
+            for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
+                assert stream is not None  # noqa: S101 - as it was opened
+                tasks.start_soon(_keep_tail, stream, tail)
+            assert process.stdin is not None  # noqa: S101
+            with suppress(anyio.BrokenResourceError):  # it has ended without reading: its status says more
+                await process.stdin.send(told)
+            await process.stdin.aclose()
+            await process.wait()
+        return process.returncode or 0, bytes(tails[0]), bytes(tails[1])
+
+
+async def _keep_tail(stream: ByteReceiveStream, tail: bytearray) -> None:
+    async for chunk in stream:
+        tail += chunk
+        del tail[:-TAIL_BYTES]
 
 
 def answer_check(config: Config, specs: Sequence[WorkerSpec]) -> bytes:

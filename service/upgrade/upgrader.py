@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -83,8 +83,15 @@ class UpgradeEnd:
 class Upgrader:
     """``run`` must be running; it owns the upgrade that is under way."""
 
-    def __init__(self, node: Node, listener_fd: int, inherited: Inherited | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        listener_fd: int,
+        inherited: Inherited | None = None,
+        fingerprint: Callable[[], str] = lambda: "",
+    ) -> None:
         self._node = node
+        self._fingerprint = fingerprint  # of the code and the files that the next program would read
         self._listener_fd = listener_fd
         self.phase = UpgradePhase.IDLE
         self.last: UpgradeEnd | None = None
@@ -185,9 +192,14 @@ class Upgrader:
         )
         async with self._paused():
             await self._drain()
+            # The drain may have taken long. What is run is looked at as it is now, and must be that at the exec.
+            looked_at = self._fingerprint()
+            await self._check()
             self.phase = UpgradePhase.LEAVING
             async with self._quiet(front):
                 await self._write_all()
+                if self._fingerprint() != looked_at:
+                    raise UpgradeRefused("the configuration or the code was changed after it was looked at; ask again")
                 # From here to the exec nothing waits: what is written down is what there is.
                 self._replace(front)
 

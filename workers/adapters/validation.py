@@ -3,7 +3,6 @@
 Only what is plain wrong is refused here; what an engine alone can know, it is asked.
 """
 
-import importlib.util
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from workers.errors import InvalidAdapter, InvalidTensors
+from workers.files.gguf_header import read_gguf_header
 from workers.files.safetensors import Shapes, read_folder, read_shapes
 
 CONFIG: Final = "adapter_config.json"
@@ -18,7 +18,6 @@ TENSORS: Final = "adapter_model.safetensors"
 PEFT_FILES: Final = (CONFIG, TENSORS)
 PREFIX: Final = "base_model.model."  # PEFT's, before the name that the model's own tensor has
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-GGUF_MAGIC: Final = b"GGUF"
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 
 
@@ -67,30 +66,21 @@ def check_gguf(file: Path) -> None:
     Raises:
         InvalidAdapter: it is not, and what is wrong with it.
     """
-    with file.open("rb") as opened:
-        magic = opened.read(len(GGUF_MAGIC))
-    if magic != GGUF_MAGIC:
-        raise InvalidAdapter("it is not a GGUF file")
     try:
-        from gguf import GGUFReader  # noqa: PLC0415 - it comes with the embedded engine; without it the engine judges
-    except ImportError:
-        return
-    try:
-        field = GGUFReader(file).get_field("general.type")
-        kind = field.contents() if field is not None else "model"
-    except Exception as error:  # its reader raises whatever numpy does with a file that is not whole
-        raise InvalidAdapter(f"it is not a whole GGUF file: {error}") from error
+        kind = read_gguf_header(file).get("general.type", "model")
+    except InvalidTensors as error:
+        raise InvalidAdapter(str(error)) from error
     if kind != "adapter":
         raise InvalidAdapter(f"it is a {kind}, and no adapter")
 
 
 def is_gguf_adapter(file: Path) -> bool:
-    """Whether a GGUF file says that it is an adapter; not, where it cannot be read, or the library is not there."""
+    """Whether a GGUF file says that it is an adapter; not, where it cannot be read."""
     try:
         check_gguf(file)
     except InvalidAdapter:
         return False
-    return importlib.util.find_spec("gguf") is not None
+    return True
 
 
 def _config(file: Path) -> _PeftConfig:

@@ -4,15 +4,20 @@ Source: llama.cpp, ``gguf-py`` and ``docs/development`` for the keys; Hugging Fa
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from workers.errors import InvalidTensors
+from workers.files.gguf_header import read_gguf_header
 
 MIB: Final = 1024 * 1024
 CACHE_BYTES: Final = 2  # of one number in the KV cache: both engines keep 16 bits by default
 OVERHEAD_MIB: Final = 256  # of an engine beside its model: its buffers, its context on the device
 PART: Final = ".gguf"
+MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
+MOST_DIMENSION: Final = 10_000_000
+DIMENSIONS: Final = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +56,17 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _gguf(path: Path) -> int | None:
-    """Return the bytes a token of a GGUF file, None without the library that reads its header."""
+    """Return the bytes a token of a GGUF file."""
     try:
-        from gguf import GGUFReader  # noqa: PLC0415 - an extra, with numpy
-    except ModuleNotFoundError:
+        entries = read_gguf_header(path)
+    except InvalidTensors:  # the engine will say what is wrong with it
         return None
-    try:
-        fields = GGUFReader(path).fields
-    except (ValueError, OSError, IndexError):  # the engine will say what is wrong with it
-        return None
+    architecture = entries.get("general.architecture", "")
 
     def number(key: str) -> int | None:
-        found = fields.get(f"{architecture}.{key}")
-        value = None if found is None else found.contents()
-        return max(value) if isinstance(value, list) and value else value if isinstance(value, int) else None
+        found = entries.get(f"{architecture}.{key}")
+        return _dimension(max(found, default=0) if isinstance(found, list) else found)
 
-    found = fields.get("general.architecture")
-    architecture = found.contents() if found is not None else ""
     heads, width, layers = number("attention.head_count"), number("embedding_length"), number("block_count")
     if not (heads and width and layers):
         return None
@@ -78,15 +77,20 @@ def _gguf(path: Path) -> int | None:
 def _checkpoint(folder: Path) -> int | None:
     """Return the bytes a token of a checkpoint in Hugging Face's form."""
     try:
-        config: Mapping[str, object] = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        with (folder / "config.json").open("rb") as opened:
+            config = json.loads(opened.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
-    inner = config.get("text_config")
+    inner = config.get("text_config") if isinstance(config, dict) else None
     config = inner if isinstance(inner, dict) else config
-    layers, heads, width = (config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
-    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int) and heads):
+    if not isinstance(config, dict):
         return None
-    shared, each = config.get("num_key_value_heads"), config.get("head_dim")
-    shared = shared if isinstance(shared, int) else heads
-    each = each if isinstance(each, int) else width // heads
-    return layers * shared * each * 2 * CACHE_BYTES
+    layers, heads, width, shared, each = (_dimension(config.get(key)) for key in DIMENSIONS)
+    if not (layers and heads and width):
+        return None
+    return layers * (shared or heads) * (each or width // heads) * 2 * CACHE_BYTES
+
+
+def _dimension(told: object) -> int | None:
+    """Return a dimension that a file tells of, None where it cannot be one."""
+    return told if isinstance(told, int) and not isinstance(told, bool) and 0 < told <= MOST_DIMENSION else None

@@ -49,6 +49,9 @@ class Answer:
         self.exchanges: list[ToolExchange] = []  # of messages with calls, as they stand in the prompt that followed
         self.constrained_by: str | None = None  # the parameter that held the newest generation to what was asked for
         self.thought = Thought.NONE  # what could stand before what it was held to
+        self.own_tokens: int | None = (
+            None  # of its first prompt that its own key had brought; None tells all that was cached
+        )
         self.first_version: int | None = None  # of the weights that its first token was made with
         self.last_version: int | None = None  # and its last
         self.predicted_ms: float | None = None  # what it should have taken, once it is complete
@@ -136,6 +139,18 @@ class Answer:
             sum(cost.completion_tokens for cost in costs),
             sum(cost.cached_tokens for cost in costs),
         )
+
+    @property
+    def told_cost(self) -> Usage:
+        """The cost as it is told: no more of a prompt was cached than its own key had brought."""
+        own = self.own_tokens
+        prompt = completion = cached = 0
+        for each in self._generations:
+            cost = each.usage or each.seen
+            prompt, completion = prompt + cost.prompt_tokens, completion + cost.completion_tokens
+            cached += cost.cached_tokens if own is None else min(own, cost.cached_tokens)
+            own = None if own is None else cost.prompt_tokens + cost.completion_tokens
+        return Usage(prompt, completion, cached)
 
     @property
     def is_told(self) -> bool:

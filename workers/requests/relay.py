@@ -14,6 +14,7 @@ from transport.relay import Passage, is_about_the_request
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
+from workers.requests.cache_veil import CacheVeil
 from workers.requests.tool_loop import RequestSettings, broken_off, rejected
 
 UNBOUNDED: Final = 1 << 30  # tokens: what no request may have
@@ -26,6 +27,8 @@ class Relay:
     ``model`` is the name in ``body``, and ``adapter`` the adapter that it stands for. ``chars`` is about how much there
     is to read. Without ``is_streamed`` nothing is heard of the answer before it is whole. ``limit_s`` bounds
     it, beside the worker's own ``request_s``. ``most_tokens`` bounds its answers together, where they are bounded.
+    Prefixes are shared only among requests of one ``cache_owner``, where its engine knows such a thing; and no more
+    than ``own_tokens`` are told to have been in a cache, None is as many as there were.
     """
 
     job_name: str
@@ -38,6 +41,8 @@ class Relay:
     passage: Passage
     limit_s: float | None = None
     most_tokens: int | None = None
+    cache_owner: str | None = None
+    own_tokens: int | None = None
 
 
 async def relay(client: EngineClient, manner: RequestSettings, request: Relay, answer: Answer) -> Outcome:
@@ -54,7 +59,7 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
         model, params = manner.adapted(request.adapter)
     except AdapterUnknown as error:
         return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
-    scope = manner.cache_scope()
+    scope = manner.cache_scope(request.cache_owner)
     ours = params if scope is None else {**params, "cache_salt": scope}
     body = request.body if model == request.model and not ours else _translated(request.body, {**ours, "model": model})
     answer.is_mute = not request.is_streamed
@@ -65,13 +70,14 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
         outcome = await manner.admit_prompt(answer, request.chars, chat, later)
         if outcome is not None:
             return outcome
+    veil = None if request.own_tokens is None else CacheVeil(request.passage, request.own_tokens)
+    passage: Passage = veil or request.passage
+    renaming = None if model == request.model else Renaming(passage, model, request.model)
     try:
-        if model == request.model:
-            await client.relay(request.path, body, generation, request.passage)
-        else:
-            renaming = Renaming(request.passage, model, request.model)
-            await client.relay(request.path, body, generation, renaming)
-            renaming.flush()
+        await client.relay(request.path, body, generation, renaming or passage)
+        for held_back in (renaming, veil):
+            if held_back is not None:
+                held_back.flush()
     except EngineRejected as error:
         if manner.admit_prompt is not None and isinstance(error, CacheFull):
             return Cancelled(reason=CancelReason.CACHE_FULL)

@@ -60,7 +60,8 @@ class Request:
     ``journal`` remembers calls of tools over a crash; without one none is remembered. Without ``is_watched`` the answer
     is not looked at before it is complete. ``adapter`` is one of the worker's by its name. Without a ``frame`` the BIOS
     is that of the specification's "Worker interface": the time of the request, and what is left of the tool budget.
-    Without a ``slot`` the request keeps its own while its tools run.
+    Without a ``slot`` the request keeps its own while its tools run. Prefixes are shared only among requests of one
+    ``cache_owner``, where its engine knows such a thing.
     """
 
     job_name: str
@@ -76,6 +77,7 @@ class Request:
     frame: BiosFrame | None = None
     demand: Demand | None = None
     slot: SlotHolder | None = None
+    cache_owner: str | None = None
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

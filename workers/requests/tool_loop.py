@@ -48,7 +48,7 @@ class RequestSettings:
     sends_tools: bool  # or else the engine refuses them, and the model is told of them in words alone
     forces_calls: bool  # or else the engine sees to it that a model calls a tool where it must
     now: Callable[[], datetime]
-    cache_scope: Callable[[], str | None]  # prefixes are shared within it alone
+    cache_scope: Callable[[str | None], str | None]  # prefixes are shared within it alone: of an owner, or of all
     admit: Admit | None = None
     admit_prompt: AdmitPrompt | None = None  # the same, of requests that are relayed
 
@@ -132,7 +132,7 @@ class ToolLoop:
             messages=render_messages(self._request, self._frame, self._budget, self._answer.exchanges),
             params={**await self._params(is_constrained=is_constrained), **params},
             tools=self._documents,
-            cache_scope=self._manner.cache_scope(),
+            cache_scope=self._manner.cache_scope(self._request.cache_owner),
             # What requests hold of a cache that they share is counted by the tokens that have come.
             is_watched=self._request.is_watched or self._manner.admit is not None,
         )

@@ -32,6 +32,7 @@ CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packa
 RECONNECTS: Final = Backoff(first_s=0.5, last_s=30.0)
 PING_AFTER_S: Final = 1.0  # without a word of the server's
 PING_LIMIT_S: Final = 5.0
+MOST_TOOLS: Final = 10_000
 MOST_PAGES: Final = 100  # of a list of tools
 LISTING_S: Final = 1.0  # that a listing is good for
 LIST_LIMIT_S: Final = 2.0  # a job that is posted waits for it
@@ -333,6 +334,8 @@ async def _all_tools(client: "Client") -> tuple[ListedTool, ...]:
             for tool in page.tools
         ]
         cursor = page.next_cursor
+        if len(tools) > MOST_TOOLS:
+            raise ValueError(f"it lists more than {MOST_TOOLS} tools")
         if cursor is None:
             return tuple(tools)
     raise ValueError(f"its list of tools has more than {MOST_PAGES} pages")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from service.api.body import body_of, read_document
 from service.api.problems import refused
 from service.api.schemas import Body
-from service.config.roots import outside_of
+from service.config.roots import outside_with_files
 from service.config.schema import ModelName
 from service.conversations.limits import Limits
 from service.errors import AdapterInvalid, Fault
@@ -75,7 +75,7 @@ def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRou
             spec = AdapterSpec.model_validate(document)
         except ValidationError as error:
             raise AdapterInvalid(faults_of(error, AdapterSpec)) from error
-        fault = outside_of(roots, spec.path)
+        fault = outside_with_files(roots, spec.path)
         if fault is not None:
             raise AdapterInvalid([Fault(path="path", message=fault)])
         is_new = await adapters.load(model, spec.name, spec.path)

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from service.api.body import body_of, read_document
 from service.api.models.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
 from service.api.problems import refused
-from service.config.roots import outside_of
+from service.config.roots import outside_with_files
 from service.conversations.limits import Limits
 from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed
 from service.formats.faults import StrictModel, faults_of
@@ -129,7 +129,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
 
 
 def _check_place(spec: UpdateSpec, roots: Sequence[Path]) -> None:
-    fault = outside_of(roots, Path(spec.checkpoint)) if spec.checkpoint is not None else None
+    fault = outside_with_files(roots, Path(spec.checkpoint)) if spec.checkpoint is not None else None
     if fault is not None:
         raise UpdateInvalid([Fault(path="checkpoint", message=fault)])
 

@@ -65,10 +65,13 @@ class Envelope:
     marks: Sequence[bytes]
 
 
-def open_envelope(body: bytes, path: str, session: str | None, owner: str | None = None) -> Envelope:
+def open_envelope(
+    body: bytes, path: str, session: str | None, owner: str | None = None, *, is_apart: bool = False
+) -> Envelope:
     """Return what is known of a body; ``session`` is what its client calls its program, if it does.
 
-    Such a name is one of ``owner``'s, the key: clients of others may have chosen the same.
+    Such a name is one of ``owner``'s, the key: clients of others may have chosen the same. What was said is known for
+    any key's, unless it ``is_apart``.
 
     Raises:
         BodyMalformed: it is no JSON object, or one of these fields is of no usable kind.
@@ -92,7 +95,7 @@ def open_envelope(body: bytes, path: str, session: str | None, owner: str | None
         answers=int(read.n or 1) * _prompts(read.prompt),
         most_tokens=next((bound for bound in bounds if bound is not None and bound > 0), None),
         chars=_chars_of(texts),
-        marks=tuple(_marks(read, texts, path, session, owner)),
+        marks=tuple(_marks(read, texts, path, session, owner, is_apart=is_apart)),
     )
 
 
@@ -165,10 +168,13 @@ def _listed(text: bytes) -> list[Raw] | None:
         return None
 
 
-def _marks(read: _Body, texts: bytes, path: str, session: str | None, owner: str | None) -> Iterator[bytes]:
+def _marks(
+    read: _Body, texts: bytes, path: str, session: str | None, owner: str | None, *, is_apart: bool
+) -> Iterator[bytes]:
     """Yield what a program is known by, the surest first: its name, or all that was said, then ever less of it."""
     root = blake2b(digest_size=MARK_BYTES)
     root.update(repr((read.model, path if session is None else None)).encode())
+    root.update(repr(owner).encode() if is_apart else b"")
     named = session or _text(read.prompt_cache_key)
     if named is not None:
         root.update(repr((owner, session is None)).encode() + named.encode("utf-8", "replace"))

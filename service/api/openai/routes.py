@@ -58,9 +58,13 @@ class ModelsOut(Body):
     data: list[ModelOut]
 
 
-def openai_router(node: Node, limits: Limits, server: ServerConfig) -> APIRouter:
+def openai_router(node: Node, limits: Limits, server: ServerConfig, *, has_several_keys: bool) -> APIRouter:
     """Return the routes that are relayed, and the list of what they may name."""
-    router, relays, models = APIRouter(tags=["openai"]), Relays(node, limits, server), Models(node)
+    router, relays, models = (
+        APIRouter(tags=["openai"]),
+        Relays(node, limits, server, has_several_keys=has_several_keys),
+        Models(node),
+    )
 
     for path in PATHS:
         router.post(
@@ -117,8 +121,9 @@ class Models:
 class Relays:
     """Takes posted bodies to the queue; what is wrong with one is answered in the form of its surface."""
 
-    def __init__(self, node: Node, limits: Limits, server: ServerConfig) -> None:
+    def __init__(self, node: Node, limits: Limits, server: ServerConfig, *, has_several_keys: bool) -> None:
         self._node = node
+        self._has_several_keys = has_several_keys
         self._limits = limits
         self._server = server
         self._counts = TokenCounts(node.fleet, node.scheduler.requests)
@@ -167,6 +172,7 @@ class Relays:
             limit_s=limit_s,
             wait_s=_least(wait_s, self._server.wait_s),
             trace_parent=request.headers.get("traceparent"),
+            is_apart=self._has_several_keys and caller.name is not None,
         )
         counted = await self._counts.ask(posted) if path in SLOTLESS else None
         if counted is not None:
@@ -182,14 +188,14 @@ class Relays:
             BodyMalformed: it is not, or cannot be used.
         """
         if len(body) <= SMALL_BYTES:
-            check_depth(body, self._limits)
-            return open_envelope(body, path, session, owner)
+            return self._open_now(body, path, session, owner)
         await check_nodes(body, self._limits)
-        return await anyio.to_thread.run_sync(self._open_large, body, path, session, owner)
+        return await anyio.to_thread.run_sync(self._open_now, body, path, session, owner)
 
-    def _open_large(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
+    def _open_now(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
         check_depth(body, self._limits)
-        return open_envelope(body, path, session, owner)
+        is_apart = self._has_several_keys and owner is not None
+        return open_envelope(body, path, session, owner, is_apart=is_apart)
 
     def _find(self, envelope: Envelope) -> tuple[str, str, str | None]:
         """Return what a body calls its model, that model, and the adapter that it means."""

@@ -55,6 +55,7 @@ class RelayAttempt:
         self._on_end = on_end
         self.scope = anyio.CancelScope()
         self.answer = Answer(time.monotonic)
+        self.answer.own_tokens = request.own_tokens if request.posted.is_apart else None
         self._began_at = time.monotonic()
         self._started_at = datetime.now(UTC)
         self.seconds = 0.0
@@ -99,6 +100,8 @@ class RelayAttempt:
             is_streamed=posted.is_streamed,
             passage=request,
             limit_s=request.limit_left_s,
+            cache_owner=posted.owner if posted.is_apart else None,
+            own_tokens=request.own_tokens if posted.is_apart else None,
             most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
         )
         outcome: Outcome = Cancelled(reason=CancelReason.CONVERSATION_ENDED)

@@ -28,7 +28,8 @@ class PostedRequest:
     ``most_tokens`` how long each may be.
     ``marks`` are what its program is known by, the surest first; the first is what it is known by afterwards.
     ``owner`` is the name of its key. ``limit_s`` bounds its time on slots, ``wait_s`` the time that it waits for them;
-    None is for ever. ``trace_parent`` is the header of that name (W3C Trace Context), if it came.
+    None is for ever. ``trace_parent`` is the header of that name (W3C Trace Context), if it came. What is told of
+    prompt caches ``is_apart`` from other keys.
     """
 
     path: str
@@ -46,6 +47,7 @@ class PostedRequest:
     limit_s: float | None = None
     wait_s: float | None = None
     trace_parent: str | None = None
+    is_apart: bool = False
 
     def job(self, job_id: JobId) -> Job:
         """Return it as the scheduler's core knows it: a job of one turn."""
@@ -97,6 +99,7 @@ class RelayedRequest:
         self.charges = Charges()
         self.scope: anyio.CancelScope | None = None  # of the attempt that runs
         self.is_interrupted = False
+        self.own_tokens = 0  # of its prompt that its program is known to have brought before
         self.worker: str | None = None  # of the newest attempt
         self.attempts = 0
         self.tries: list[AttemptMeasures] = []  # attempts that have ended

@@ -116,6 +116,7 @@ class RelayedRequests:
         self._requests[request.key.job_id] = request
         place = self._programs.find(posted.marks)
         cached = {} if place is None else {request.key: place}
+        request.own_tokens = 0 if place is None else place.tokens
         self._post(events.JobAdmitted(job=request.job, cached=cached))
         return request
 

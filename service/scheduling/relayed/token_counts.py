@@ -81,6 +81,7 @@ def _relay_of(request: RelayedRequest) -> Relay:
         chars=posted.chars,
         is_streamed=False,
         passage=request,
+        own_tokens=0 if posted.is_apart else None,
         limit_s=min(LIMIT_S, posted.limit_s or LIMIT_S),
     )
 

@@ -1,0 +1,116 @@
+"""What an answer that is passed on tells of its engine's prompt cache, bounded by what its own key has brought.
+
+How much of a prompt was in the cache tells whoever reads it what others have asked: a guess at another's prompt is told
+to be right, token by token. So the numbers count what the reader's own program had there, and no more. What was cached
+beside that is counted as read anew, so that the sums stay what they were.
+
+Sources: OpenAI's and Anthropic's API references for ``usage``; llama.cpp, ``tools/server``, for ``timings``.
+"""
+
+from collections.abc import MutableMapping
+from typing import Final, cast
+
+import msgspec
+
+from transport.dialects.openai import UNDECODABLE
+from transport.relay import Passage
+
+SIGN: Final = b"cache"  # each of these names holds it
+HIDDEN: Final = ("prompt_progress", "__verbose")  # that tell the same at more places
+Document = MutableMapping[str, object]
+
+
+class CacheVeil:
+    """A passage in which no more than ``own_tokens`` of a prompt are told to have been in a cache."""
+
+    def __init__(self, passage: Passage, own_tokens: int) -> None:
+        self._passage = passage
+        self._own_tokens = own_tokens
+        self._rest = b""
+        self._content_type = ""
+
+    def __repr__(self) -> str:
+        return f"<CacheVeil {self._own_tokens}>"
+
+    def pass_frames(self, content_type: str, frames: bytes) -> None:
+        """Give on the lines that are whole; most of them are tokens, and tell of no cache."""
+        self._content_type = content_type
+        if not self._rest and SIGN not in frames and frames.endswith(b"\n"):
+            self._passage.pass_frames(content_type, frames)
+            return
+        whole, end, self._rest = (self._rest + frames).rpartition(b"\n")
+        if end:
+            self._passage.pass_frames(content_type, self._veiled_lines(whole + end))
+
+    def flush(self) -> None:
+        """Give on what has no end of its own."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._passage.pass_frames(self._content_type, self._veiled_lines(rest))
+
+    def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
+        """Give on a whole answer."""
+        self._passage.pass_whole(status, content_type, self._veiled(body) if SIGN in body else body)
+
+    def _veiled_lines(self, lines: bytes) -> bytes:
+        if SIGN not in lines:
+            return lines
+        return b"".join(self._veiled_line(line) for line in lines.splitlines(keepends=True))
+
+    def _veiled_line(self, line: bytes) -> bytes:
+        if SIGN not in line or not line.startswith(b"data:"):
+            return line
+        head, text = (line[:6], line[6:]) if line[5:6] == b" " else (line[:5], line[5:])
+        bare = text.rstrip(b"\r\n")
+        return head + self._veiled(bare) + text[len(bare) :]
+
+    def _veiled(self, text: bytes) -> bytes:
+        """Return the document of an answer or a frame; as it came, where it tells nothing of a cache."""
+        try:
+            document = msgspec.json.decode(text)
+        except UNDECODABLE:  # nobody else reads it either
+            return text
+        if not isinstance(document, dict):
+            return text
+        inner = (document, document.get("response"), document.get("message"))
+        changes = [self._veil(each) for each in inner if isinstance(each, dict)]
+        return msgspec.json.encode(document) if any(changes) else text
+
+    def _veil(self, document: Document) -> bool:
+        """Bound what a document tells; return whether that changes it."""
+        is_changed = False
+        for name in HIDDEN:
+            is_changed |= document.pop(name, None) is not None
+        usage, timings = document.get("usage"), document.get("timings")
+        if isinstance(usage, dict):
+            for name in ("prompt_tokens_details", "input_tokens_details"):
+                is_changed |= self._lower(usage.get(name), "cached_tokens") > 0
+            less = self._lower(usage, "cache_read_input_tokens")
+            is_changed |= less > 0
+            _raise(usage, "input_tokens", less)
+        if isinstance(timings, dict):
+            is_changed |= self._veil_timings(timings)
+        return is_changed | (self._lower(document, "tokens_cached") > 0)
+
+    def _veil_timings(self, timings: Document) -> bool:
+        less = self._lower(timings, "cache_n")
+        _raise(timings, "prompt_n", less)
+        read, took_ms = timings.get("prompt_n"), timings.get("prompt_ms")
+        if less and isinstance(read, int | float) and isinstance(took_ms, int | float) and read > 0 < took_ms:
+            rates = {"prompt_per_token_ms": took_ms / read, "prompt_per_second": 1000 * read / took_ms}
+            timings.update({name: rate for name, rate in rates.items() if name in timings})
+        return less > 0
+
+    def _lower(self, holder: object, name: str) -> int:
+        """Bound a number of cached tokens; return by how much it was lowered."""
+        told = holder.get(name) if isinstance(holder, dict) else None
+        if not isinstance(told, int) or told <= self._own_tokens:
+            return 0
+        cast("Document", holder)[name] = self._own_tokens
+        return told - self._own_tokens
+
+
+def _raise(holder: Document, name: str, by: int) -> None:
+    told = holder.get(name)
+    if by and isinstance(told, int):
+        holder[name] = told + by
