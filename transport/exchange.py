@@ -194,7 +194,7 @@ class Exchange(asyncio.Protocol):
         self.stop_gathering()
         if self.finished.done():
             return
-        if not self._status:
+        if not self._has_head:
             self._fail(EngineUnreachable("the connection broke before an answer began"), exc)
         elif not self._is_stream:
             self._reject()

@@ -137,7 +137,7 @@ class RelayExchange(Exchange):
     def connection_lost(self, exc: Exception | None) -> None:
         """Judge what the end of the connection means for the answer."""
         self._read()
-        if not self.finished.done() and self._status and not self._is_stream and not self._is_sized:
+        if not self.finished.done() and self._has_head and not self._is_stream and not self._is_sized:
             self._pass_whole()  # nothing else has told its end
         super().connection_lost(exc)
 

@@ -51,6 +51,7 @@ class FrameDecoder:
             and size - 2 <= self._max_frame_bytes
             and self.failure is None
         ):
+            self._idle_bytes = 0
             if chunk.find(b"\n") == size - 2:
                 self._swallow_lf = self._at_start = False
                 return [chunk[6:-2]]

@@ -12,10 +12,11 @@ from msgspec import Struct
 from transport.counters import EngineCounters, SlotWork
 from transport.dialects.dialect import CountQuery, Dialect, EngineQuery, ThoughtQuery
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
-from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of, respond_in_format
+from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, UNDECODABLE, body_of, respond_in_format
 from transport.errors import MalformedFrame
 from transport.request import ChatRequest, Constraint, Thought
 
+MOST_SLOTS: Final = 1_000_000
 SLOTS_PATH: Final = "/slots"
 PROPS_PATH: Final = "/props"
 RENDER_PATH: Final = "/apply-template"
@@ -84,9 +85,12 @@ def decode_capacity(props: bytes) -> int | None:
         MalformedFrame: not the JSON of this dialect.
     """
     try:
-        return _decode_props(props).total_slots
+        slots = _decode_props(props).total_slots
     except UNDECODABLE as error:
         raise MalformedFrame(f"GET /props: {error}: {props[:200]!r}") from error
+    if slots is not None and not 0 < slots <= MOST_SLOTS:
+        raise MalformedFrame(f"GET /props: {slots} slots")
+    return slots
 
 
 def decode_thought(rendered: bytes, props: bytes) -> Thought:
@@ -113,9 +117,12 @@ def decode_count(answer: bytes) -> int:
         MalformedFrame: not the JSON of this dialect.
     """
     try:
-        return _decode_count(answer).input_tokens
+        count = _decode_count(answer).input_tokens
     except UNDECODABLE as error:
         raise MalformedFrame(f"POST {COUNT_PATH}: {error}: {answer[:200]!r}") from error
+    if not 0 <= count <= MOST_TOKENS:
+        raise MalformedFrame(f"POST {COUNT_PATH}: {count} tokens")
+    return count
 
 
 def decode_counters(slots: bytes) -> EngineCounters:

@@ -29,6 +29,7 @@ RUNNING: Final = "vllm:num_requests_running"
 CACHE: Final = "vllm:cache_config_info"
 USAGE: Final = "vllm:kv_cache_usage_perc"  # from 0 to 1
 PREEMPTIONS: Final = "vllm:num_preemptions_total"
+MOST_COUNT: Final = 2**53  # beyond that a number of theirs tells no unit apart
 THOUGHT: Final = r"(<think>[^<]*</think>\s*)?"
 UNWATCHED_INTERVAL: Final = 16  # tokens a chunk; a sixteenth of the frames to make, send and read
 
@@ -77,7 +78,7 @@ def decode_counters(metrics: bytes) -> EngineCounters:
     """
     values_by_engine: dict[str, dict[str, int]] = {}
     for sample in _samples(metrics, STEPS, PROMPT, OUTPUT, RUNNING):
-        values_by_engine.setdefault(sample.labels.get("engine", "0"), {})[sample.name] = int(sample.value)
+        values_by_engine.setdefault(sample.labels.get("engine", "0"), {})[sample.name] = _count(sample.value)
     if not values_by_engine:
         raise MalformedFrame("GET /metrics tells nothing of what vLLM does")
     # What it runs is told as busy slots nowhere: the gauge is written with a step, and stands still with the engine.
@@ -103,18 +104,22 @@ def decode_capacity(metrics: bytes, models: bytes) -> int | None:
         MalformedFrame: these are not vLLM's answers.
     """
     try:
-        lengths = [model.max_model_len for model in _decode_models(models).data if model.max_model_len]
+        lengths = [
+            model.max_model_len
+            for model in _decode_models(models).data
+            if model.max_model_len and model.max_model_len > 0
+        ]
     except UNDECODABLE as error:
         raise MalformedFrame(f"GET {MODELS_PATH}: {error}") from error
     engines = [sample.labels for sample in _samples(metrics, CACHE)]
     concurrency = [_number(labels.get("kv_cache_max_concurrency")) for labels in engines]
-    known = [int(value) for value in concurrency if value]
+    known = [_count(value) for value in concurrency if value]
     if known and len(known) == len(engines):
         return max(1, sum(known))
     # Before 0.24: blocks are told as the sum over all engines, and repeated with each.
     labels = engines[0] if engines else {}
     blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
-    return max(1, int(blocks * size // lengths[0])) if blocks and size and lengths else None
+    return max(1, _count(blocks * size // lengths[0])) if blocks and size and lengths else None
 
 
 def decode_kv_cache(metrics: bytes) -> KvCache | None:
@@ -127,26 +132,37 @@ def decode_kv_cache(metrics: bytes) -> KvCache | None:
     engines = [sample.labels for sample in samples if sample.name == CACHE]
     sizes = [_number(labels.get("kv_cache_size_tokens")) for labels in engines]
     if engines and all(sizes):
-        tokens = int(sum(sizes))
+        tokens = _count(sum(sizes))
     else:  # before 0.24 blocks are told as the sum over all engines, and repeated with each
         labels = engines[0] if engines else {}
-        tokens = int(_number(labels.get("num_gpu_blocks")) * _number(labels.get("block_size")))
+        tokens = _count(_number(labels.get("num_gpu_blocks")) * _number(labels.get("block_size")))
     if not tokens:
         return None
-    used = [sample.value for sample in samples if sample.name == USAGE]
+    used = [min(1.0, max(0.0, sample.value)) for sample in samples if sample.name == USAGE]
     return KvCache(
         tokens=tokens,
-        used=int(tokens * sum(used) / max(1, len(used))),
-        preemptions=sum(int(sample.value) for sample in samples if sample.name == PREEMPTIONS),
-        block=max(1, *(int(_number(labels.get("block_size"))) for labels in engines)),
+        used=_count(tokens * sum(used) / max(1, len(used))),
+        preemptions=sum(_count(sample.value) for sample in samples if sample.name == PREEMPTIONS),
+        block=max(1, *(_count(_number(labels.get("block_size"))) for labels in engines)),
     )
 
 
 def _number(text: str | None) -> float:
     try:
-        return float(text or 0)
+        return max(0.0, float(text or 0))
     except ValueError:
         return 0.0
+
+
+def _count(value: float) -> int:
+    """Return a count that metrics tell.
+
+    Raises:
+        MalformedFrame: it can be none.
+    """
+    if not 0 <= value <= MOST_COUNT:
+        raise MalformedFrame(f"GET {METRICS_PATH}: {value} is no count")
+    return int(value)
 
 
 def _samples(metrics: bytes, *names: str) -> Iterator[Sample]:
