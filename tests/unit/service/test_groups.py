@@ -6,14 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.conversations.job import GroupBy, Mode, TurnKey
+from service.scheduling.core.blame.blame import SourceDistrusted
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
     JobAdmitted,
     JobCancelled,
+    Paused,
     StartTurn,
     TurnCompleted,
     TurnRejected,
+    Unpaused,
     WorkerReady,
 )
 from service.scheduling.core.policies import POLICIES
@@ -170,3 +173,14 @@ def test_to_look_changes_nothing() -> None:
         orders.append(order)
     assert orders[0] == orders[1]
     assert len(orders[0]) == 54
+
+
+def test_a_distrusted_job_leaves_its_slots_to_others() -> None:
+    """Its turns wait to be tried, and what was taken in their place is another's: else nothing would ever start."""
+    scheduler = core()
+    bad, good = job(agent("a"), conversations=10, name="bad"), job(agent("a"), conversations=10, name="good")
+    started = starts(
+        scheduler.handle(JobAdmitted(job=bad), SourceDistrusted(source=bad.id), JobAdmitted(job=good), Paused())
+    )
+    assert started == []
+    assert [key.job_id for _, key in starts(scheduler.handle(Unpaused()))] == ["good", "good"]

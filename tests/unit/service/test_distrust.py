@@ -1,0 +1,187 @@
+"""Whom deaths are blamed on where work has keys: a key's turns are tried before they fly beside others'."""
+
+from dataclasses import replace
+
+import pytest
+
+from service.conversations.charges import Charges
+from service.conversations.job import JobId, TurnKey
+from service.scheduling.core.blame.blame import (
+    TRUSTED_ENDS,
+    TRUSTED_S,
+    Blame,
+    DeathUnexplained,
+    SourceDistrusted,
+    SourceTrusted,
+    Trial,
+)
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import Action, JobAdmitted, StartTurn, TurnCompleted, TurnSpent, WorkerReady
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import PromptReading
+from tests.harness.jobs import agent, job
+from workers.health.charges import SHORTLY_S
+
+MALLORY, ALICE = ("mallory", "m"), ("alice", "m")
+
+
+def turn(owner: str, number: int) -> TurnKey:
+    return TurnKey(JobId(f"{owner}-{number}"), "c0", "a", 0)
+
+
+class Requests:
+    """Requests of keys at one worker's engines, each a job of one turn."""
+
+    def __init__(self, known: int = 1000) -> None:
+        self.blame = Blame(lambda job_id: job_id.partition("-")[0])
+        self.incarnation, self.now, self.number = 1, 0.0, 0
+        for _ in range(known):
+            self.serve("nobody")
+
+    def begin(self, owner: str) -> TurnKey:
+        self.number += 1
+        self.now += 10.0
+        key = turn(owner, self.number)
+        self.blame.start(key, "m", "w", self.incarnation, self.now)
+        return key
+
+    def serve(self, owner: str) -> tuple[object, ...]:
+        return self.blame.end(self.begin(owner), Charges(), self.now)
+
+    def kill(self, owner: str) -> list[object]:
+        """Have one request die alone until it is convicted."""
+        found: list[object] = []
+        key, charges, is_convicted = self.begin(owner), Charges(), False
+        while not is_convicted:
+            verdict = self.blame.die(key, charges, is_outside=False, at=self.now)
+            found += verdict.findings
+            charges, is_convicted = verdict.charges, verdict.is_convicted
+            self.incarnation += 1
+            if not is_convicted:
+                self.blame.start(key, "m", "w", self.incarnation, self.now)
+        return found
+
+    def leave(self, owner: str, dies_after_s: float) -> list[object]:
+        """Have a client leave, and the engine die so much later with nothing on it."""
+        self.blame.leave(self.begin(owner), is_cut_off=True, at=self.now)
+        found = self.blame.note_gone("m", "w", self.incarnation, self.now + dies_after_s)
+        self.incarnation += 1
+        return list(found)
+
+
+def test_a_key_is_distrusted_after_two_convictions_whatever_their_jobs() -> None:
+    """Each request at the door is a job of its own, so that distrust of jobs sees none of them again."""
+    case = Requests()
+    assert SourceDistrusted(source=MALLORY) not in case.kill("mallory")
+    assert SourceDistrusted(source=MALLORY) in case.kill("mallory")
+    key = case.begin("mallory")
+    other = case.begin("alice")
+    assert case.blame.die(key, Charges(), is_outside=False, at=case.now).trial is Trial.LAST
+    assert case.blame.die(other, Charges(), is_outside=False, at=case.now).trial is Trial.NEXT
+
+
+def test_a_key_is_trusted_again_after_fifty_good_ends_in_a_row() -> None:
+    """One good end among killers buys nothing."""
+    case = Requests()
+    case.kill("mallory")
+    case.kill("mallory")
+    for _ in range(TRUSTED_ENDS - 1):
+        assert case.serve("mallory") == ()
+    case.kill("mallory")
+    for _ in range(TRUSTED_ENDS - 1):
+        assert case.serve("mallory") == ()
+    assert case.serve("mallory") == (SourceTrusted(source=MALLORY),)
+
+
+def test_or_after_an_hour() -> None:
+    """Without a conviction in it."""
+    case = Requests()
+    case.kill("mallory")
+    case.kill("mallory")
+    assert case.blame.expire(0.0) == ()
+    assert case.blame.expire(TRUSTED_S - 1) == ()
+    assert case.blame.expire(TRUSTED_S) == (SourceTrusted(source=MALLORY),)
+
+
+def test_what_was_cut_off_shortly_before_a_death_stays_a_suspect_of_it() -> None:
+    """Hit and run: the client has gone, and its request cannot be tried; its key is."""
+    case = Requests()
+    found = [each for _ in range(4) for each in case.leave("mallory", 0.2)]
+    assert found == [SourceDistrusted(source=MALLORY)]
+
+
+@pytest.mark.parametrize("innocent", ["leaves long before", "is served as a rule"])
+def test_an_innocent_key_stays_trusted(innocent: str) -> None:
+    """Clients stop answers every day, and engines die of themselves."""
+    case = Requests()
+    for _ in range(10):
+        for _ in range(3 if innocent == "is served as a rule" else 0):
+            case.serve("alice")
+        after_s = 0.2 if innocent == "is served as a rule" else SHORTLY_S + 1
+        assert case.leave("alice", after_s) == []
+
+
+def test_a_death_after_a_client_has_left_explains_nothing_of_those_aboard() -> None:
+    """Their trials end well, and yet the engine did not die of load: nobody's slots are lowered for it."""
+    case = Requests()
+    aboard = [case.begin("alice"), case.begin("alice")]
+    case.blame.leave(case.begin("mallory"), is_cut_off=True, at=case.now)
+    for key in aboard:
+        case.blame.die(key, Charges(), is_outside=False, at=case.now + 0.2)
+    case.incarnation += 1
+    found: list[object] = []
+    for key in aboard:
+        case.blame.start(key, "m", "w", case.incarnation, case.now + 9)
+        found += case.blame.end(key, Charges(), case.now + 10)
+    assert not [each for each in found if isinstance(each, DeathUnexplained)]
+
+
+def test_a_trial_right_after_another_answer_proves_nothing() -> None:
+    """An engine may die of what it has just answered, under the next that it is given."""
+    case = Requests()
+    case.blame.end(case.begin("mallory"), Charges(), case.now)
+    victim = turn("alice", 999)
+    case.blame.start(victim, "m", "w", case.incarnation, case.now + 0.05)
+    verdict = case.blame.die(victim, Charges(), is_outside=False, at=case.now + 0.1)
+    assert (verdict.charges.deaths, verdict.is_convicted) == (0, False)
+
+
+def starts(actions: list[Action]) -> list[StartTurn]:
+    return [action for action in actions if isinstance(action, StartTurn)]
+
+
+def test_new_work_of_a_distrusted_key_is_tried_behind_others() -> None:
+    """Alone, and only after others' turns: they go on meanwhile."""
+    core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
+    core.handle(WorkerReady(worker="w", model="m", slots=2))
+    core.handle(SourceDistrusted(source=MALLORY))
+    bad = replace(job(agent("a"), name="bad"), owner="mallory")
+    good = replace(job(agent("a"), name="good", conversations=100), owner="alice")
+    aboard = starts(core.handle(JobAdmitted(job=bad), JobAdmitted(job=good)))
+    assert [each.key.job_id for each in aboard] == ["good", "good"]
+    for _ in range(60):
+        aboard += starts(core.handle(TurnCompleted(key=aboard.pop(0).key)))
+        assert len({each.is_suspect for each in aboard}) == 1
+        if aboard[0].is_suspect:
+            break
+    assert [each.key.job_id for each in aboard] == ["bad"]
+
+
+def test_a_held_slot_is_charged_where_nothing_was_told() -> None:
+    """Who leaves before the end has had its slot all the same: the seconds of it, at the pace of the model."""
+    core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
+    core.handle(WorkerReady(worker="w", model="m", slots=1))
+    jobs = [replace(job(agent("a"), name=owner, conversations=100), owner=owner) for owner in ("alice", "mallory")]
+    taken = {"alice": 0.0, "mallory": 0.0}
+    running = starts(core.handle(*(JobAdmitted(job=each) for each in jobs)))[0].key
+    for _ in range(60):
+        owner = running.job_id
+        seconds = 2.0 if owner == "mallory" else 1.0
+        taken[owner] += seconds
+        tokens = 0 if owner == "mallory" else 10
+        reading = PromptReading(fresh_tokens=0, seconds=0, context_tokens=10, answer_tokens=10) if tokens else None
+        told = TurnSpent(key=running, fresh_tokens=0, answer_tokens=tokens, seconds=seconds, is_told=owner == "alice")
+        ended = TurnCompleted(key=running, seconds=seconds if reading else None, reading=reading)
+        (started,) = starts(core.handle(told, ended))
+        running = started.key
+    assert 0.7 < taken["alice"] / taken["mallory"] < 1.4
