@@ -41,7 +41,7 @@ from service.store.records import Record
 from workers.fleet import Fleet
 from workers.lanes.lane_pool import Swap
 from workers.notifier import Notifier
-from workers.outcome import Cancelled, CancelReason, Completed, FailureReason
+from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason
 from workers.spec import EngineKind
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
@@ -105,6 +105,8 @@ class Scheduler:
             while True:
                 await anyio.sleep(KV_LOOK_S)
                 self._take_findings(self._blame.expire(time.monotonic()))
+                if self._blame.has_distrusted:
+                    self._post(events.TimeTold(at=time.monotonic()))
                 if uses := self._kv_uses.look():
                     self._post(events.KvUseTold(uses=uses))
 
@@ -365,7 +367,7 @@ class Scheduler:
         worker = self._fleet.get(action.worker)
         if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")
-        self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation, time.monotonic())
+        self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
         self._fleet.lanes.note_start(worker.spec.id, worker.spec.name)
         lease = worker.lease_nowait(action.slots)  # the core counts the slots of ready workers as the workers do
         turn, facts = self._work(action.key.job_id).begin(action.key, worker, now)
@@ -424,7 +426,7 @@ class Scheduler:
         ends: list[End] = []
         # Who gave way is ready again at once: the core is to know what it takes, and what the others have grown to.
         uses = self._kv_uses.look() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
-        for turn, outcome in sorted(ended, key=lambda each: self._place(each[0].key)):
+        for turn, outcome in sorted(ended, key=self._place_of_end):
             self._work(turn.key.job_id).note_off_slot(turn.key)
             ends.append(self._turn_endings.take_end(turn, outcome))
             if isinstance(outcome, Completed):
@@ -444,6 +446,14 @@ class Scheduler:
             self._post(*told, *spent, *(end.event for end in ends), *found, made=facts)
         if not self._any_on_slot:
             self._idle.notify()
+
+    def _place_of_end(self, ended: Ended) -> tuple[float, tuple[JobId, str, int]]:
+        """Return the order in which ends are taken: of those whose engine died, the newest is suspected most."""
+        turn, outcome = ended
+        newest = (
+            -turn.answer.started_at if isinstance(outcome, EngineFailed) and outcome.brought_down else float("-inf")
+        )
+        return newest, self._place(turn.key)
 
     def _place(self, key: TurnKey) -> tuple[JobId, str, int]:
         return key.job_id, key.conversation_id, self._work(key.job_id).place_of(key)

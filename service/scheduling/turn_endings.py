@@ -113,4 +113,6 @@ class TurnEndings:
         if not turn.may_run_again:
             self._blame.forget([turn.key])
             return turn.fail(reason, detail)
-        return turn.run_again(reason, detail, trial or (Trial.NEXT if turn.charges.is_suspect else None))
+        if trial is None and turn.charges.is_suspect:
+            trial = Trial.NEXT
+        return turn.run_again(reason, detail, trial)

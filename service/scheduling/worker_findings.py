@@ -1,6 +1,8 @@
 """Tells workers what was found out of their engines' deaths: what counts against them, and what they cannot bear."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from service.conversations.job import TurnKey
 from service.scheduling.core.blame.blame import (
@@ -15,6 +17,8 @@ from service.scheduling.core.blame.load_limits import LoadLimits
 from service.scheduling.core.events import Suspicion
 from workers.fleet import Fleet
 from workers.health.snapshot import SlotLimit
+
+logger: Final = logging.getLogger(__name__)
 
 
 class WorkerFindings:
@@ -39,6 +43,7 @@ class WorkerFindings:
                     self._clear_charges(finding.keys)
                     found.append(finding)
                 case SourceDistrusted() | SourceTrusted():
+                    _log_trust(finding)
                     found.append(finding)
         return found
 
@@ -71,3 +76,12 @@ class WorkerFindings:
         if slots is not None:
             because = f"it died under load, and has borne {slots - 1} since"
             worker.limit_slots(SlotLimit(slots=slots, because=because) if slots < worker.spec.slots else None)
+
+
+def _log_trust(finding: SourceDistrusted | SourceTrusted) -> None:
+    source = finding.source
+    name = f"key {source[0]} at model {source[1]}" if isinstance(source, tuple) else f"job {source}"
+    if isinstance(finding, SourceDistrusted):
+        logger.warning("%s: engines have died of its turns; others of them are tried alone before they run", name)
+    else:
+        logger.info("%s: its turns have ended well; they run beside others again", name)

@@ -175,7 +175,7 @@ class World:
         engine = worker.engine
         assert engine is not None
         assert worker.now.state is WorkerState.READY
-        self.blame.start(key, "m", worker.name, engine.number, self.now)
+        self.blame.start(key, "m", worker.name, engine.number)
         engine.begun += 1
         engine.on_it.append(key)
         self.at[key] = worker, engine

@@ -10,6 +10,7 @@ from workers.health.incident import Evidence
 from workers.health.probes import KernelView, Probes
 from workers.policy.liveness import BUSY_CORES, EngineObservations, RequestObservations
 from workers.policy.pace import EnginePace
+from workers.policy.slot_tasks import SlotTasks
 from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import RequestId
@@ -90,6 +91,9 @@ class Observations:
         self.kernel = KernelView()
         self._rose_at: float | None = None
         self._unexplained_at: float | None = None
+        self._compiled_at: float | None = None
+        self._tasks: SlotTasks | None = None  # of an engine of ours that tells them
+        self._first_looks: dict[RequestId, float] = {}
         self._looked_at: float | None = None
         self._tried_at: float | None = None
         self._cpu_percent: float | None = None
@@ -128,7 +132,9 @@ class Observations:
         now = self._clock()
         self._measure_cpu(view, now)
         if self._kernel_at is not None and view.compiles_since(self.kernel):
-            self._rose_at = self._unexplained_at = now  # it makes what it needs for these requests, before any step
+            self._rose_at = self._unexplained_at = self._compiled_at = (
+                now  # it makes what it needs for these requests, before any step
+            )
         self.kernel, self._kernel_at = view, now
 
     def _measure_cpu(self, view: KernelView, now: float) -> None:
@@ -158,6 +164,7 @@ class Observations:
     def note_end(self, running: InFlightRequest) -> None:
         """Take the end of a request."""
         self._batches.pop(running.id, None)
+        self._first_looks.pop(running.id, None)
         self._answered_at = max(self._answered_at, _progress_at(running))
 
     def snapshot(self, *, may_batch: bool = False) -> EngineSnapshot:
@@ -194,8 +201,19 @@ class Observations:
             has_token=generation.first_token_at is not None,
             progress_at=generation.last_progress_at,
             has_begun=generation.begun_at is not None,
+            is_passed_over=self._is_passed_over(running),
             prefill_left_s=self.pace.seconds_for(max(0.0, left)),
         )
+
+    def _is_passed_over(self, running: InFlightRequest) -> bool:
+        """Whether the engine tells of its tasks, and none that gets on can be this request's."""
+        first_look, limit_s = self._first_looks.get(running.id), running.judgement.limit_s
+        if self._tasks is None or first_look is None or limit_s is None:
+            return False
+        generation, now = running.answer.generation, self._clock()
+        until = max(first_look, generation.last_progress_at + limit_s)
+        advanced_at = self._tasks.newest_advance(generation.started_at, until)
+        return not any(at is not None and now - at < limit_s for at in (advanced_at, self._compiled_at))
 
     def evidence(self, running: InFlightRequest) -> Evidence:
         """Return all that a verdict on ``running`` rests on."""
@@ -239,6 +257,10 @@ class Observations:
     def _compare(self, counters: EngineCounters) -> None:
         now, before, before_at = self._clock(), self.counters, self._looked_at
         self.counters, self._looked_at = counters, now
+        if counters.running is None and not self._may_queue:
+            self._tasks = self._tasks or SlotTasks()
+            self._tasks.take(counters, now)
+            self._first_looks |= {running.id: now for running in self._in_flight if running.id not in self._first_looks}
         if before is None or before_at is None:
             return
         advanced = counters.advances_since(before)

@@ -20,7 +20,7 @@ from workers.health.idle_probe import IdleProbe
 from workers.health.incident import RequestView
 from workers.health.probes import Probes
 from workers.log_context import line_about
-from workers.outcome import EngineFailed, FailureReason, RequestFailed
+from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, RequestFailed
 from workers.policy.leaked_slots import CutOff, LeakedSlots
 from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, is_computing, judge, quiet_s
 from workers.requests.answer import Phase
@@ -116,11 +116,10 @@ class HealthWatch:
         """Take the end of a request; where it came before the engine's own, a slot is to come free."""
         self.observations.note_end(running)
         generation = running.answer.generation
-        was_asked = running.answer.phase is Phase.ENGINE or generation.begun_at is not None
-        if was_asked and generation.finish_reason is None:
+        if _is_cut_off(running):
             self._cut_off_at = self._clock()
-        if was_asked and generation.finish_reason is None and self._cancel_s is not None:
-            self._release.note_cut_off(CutOff(started_at=generation.started_at, ended_at=self._clock()))
+            if self._cancel_s is not None:
+                self._release.note_cut_off(CutOff(started_at=generation.started_at, ended_at=self._clock()))
 
     @property
     def has_departed_suspect(self) -> bool:
@@ -309,6 +308,16 @@ class HealthWatch:
         if not is_at_it:  # else it may be in the batch that it was in when the request ended
             because = f"a slot is still busy {self._cancel_s:g} s after its request has ended"
             self._watched.break_engine(FailureReason.STALLED_DECODE, because, {})
+
+
+def _is_cut_off(running: InFlightRequest) -> bool:
+    """Whether a request ended while its engine may have been at work on it."""
+    answer, generation = running.answer, running.answer.generation
+    if generation.finish_reason is not None or isinstance(running.ending, Completed):
+        return False
+    # One that is relayed may have nothing begun yet; and one whose client has left is ended by no word of ours.
+    was_left = answer.was_asked and (running.ending is None or isinstance(running.ending, Cancelled))
+    return was_left or answer.phase is Phase.ENGINE or generation.begun_at is not None
 
 
 def _reason(running: InFlightRequest) -> FailureReason:

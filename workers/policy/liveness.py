@@ -76,6 +76,7 @@ class RequestObservations(Struct, frozen=True, kw_only=True, gc=False):
     progress_at: float
     is_mute: bool = False  # nothing is heard of it before it is whole
     has_begun: bool = True  # whether a byte of its answer has come, be it a header's
+    is_passed_over: bool = False  # what gets on in the engine's slots is others'
     prefill_left_s: float = 0.0  # what the rest of the prompt should take at the measured rate
 
 
@@ -158,9 +159,9 @@ def _stall_scope(request: RequestObservations, engine: EngineObservations, now: 
 
     if not is_fresh(engine.rose_at) and not is_fresh(engine.others_at):
         return Scope.ENGINE
-    silent_s = now - request.progress_at
-    if is_fresh(engine.unexplained_at) and (request.is_mute or silent_s < VETO_LIMITS * limit_s):
+    is_lately = now - request.progress_at < VETO_LIMITS * limit_s
+    if is_fresh(engine.unexplained_at) and (is_lately or (request.is_mute and not request.is_passed_over)):
         return None  # it may be served where we cannot see it
-    if not request.has_token and is_fresh(engine.prefilling_at) and silent_s < VETO_LIMITS * limit_s:
+    if not request.has_token and is_fresh(engine.prefilling_at) and is_lately:
         return None  # another's prompt is read before its own
-    return Scope.REQUEST if is_fresh(engine.others_at) else None
+    return Scope.REQUEST if is_fresh(engine.others_at) or request.is_passed_over else None

@@ -74,6 +74,11 @@ class Answer:
         self.phase = Phase.ENGINE
         return self.generation
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether an engine was given anything of it."""
+        return self._is_begun
+
     def find_loop(self, *, is_over: bool = False) -> str | None:
         """Return what the model repeats without end, if it does; reads what came since the last call."""
         if self._loops is None:

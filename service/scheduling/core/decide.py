@@ -37,6 +37,7 @@ from service.scheduling.core.events import (
     Paused,
     SlotEvent,
     Suspicion,
+    TimeTold,
     TurnCompleted,
     TurnEvent,
     TurnFailed,
@@ -150,6 +151,8 @@ class SchedulingCore:
             self._dispatcher.settle(event)
         elif isinstance(event, DeferralOver) and self._ready.held.worker_of(event.key) is not None:
             self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+        elif isinstance(event, TimeTold):
+            self._dispatcher.trials.now = event.at
         elif isinstance(event, KvUseTold):
             for key, use in event.uses.items():
                 if key in self._in_flight:

@@ -40,7 +40,7 @@ class Dispatcher:
         self._speeds = SpeedEstimates()
         self.lending = SlotLending(in_flight, self._speeds)
         self._room = room
-        self._trials = Trials(ready, in_flight)
+        self.trials = Trials(ready, in_flight)
         self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model
 
     def __repr__(self) -> str:
@@ -57,13 +57,15 @@ class Dispatcher:
         several: else those who leave before the end would have slots for nothing.
         """
         if self._in_flight.is_on_trial(spent.key):
-            self._trials.note_end(self._conversation(spent.key).model(spent.key), spent.seconds)
+            self.trials.note_end(self._conversation(spent.key).model(spent.key), spent.seconds)
         model = self._ready.fair.model_of(spent.key) if self._ready.fair is not None else None
         if self._ready.fair is None or model is None:
             return
         weight = self._speeds.weigh(model, spent.fresh_tokens, spent.answer_tokens)
         slots = self._in_flight.slots_of(spent.key)
-        if not spent.is_told or slots > 1:
+        if spent.is_told and slots == 1:
+            self._speeds.learn_rate(model, weight, spent.seconds)
+        else:
             weight = max(weight, self._speeds.tokens_in(model, slots * spent.seconds))
         self._ready.fair.settle(spent.key, weight)
 
@@ -90,7 +92,7 @@ class Dispatcher:
         yield from self._start_trials()  # of those whose jobs have turned out to be distrusted
 
     def _start_trials(self) -> Iterator[Action]:
-        for model, turn, worker in self._trials.due():
+        for model, turn, worker in self.trials.due():
             yield from self._start(model, turn, is_suspect=True, worker=worker)
 
     def _start_ready(self, model: str, ready: ReadyQueue) -> Iterator[Action]:
@@ -244,7 +246,7 @@ class Dispatcher:
         self._ready.note_start(turn, model)
         self._room.note_start(key, agent, is_free=live.job.mode is Mode.FREE)
         if not is_suspect:
-            self._trials.note_start(model)
+            self.trials.note_start(model)
         self._ready.count_out(key)
         if not conversation.is_started:
             conversation.is_started = True

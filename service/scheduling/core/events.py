@@ -111,6 +111,13 @@ class KvUseTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTold:
+    """It is so late, in monotonic seconds: told now and then while keys are distrusted."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSpent:
     """The attempt of a turn that is about to end has read and written so many tokens; those of a cache not counted.
 
@@ -222,7 +229,7 @@ SlotEvent = ToolsBegan | HoldOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
-Note = KvUseTold | TurnSpent | DeferralOver | PreWarmEnded
+Note = KvUseTold | TimeTold | TurnSpent | DeferralOver | PreWarmEnded
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 

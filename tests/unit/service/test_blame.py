@@ -37,7 +37,7 @@ class Case:
 
     def start(self, *keys: TurnKey) -> None:
         for each in keys:
-            self.blame.start(each, "m", "w", self.incarnation, 0.0)
+            self.blame.start(each, "m", "w", self.incarnation)
 
     def end(self, each: TurnKey) -> tuple[object, ...]:
         return self.blame.end(each, self.charges.pop(each, Charges()), -9.0)
@@ -75,7 +75,7 @@ def test_a_death_counts_where_the_engine_had_served_one_at_a_time() -> None:
     case.end(B)
     case.end(C)
     verdict = case.dies_alone(A)  # this engine had served two at once
-    assert (verdict.charges.deaths, verdict.trial) == (1, Trial.NEXT)
+    assert (verdict.charges.deaths, verdict.trial) == (1, Trial.FIRST)  # where nothing was before it
     assert case.dies_alone(A).is_convicted
 
 
@@ -91,15 +91,15 @@ def test_an_engine_that_slept_is_the_one_that_it_was() -> None:
     """Another model's has had its lane meanwhile, and may have the number that it gets when it is started anew."""
     blame = Blame()
     for turn, model, number in ((A, "m", 1), (B, "m", 1), (C, "other", 2)):
-        blame.start(turn, model, "w", number, 0.0)
+        blame.start(turn, model, "w", number)
     for turn in (A, B, C):
         blame.end(turn, Charges(), -9.0)
-    blame.start(A, "m", "w", 1, 0.0)  # it has woken, and had served two at once
+    blame.start(A, "m", "w", 1)  # it has woken, and had served two at once
     verdict = blame.die(A, Charges(), is_outside=False, at=0.0)
-    assert (verdict.trial, verdict.charges.deaths) == (Trial.NEXT, 0)
-    blame.start(A, "m", "w", 2, 0.0)
+    assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 0)
+    blame.start(A, "m", "w", 2)
     blame.leave(A, is_cut_off=True, at=0.0)
-    blame.start(C, "other", "w", 2, 0.0)  # it has woken, and never had
+    blame.start(C, "other", "w", 2)  # it has woken, and never had
     verdict = blame.die(C, Charges(), is_outside=False, at=0.0)
     assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 1)
     assert (blame.record("m").acquitted, blame.record("other").acquitted) == (2, 1)

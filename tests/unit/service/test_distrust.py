@@ -7,6 +7,7 @@ import pytest
 from service.conversations.charges import Charges
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.blame.blame import (
+    JUST_S,
     TRUSTED_ENDS,
     TRUSTED_S,
     Blame,
@@ -42,11 +43,14 @@ class Requests:
         self.number += 1
         self.now += 10.0
         key = turn(owner, self.number)
-        self.blame.start(key, "m", "w", self.incarnation, self.now)
+        self.blame.start(key, "m", "w", self.incarnation)
         return key
 
     def serve(self, owner: str) -> tuple[object, ...]:
-        return self.blame.end(self.begin(owner), Charges(), self.now)
+        """Have one request answered, by an engine that outlives it."""
+        found = self.blame.end(self.begin(owner), Charges(), self.now)
+        self.now += JUST_S
+        return (*found, *self.blame.expire(self.now))
 
     def kill(self, owner: str) -> list[object]:
         """Have one request die alone until it is convicted."""
@@ -58,7 +62,7 @@ class Requests:
             charges, is_convicted = verdict.charges, verdict.is_convicted
             self.incarnation += 1
             if not is_convicted:
-                self.blame.start(key, "m", "w", self.incarnation, self.now)
+                self.blame.start(key, "m", "w", self.incarnation)
         return found
 
     def leave(self, owner: str, dies_after_s: float) -> list[object]:
@@ -69,15 +73,45 @@ class Requests:
         return list(found)
 
 
-def test_a_key_is_distrusted_after_two_convictions_whatever_their_jobs() -> None:
+def test_a_key_is_distrusted_after_a_conviction_whatever_its_jobs() -> None:
     """Each request at the door is a job of its own, so that distrust of jobs sees none of them again."""
     case = Requests()
-    assert SourceDistrusted(source=MALLORY) not in case.kill("mallory")
     assert SourceDistrusted(source=MALLORY) in case.kill("mallory")
     key = case.begin("mallory")
     other = case.begin("alice")
     assert case.blame.die(key, Charges(), is_outside=False, at=case.now).trial is Trial.LAST
     assert case.blame.die(other, Charges(), is_outside=False, at=case.now).trial is Trial.NEXT
+
+
+def test_one_good_end_clears_a_key_of_its_first_conviction_and_of_no_second() -> None:
+    """Who has sent one prompt that no engine bears is no killer; who sends another is."""
+    case = Requests()
+    case.kill("mallory")
+    assert case.serve("mallory") == (SourceTrusted(source=MALLORY),)
+    assert SourceDistrusted(source=MALLORY) in case.kill("mallory")
+    assert case.serve("mallory") == ()
+
+
+def test_a_turn_of_a_distrusted_key_need_not_be_tried_on_a_fresh_engine() -> None:
+    """It is tried when its turn comes, on an engine that has served others: the first death alone counts."""
+    case = Requests()
+    case.kill("mallory")
+    aboard = [case.begin("alice"), case.begin("alice")]
+    for each in aboard:
+        case.blame.end(each, Charges(), case.now)
+    verdict = case.blame.die(case.begin("mallory"), Charges(), is_outside=False, at=case.now)
+    assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 1)
+
+
+def test_a_neighbour_that_was_just_answered_is_not_suspected_where_others_were_aboard() -> None:
+    """Whoever is served all the time has always just been answered."""
+    case = Requests()
+    for _ in range(9):
+        case.blame.end(case.begin("alice"), Charges(), case.now)
+        killer = case.begin("mallory")
+        found = case.blame.die(killer, Charges(), is_outside=False, at=case.now).findings
+        assert SourceDistrusted(source=ALICE) not in found
+        case.incarnation += 1
 
 
 def test_a_key_is_trusted_again_after_fifty_good_ends_in_a_row() -> None:
@@ -131,7 +165,7 @@ def test_a_death_after_a_client_has_left_explains_nothing_of_those_aboard() -> N
     case.incarnation += 1
     found: list[object] = []
     for key in aboard:
-        case.blame.start(key, "m", "w", case.incarnation, case.now + 9)
+        case.blame.start(key, "m", "w", case.incarnation)
         found += case.blame.end(key, Charges(), case.now + 10)
     assert not [each for each in found if isinstance(each, DeathUnexplained)]
 
@@ -141,7 +175,7 @@ def test_a_trial_right_after_another_answer_proves_nothing() -> None:
     case = Requests()
     case.blame.end(case.begin("mallory"), Charges(), case.now)
     victim = turn("alice", 999)
-    case.blame.start(victim, "m", "w", case.incarnation, case.now + 0.05)
+    case.blame.start(victim, "m", "w", case.incarnation)
     verdict = case.blame.die(victim, Charges(), is_outside=False, at=case.now + 0.1)
     assert (verdict.charges.deaths, verdict.is_convicted) == (0, False)
 
@@ -185,3 +219,15 @@ def test_a_held_slot_is_charged_where_nothing_was_told() -> None:
         (started,) = starts(core.handle(told, ended))
         running = started.key
     assert 0.7 < taken["alice"] / taken["mallory"] < 1.4
+
+
+def test_an_answer_that_its_engine_does_not_outlive_is_no_good_end() -> None:
+    """Else one that is answered and kills would be trusted for its answers."""
+    case = Requests()
+    case.kill("mallory")
+    found: list[object] = []
+    for _ in range(3):
+        found += case.blame.end(case.begin("mallory"), Charges(), case.now)
+        found += case.blame.note_gone("m", "w", case.incarnation, case.now + 0.1)
+        case.incarnation += 1
+    assert SourceTrusted(source=MALLORY) not in found

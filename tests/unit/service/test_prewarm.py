@@ -268,8 +268,8 @@ def test_a_turn_beside_what_is_read_is_not_charged_with_the_engine_s_death() -> 
     """It was not alone."""
     for is_read in (False, True):
         blame = Blame()
-        blame.start(key("a"), "m", "w", 1, 0.0)
+        blame.start(key("a"), "m", "w", 1)
         if is_read:
             blame.note_company("m", "w", 1)
         verdict = blame.die(key("a"), charges=_NONE, is_outside=False, at=0.0)
-        assert (verdict.charges.deaths, verdict.trial) == ((0, Trial.NEXT) if is_read else (1, Trial.FIRST))
+        assert (verdict.charges.deaths, verdict.trial) == (0 if is_read else 1, Trial.FIRST)

@@ -9,7 +9,7 @@ That is a key at one model, or, where work has no key, its job. What a key's cli
 suspect that nobody can try: enough of those distrust the key as well.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -21,19 +21,19 @@ from service.scheduling.core.blame.deaths import MOST_DEATHS, TurnRecord
 from workers.health.charges import SHORTLY_S
 
 OUTSIDE_DEATHS: Final = 3  # deaths by others' signals, after which a turn is tried like any suspect
-DISTRUSTED: Final = 2  # convictions without an end between, after which other turns of the same are tried first
-TRUSTED_ENDS: Final = 50  # of a distrusted key's turns, in a row: then it is trusted again
+DISTRUSTED: Final = 2  # convictions without an end between, after which other turns of a job are tried first
+TRUSTED_ENDS: Final = 50  # of a key's turns, in a row, after so many convictions: then it is trusted again
 TRUSTED_S: Final = 3600.0  # or so long after its last conviction
 EASED: Final = 0.5  # of one departed suspect, by each turn of its key that ends well
-JUST_S: Final = 1.0  # from the end of an answer to a death that it may have caused: the engine has answered it
+JUST_S: Final = 1.0  # from the end of an answer to a death that it may have caused: an end is good when it is over
 
 
 class Trial(IntEnum):
     """When a suspect is tried."""
 
-    FIRST = 0  # on the next engine, before it has served anything: it has died alone
-    NEXT = 1
-    LAST = 2  # behind everybody else's turns: others of its job or key were convicted
+    FIRST = 1  # on the next engine, before it has served anything: it has died alone
+    NEXT = 2
+    LAST = 3  # behind everybody else's turns: others of its job or key were convicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ class SuspectsCleared:
     keys: tuple[TurnKey, ...]
 
 
-Source = JobId | tuple[str, str]  # of turns: a job, or a key and a model
+KeyAtModel = tuple[str, str]
+Source = JobId | KeyAtModel  # of turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,8 @@ class _Engine:
         self.serves: set[TurnKey] = set()
         self.had_company = False  # two turns at once, or one that was cut off: a later death may have other causes
         self.departed: dict[Source, float] = {}  # keys that have left a turn on it, and when
-        self.answered: dict[Source, float] = {}  # keys of which it has answered a turn, and when
+        self.answered: dict[KeyAtModel, deque[float]] = {}  # of which it has answered turns lately, and when
+        self.just_answered: frozenset[KeyAtModel] = frozenset()  # as it died
         self.is_judged = False  # it has died, and those were noted
         self.ended_at = float("-inf")  # when it last answered a turn: it may die of that still
 
@@ -110,9 +112,10 @@ class _Engine:
 class _Death:
     """One death whose cause is not known yet; written by ``Blame`` alone."""
 
-    def __init__(self, model: str, company: int) -> None:
+    def __init__(self, model: str, company: int, answered: frozenset[KeyAtModel]) -> None:
         self.model = model
         self.company = company
+        self.answered = answered  # keys of which the engine had just answered a turn, and none was on it
         self.suspects: set[TurnKey] = set()
         self.is_untried = False  # a suspect is gone, and what it would have done stays unknown
 
@@ -132,12 +135,18 @@ class Blame:
         self._records: dict[str, TurnRecord] = {}
         self._refusals: dict[str, TurnRecord] = {}
         self._convictions: Counter[Source] = Counter()
+        self._distrusted: set[Source] = set()
         self._good_ends: Counter[Source] = Counter()  # of keys, since the last conviction
         self._convicted_at: dict[Source, float] = {}  # of keys, as of the next look
         self._departures: dict[Source, float] = {}  # deaths shortly after a client of a key had left
 
     def __repr__(self) -> str:
         return f"<Blame deaths={len(self._deaths)} on engines={len(self._places)}>"
+
+    @property
+    def has_distrusted(self) -> bool:
+        """Whether any job or key is distrusted."""
+        return bool(self._distrusted)
 
     def record(self, model: str) -> TurnRecord:
         """Return what is known of a model's engines."""
@@ -147,10 +156,10 @@ class Blame:
         """Return the same of refusals."""
         return self._refusals.get(model, TurnRecord())
 
-    def start(self, key: TurnKey, model: str, worker: str, incarnation: int, at: float) -> None:
+    def start(self, key: TurnKey, model: str, worker: str, incarnation: int) -> None:
         """Note that an attempt begins on an engine."""
         place, engine = self._engine(model, worker, incarnation)
-        engine.had_company = engine.had_company or bool(engine.serves) or at - engine.ended_at < JUST_S
+        engine.had_company = engine.had_company or bool(engine.serves)
         engine.serves.add(key)
         self._places[key] = place
 
@@ -181,8 +190,9 @@ class Blame:
         if engine is not None:
             engine.ended_at = at
             if isinstance(source, tuple):
-                engine.answered[source] = at
-        if self._may_trust(source):
+                engine.answered.setdefault(source, deque()).append(at)
+                findings += self._prove_ends(engine, at)
+        if not isinstance(source, tuple):
             findings += self._trust(source)
         return tuple(findings)
 
@@ -203,8 +213,10 @@ class Blame:
         return () if engine is None else tuple(self._judge_departed(engine, at))
 
     def expire(self, now: float) -> tuple[Finding, ...]:
-        """Trust keys again whose last conviction is long ago."""
+        """Trust keys again whose last conviction is long ago, or whose turns have ended and cost no engine."""
         findings: list[Finding] = []
+        for engine in self._engines.values():
+            findings += self._prove_ends(engine, now)
         for source in [source for source in self._convictions if isinstance(source, tuple)]:
             if now - self._convicted_at.setdefault(source, now) >= TRUSTED_S:
                 findings += self._trust(source)
@@ -225,33 +237,47 @@ class Blame:
     def forget_job(self, job_id: JobId) -> None:
         """Note that a job has ended."""
         del self._convictions[job_id]
+        self._distrusted.discard(job_id)
 
     def die(self, key: TurnKey, charges: Charges, *, is_outside: bool, at: float) -> BlameVerdict:
         """Judge one turn whose engine has died under it."""
         place = self._places[key]
         engine = self._engines[place]
         company = len(engine.serves)
+        findings = () if is_outside else tuple(self._judge_departed(engine, at))
+        aboard = {self._source(each, engine.model) for each in engine.serves} if place not in self._deaths else ()
         self._leave(key)
         source = self._source(key, engine.model)
         if is_outside:
             return self._judge_outside(key, source, charges, is_alone=not engine.had_company)
-        findings = tuple(self._judge_departed(engine, at))
-        death = self._deaths.setdefault(place, _Death(engine.model, company))
+        death = self._deaths.setdefault(place, _Death(engine.model, company, engine.just_answered.difference(aboard)))
         death.suspects.add(key)
         death.is_untried |= bool(engine.departed)
-        if engine.had_company:
+        if not self._counts(engine, source, death.company, at):
             suspected = replace(charges, is_suspect=True)
-            return BlameVerdict(charges=suspected, trial=self._trial(source, Trial.NEXT), findings=findings)
+            # One that was alone is tried where nothing was before it.
+            trial = Trial.FIRST if death.company == 1 else self._trial(source, Trial.NEXT)
+            return BlameVerdict(charges=suspected, trial=trial, findings=findings)
         charged = replace(charges, is_suspect=True, deaths=charges.deaths + 1)
         needed = self.record(engine.model).faults_to_convict()
         if charged.deaths >= needed:
             return self._convict(key, source, charged)
         return BlameVerdict(charges=charged, trial=Trial.FIRST, findings=findings)
 
+    def _counts(self, engine: _Engine, source: Source, company: int, at: float) -> bool:
+        """Whether a death counts against the turn: nothing else may have caused it, now, before, or just answered.
+
+        Of a key that is distrusted it is enough that the turn was alone: it has been tried when its turn came.
+        """
+        if isinstance(source, tuple) and source in self._distrusted:
+            return company == 1
+        return not engine.had_company and at - engine.ended_at >= JUST_S
+
     def clear(self) -> None:
         """Forget everything but what engines are known to do."""
         for known in (self._engines, self._newest, self._places, self._deaths, self._convictions):
             known.clear()
+        self._distrusted.clear()
         for of_key in (self._good_ends, self._convicted_at, self._departures):
             of_key.clear()
 
@@ -259,29 +285,44 @@ class Blame:
         owner = self._owner_of(key.job_id)
         return key.job_id if owner is None else (owner, model)
 
-    def _may_trust(self, source: Source) -> bool:
-        """Note that a turn has ended well; tell whether the others of its source are as good as anybody's now."""
-        if not isinstance(source, tuple):
-            return source in self._convictions
+    def _prove_ends(self, engine: _Engine, now: float) -> Iterator[Finding]:
+        """Take those answers as good ends that the engine has outlived."""
+        for source, ends in engine.answered.items():
+            while ends and ends[0] <= now - JUST_S:
+                ends.popleft()
+                yield from self._note_good_end(source)
+
+    def _note_good_end(self, source: KeyAtModel) -> Iterator[Finding]:
+        """Note that a turn has ended well; trust the others of its key where that is enough."""
         if source in self._departures:
             self._departures[source] = max(0.0, self._departures[source] - EASED)
         if source not in self._convictions:
-            return False
+            return
         self._good_ends[source] += 1
-        return self._good_ends[source] >= TRUSTED_ENDS
+        if self._good_ends[source] >= TRUSTED_ENDS:
+            yield from self._trust(source)
+        elif self._convictions[source] < DISTRUSTED:
+            yield from self._put_faith_in(source)  # and yet the next conviction is its second
 
     def _trust(self, source: Source) -> Iterator[Finding]:
+        self._convictions.pop(source, None)
         for known in (self._good_ends, self._convicted_at, self._departures):
             known.pop(source, None)
-        if self._convictions.pop(source, 0) >= DISTRUSTED:
+        yield from self._put_faith_in(source)
+
+    def _put_faith_in(self, source: Source) -> Iterator[Finding]:
+        if source in self._distrusted:
+            self._distrusted.discard(source)
             yield SourceTrusted(source=source)
 
     def _distrust(self, source: Source, convictions: int) -> Iterator[Finding]:
-        before = self._convictions[source]
         self._convictions[source] = convictions
         self._good_ends.pop(source, None)
         self._convicted_at.pop(source, None)
-        if before < DISTRUSTED <= convictions:
+        # Of a job two, since few of its turns come after. A key goes on, and each death that it brings is everybody's.
+        needed = 1 if isinstance(source, tuple) else DISTRUSTED
+        if convictions >= needed and source not in self._distrusted:
+            self._distrusted.add(source)
             yield SourceDistrusted(source=source)
 
     def _judge_departed(self, engine: _Engine, at: float) -> Iterator[Finding]:
@@ -289,10 +330,17 @@ class Blame:
         if engine.is_judged:
             return
         engine.is_judged = True
+        yield from self._prove_ends(engine, at)
+        engine.just_answered = frozenset(source for source, ends in engine.answered.items() if ends)
+        engine.answered.clear()
         engine.departed = {source: left_at for source, left_at in engine.departed.items() if at - left_at < SHORTLY_S}
-        answered = {source for source, ended_at in engine.answered.items() if at - ended_at < JUST_S}
-        needed = self.record(engine.model).faults_to_convict()
-        for source in {*engine.departed, *answered}:
+        # Those that are on it are tried first: what it has answered is suspected where it was none of them.
+        answered = frozenset() if engine.serves else engine.just_answered
+        yield from self._suspect_departed({*engine.departed, *answered}, engine.model)
+
+    def _suspect_departed(self, sources: Iterable[Source], model: str) -> Iterator[Finding]:
+        needed = self.record(model).faults_to_convict()
+        for source in sources:
             self._departures[source] = self._departures.get(source, 0.0) + 1
             if self._departures[source] > needed - 1:
                 yield from self._distrust(source, max(DISTRUSTED, self._convictions[source]))
@@ -306,7 +354,8 @@ class Blame:
         return BlameVerdict(charges=charged)
 
     def _trial(self, source: Source, trial: Trial) -> Trial:
-        return Trial.LAST if source in self._convictions else trial
+        is_last = source in self._distrusted or (source in self._convictions and not isinstance(source, tuple))
+        return Trial.LAST if is_last else trial
 
     def _convict(self, key: TurnKey, source: Source, charges: Charges) -> BlameVerdict:
         findings: list[Finding] = []
@@ -330,7 +379,8 @@ class Blame:
             death.suspects.discard(key)
             if not death.suspects:
                 del self._deaths[place]
-                if not death.is_untried:
+                yield from self._suspect_departed(death.answered, death.model)
+                if not death.is_untried and not death.answered:
                     self._records[death.model] = self.record(death.model).with_unexplained()
                     yield DeathUnexplained(worker=place[0], incarnation=place[-1], company=death.company)
 

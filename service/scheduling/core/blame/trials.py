@@ -15,7 +15,9 @@ from service.scheduling.core.queue.ready_queue import ReadyTurn
 TRIALS_IN_A_ROW: Final = 4  # where no other worker serves the turns that wait; one that died alone counts as two
 TRIAL_S: Final = 1.25  # of a trial, which counts as one more: a row is at an end after five seconds
 STARTS_A_SLOT: Final = 4  # waiting turns that are then started first, for each slot
-STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job whose turns were convicted
+STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job or key whose turns were convicted
+REST: Final = 3.0  # times as long as such trials kept others waiting, starts of engines with it: then the next
+LEAST_REST_S: Final = 10.0  # since an engine may die after the trial, with others on it
 
 
 class Trials:
@@ -25,6 +27,7 @@ class Trials:
         self._ready = ready
         self._in_flight = in_flight
         self._measures: dict[str, TrialMeasure] = {}  # of models that have had suspects
+        self.now = 0.0  # monotonic seconds, as was told last
 
     def __repr__(self) -> str:
         return f"<Trials {self._measures}>"
@@ -45,13 +48,13 @@ class Trials:
             for turn in self._ready.held.all_for(worker):
                 self._ready.unhold(turn.key, model)
             if self._in_flight.is_empty(worker):
-                self._measures[model].note_trial(trial, self._in_flight.total(model))
+                self._measures[model].note_trial(trial, self._in_flight.total(model), self.now)
                 yield model, suspects.pop(), worker
 
     def note_start(self, model: str) -> None:
         """Note that a turn of a model begins that is no suspect."""
         if model in self._measures:
-            self._measures[model].note_start()
+            self._measures[model].note_start(self.now)
 
     def note_end(self, model: str, seconds: float) -> None:
         """Note that a trial has ended, and how long it took."""
@@ -61,6 +64,8 @@ class Trials:
     def _may_try(self, model: str, trial: Trial) -> bool:
         measure = self._measures.setdefault(model, TrialMeasure())
         has_others, is_alone = self._ready.has_others(model), self._in_flight.is_alone(model)
+        if trial is Trial.LAST and measure.rests(self.now):
+            return False
         return measure.allows(trial, self._in_flight.total(model), has_others=has_others, is_alone=is_alone)
 
     def _choose(self, model: str) -> str | None:
@@ -79,6 +84,8 @@ class TrialMeasure:
         self._trials = 0
         self._owed = 0  # starts of waiting turns before the next trial
         self._owed_last: int | None = None  # the same, where the next suspect's job is distrusted, from its turn on
+        self._last_at: float | None = None  # since when others' turns wait for such a suspect
+        self._rests_until = float("-inf")
 
     def __repr__(self) -> str:
         return f"<TrialMeasure trials={self._trials} owed={self._owed},{self._owed_last}>"
@@ -88,18 +95,23 @@ class TrialMeasure:
 
         ``has_others`` says that turns wait which are no suspects, ``is_alone`` that no other worker takes them.
         """
-        if not has_others or not slots:
+        if not has_others or not slots or trial is Trial.FIRST:  # a few in all, each as long as its engine lives
             return bool(slots)
         if trial is Trial.LAST and self._owed_last is None:
             self._owed_last = STARTS_BEFORE_LAST * slots
         is_owed = (self._owed > 0 and is_alone) or (trial is Trial.LAST and self._owed_last != 0)
         return not is_owed
 
-    def note_trial(self, trial: Trial, slots: int) -> None:
+    def rests(self, now: float) -> bool:
+        """Whether others' turns have had too little time yet since the last suspect of a distrusted job or key."""
+        return now < self._rests_until
+
+    def note_trial(self, trial: Trial, slots: int, now: float) -> None:
         """Note that a trial begins, on a model of so many slots."""
         self._count(2 if trial is Trial.FIRST else 1, slots)
         if trial is Trial.LAST:
             self._owed_last = None
+            self._last_at = now if self._last_at is None else self._last_at
 
     def note_time(self, seconds: float, slots: int) -> None:
         """Note how long a trial took: the turns that waited meanwhile are owed as much as after several short ones."""
@@ -110,8 +122,11 @@ class TrialMeasure:
         if self._trials >= TRIALS_IN_A_ROW:
             self._trials, self._owed = 0, STARTS_A_SLOT * slots
 
-    def note_start(self) -> None:
+    def note_start(self, now: float) -> None:
         """Note that a waiting turn begins."""
+        if self._last_at is not None:
+            self._rests_until = now + max(LEAST_REST_S, REST * (now - self._last_at)) if now else now
+            self._last_at = None
         self._owed -= self._owed > 0
         if self._owed_last:
             self._owed_last -= 1

@@ -55,9 +55,6 @@ class SpeedEstimates:
     def learn(self, model: str, turn_s: float, reading: PromptReading | None) -> None:
         """Take what one turn has shown."""
         self._by_turn.setdefault(model, Mean()).add(turn_s)
-        if reading is not None and reading.answer_tokens and turn_s > 0:
-            weight = self.weigh(model, reading.fresh_tokens, reading.answer_tokens)
-            self._by_second.setdefault(model, Mean()).add(weight / turn_s)
         if reading is not None and reading.fresh_tokens >= LEAST_TOKENS:
             self._by_token.setdefault(model, Mean()).add(reading.seconds / reading.fresh_tokens)
         if reading is not None and reading.answer_tokens >= LEAST_ANSWER and reading.answer_s > 0:
@@ -80,6 +77,11 @@ class SpeedEstimates:
         read, write = self._by_token.get(model), self._by_answer_token.get(model)
         rate = read.value / write.value if read is not None and write is not None else 1.0
         return answer_tokens + fresh_tokens * rate
+
+    def learn_rate(self, model: str, weight: float, slot_s: float) -> None:
+        """Take what a turn has cost in tokens of an answer, and for how many seconds of a slot."""
+        if weight > 0 and slot_s > 0:
+            self._by_second.setdefault(model, Mean()).add(weight / slot_s)
 
     def tokens_in(self, model: str, slot_s: float) -> float:
         """Return what turns of a model have taken in so many seconds of a slot, in tokens of an answer."""
