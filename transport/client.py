@@ -166,8 +166,8 @@ class EngineClient:
         """
         body = self.dialect.encode(request)
         gathering = None if request.is_watched else self._gathering
-        finished = asyncio.get_running_loop().create_future()
-        await self._perform(Exchange(_message(self._head, body), receiver, finished, gathering=gathering))
+        loop = asyncio.get_running_loop()
+        await self._perform(Exchange(_message(self._head, body), receiver, loop.create_future(), gathering=gathering))
 
     async def relay(self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage) -> None:
         """POST a body as it is, and return when its answer is complete; ``passage`` gets that as it comes.
@@ -177,9 +177,9 @@ class EngineClient:
         Raises:
             EngineError: any of its leaves; what has gone through the passage before stands.
         """
-        finished = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
         message = _message(self.endpoint.head(path, accept="*/*"), body)
-        await self._perform(RelayExchange(message, receiver, finished, passage))
+        await self._perform(RelayExchange(message, receiver, loop.create_future(), passage))
 
     async def _perform(self, exchange: Exchange) -> None:
         try:
@@ -194,6 +194,7 @@ class EngineClient:
         finally:
             exchange.stop_gathering()
             transport.abort()
+            del exchange  # what it has failed with keeps this frame, and would keep it and all that it holds
 
     async def _connect(self, exchange: Exchange) -> asyncio.WriteTransport:
         loop, at = asyncio.get_running_loop(), self.endpoint

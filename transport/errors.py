@@ -18,6 +18,9 @@ Foreign errors (OSError, httptools, msgspec, httpx) are translated where they ar
 """
 
 from http import HTTPStatus
+from typing import Final
+
+MOST_CAUSES: Final = 8  # that an error is taken to have, one behind the other
 
 
 class EngineError(Exception):
@@ -99,3 +102,16 @@ class AnswerTooLarge(EngineProtocolError):
 
 class TruncatedStream(EngineProtocolError):
     """The stream ended before the engine said that it was finished."""
+
+
+def without_frames(error: EngineError) -> EngineError:
+    """Return an error that keeps none of the frames in which it was raised, nor its causes theirs.
+
+    They hold what has come, be it 16 MiB; and the error is held by what they hold, until the collector runs.
+    """
+    each: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if each is None:
+            break
+        each = each.with_traceback(None).__cause__ or each.__context__
+    return error

@@ -13,14 +13,14 @@ from typing import Final, Protocol, cast
 import httptools
 
 from transport.dialects import openai
-from transport.errors import AnswerTooLarge, EngineError, EngineUnreachable, MalformedFrame
+from transport.errors import AnswerTooLarge, EngineError, EngineUnreachable, MalformedFrame, without_frames
 from transport.events import Event, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from transport.gathering import Gathering, Reads
 from transport.sse import MAX_FRAME_BYTES
 from transport.stream import ChatStream
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # status line and headers, those of interim answers included
-HEAD_S: Final = 30.0  # from its first byte to its end
+HEAD_S: Final = 10.0  # from its first byte to its end
 LAST_STATUS: Final = 599
 MAX_BARREN_BYTES: Final = MAX_FRAME_BYTES + 1024 * 1024  # between two events
 SLICE_BYTES: Final = 16 * 1024  # parsed in one go: 16,000 blank lines, the worst, take 8 ms
@@ -299,4 +299,4 @@ class Exchange(asyncio.Protocol):
         if cause is not None and error.__cause__ is None:
             error.__cause__ = cause
         if not self.finished.done():
-            self.finished.set_exception(error)
+            self.finished.set_exception(without_frames(error))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from transport.dialects import openai
-from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
+from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream, without_frames
 from transport.events import Event
 from transport.sse import MAX_FRAME_BYTES, FrameDecoder
 
@@ -69,6 +69,6 @@ class ChatStream:
                 if self._decode_frame(frame, events):
                     self._has_finish_reason = True
             except EngineError as error:
-                self.failure = error
+                self.failure = without_frames(error)
                 break
         return events

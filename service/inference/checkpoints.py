@@ -250,8 +250,11 @@ def base_of(checkpoint: str) -> str | None:
             raise InvalidSpec(f"model_ckpt: {config} cannot be read: {error}") from error
         if not isinstance(base, str) or not base:
             return None
-        beside = path / base
-        return str(beside.resolve()) if not Path(base).is_absolute() and beside.exists() else base
+        try:
+            beside = path / base
+            return str(beside.resolve()) if not Path(base).is_absolute() and beside.exists() else base
+        except (OSError, ValueError) as error:  # a name that is too long, or with a NUL
+            raise InvalidSpec(f"model_ckpt: {config} names a base that is no path: {error}") from error
     if path.suffix == GGUF and path.is_file():
         return None if is_gguf_adapter(path) else checkpoint
     return checkpoint

@@ -99,6 +99,8 @@ def decode_frame(frame: bytes, events: list[Event]) -> bool:
     Raises:
         EngineRejected: the engine reports an error inside the stream.
     """
+    if not frame.startswith(b"{"):
+        return False  # bytes alone are no progress
     read = _read(frame)
     if read is None:
         events.append(Advance())

@@ -26,7 +26,7 @@ class CacheVeil:
     def __init__(self, passage: Passage, own_tokens: int) -> None:
         self._passage = passage
         self._own_tokens = own_tokens
-        self._rest = b""
+        self._rest = bytearray()
         self._content_type = ""
 
     def __repr__(self) -> str:
@@ -38,14 +38,17 @@ class CacheVeil:
         if not self._rest and SIGN not in frames and frames.endswith(b"\n"):
             self._passage.pass_frames(content_type, frames)
             return
-        whole, end, self._rest = (self._rest + frames).rpartition(b"\n")
+        end = frames.rfind(b"\n") + 1  # what is left of earlier pieces holds none
         if end:
-            self._passage.pass_frames(content_type, self._veiled_lines(whole + end))
+            whole = bytes(self._rest) + frames[:end]
+            self._rest.clear()
+            self._passage.pass_frames(content_type, self._veiled_lines(whole))
+        self._rest += frames[end:]
 
     def flush(self) -> None:
         """Give on what has no end of its own."""
         if self._rest:
-            rest, self._rest = self._rest, b""
+            rest, self._rest = bytes(self._rest), bytearray()
             self._passage.pass_frames(self._content_type, self._veiled_lines(rest))
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:

@@ -100,7 +100,7 @@ class Renaming:
         self._passage = passage
         written, wanted = msgspec.json.encode(name), msgspec.json.encode(to)
         self._pairs = [(b'"model":%b%b' % (gap, written), b'"model":%b%b' % (gap, wanted)) for gap in (b"", b" ")]
-        self._rest = b""
+        self._rest = bytearray()
         self._content_type = ""
 
     def __repr__(self) -> str:
@@ -109,14 +109,17 @@ class Renaming:
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Give on the lines that are whole."""
         self._content_type = content_type
-        whole, gap, self._rest = (self._rest + frames).rpartition(b"\n")
-        if gap:
-            self._passage.pass_frames(content_type, self._renamed(whole + gap))
+        end = frames.rfind(b"\n") + 1
+        if end:
+            whole = bytes(self._rest) + frames[:end]
+            self._rest.clear()
+            self._passage.pass_frames(content_type, self._renamed(whole))
+        self._rest += frames[end:]
 
     def flush(self) -> None:
         """Give on what has no end of its own."""
         if self._rest:
-            rest, self._rest = self._rest, b""
+            rest, self._rest = bytes(self._rest), bytearray()
             self._passage.pass_frames(self._content_type, self._renamed(rest))
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:

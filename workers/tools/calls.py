@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,6 +26,7 @@ from workers.tools.results import ResultTooLarge, encode_bounded, encode_result
 from workers.tools.runner import ToolRunner, ToolUse
 
 DETAIL_CHARS: Final = 500
+MOST_SAID_CHARS: Final = 64 * 1024  # of an error of a tool that is logged whole
 logger = logging.getLogger(__name__)
 
 
@@ -233,8 +235,13 @@ class MessageTools:
         return await _encode(use, result)
 
     def _failed(self, use: ToolUse, error: BaseException) -> ToolTrouble:
-        logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=error)
-        text = f"{use.name}: {type(error).__name__}: {error}"
+        said = str(error)
+        if len(said) <= MOST_SAID_CHARS:
+            logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=error)
+        else:  # to write it out would hold the event loop
+            where = "".join(traceback.format_tb(error.__traceback__))
+            logger.warning("%s: tool %s failed: %s...\n%s", self._job_name, use.name, said[:DETAIL_CHARS], where)
+        text = f"{use.name}: {type(error).__name__}: {said[:DETAIL_CHARS]}"
         return ToolTrouble(FailureReason.TOOL_EXCEPTION, text.encode("utf-8", "replace").decode()[:DETAIL_CHARS])
 
 

@@ -1,0 +1,97 @@
+"""Who is refused where requests of several keys fill a queue, and what their bodies hold."""
+
+from datetime import UTC, datetime
+
+import pytest
+from starlette.types import Message
+
+from service.api.door.held_bodies import HELD, SHARE, HeldBodies, HeldBody
+from service.errors import QueueFull
+from service.scheduling.core.blame.blame import Blame
+from service.scheduling.core.events import Event, JobCancelled, JobEnded
+from service.scheduling.counts import RunCounters
+from service.scheduling.relayed.request import PostedRequest, RelayedRequest
+from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
+
+
+class Queue:
+    """Requests that wait, since no core gives them slots."""
+
+    def __init__(self, requests: int = 4, size: int = 10**6) -> None:
+        limits = QueueLimits(requests=requests, bytes=size)
+        self.requests = RelayedRequests(Blame(), RunCounters(), self._take, limits)
+
+    def _take(self, *events: Event) -> None:
+        for event in events:
+            if isinstance(event, JobCancelled):
+                self.requests.move(JobEnded(job_id=event.job_id), datetime.now(UTC))
+
+    def post(self, owner: str, size: int = 10) -> RelayedRequest:
+        body = b"x" * size
+        posted = PostedRequest(path="/v1/chat/completions", body=body, name="m", model="m", owner=owner)
+        return self.requests.submit(posted, slots=1)
+
+
+def test_at_a_full_queue_the_newest_of_the_key_that_holds_most_is_refused() -> None:
+    """A key that fills the queue keeps nobody else out of it."""
+    queue = Queue()
+    greedy = [queue.post("greedy") for _ in range(4)]
+    modest = queue.post("modest")
+    assert [each.is_over for each in (*greedy, modest)] == [False, False, False, True, False]
+
+
+def test_and_that_is_the_newcomer_where_it_is_of_that_key() -> None:
+    """Its place is at the end of its own."""
+    queue = Queue()
+    waiting = [queue.post("greedy") for _ in range(4)]
+    with pytest.raises(QueueFull, match=r"server\.queue"):
+        queue.post("greedy")
+    assert not any(each.is_over for each in waiting)
+
+
+def test_keys_that_hold_alike_keep_what_they_have() -> None:
+    """Else two keys would take each other's places for ever."""
+    queue = Queue()
+    waiting = [queue.post(owner) for owner in ("a", "b", "a", "b")]
+    with pytest.raises(QueueFull):
+        queue.post("a")
+    assert not any(each.is_over for each in waiting)
+
+
+def test_bodies_are_counted_as_well() -> None:
+    """A few large ones fill the memory as many small ones do."""
+    queue = Queue(requests=100, size=1000)
+    large = queue.post("greedy", 900)
+    small = [queue.post("modest", 60) for _ in range(3)]
+    assert large.is_over
+    assert not any(each.is_over for each in small)
+    with pytest.raises(QueueFull, match=r"limits\.queue_bytes"):
+        queue.post("modest", 1001)
+
+
+async def test_what_is_held_of_bodies_is_let_go_at_their_end() -> None:
+    """Whatever that is: an answer, or an error."""
+    held: list[HeldBody] = []
+
+    async def app(scope: dict[str, object], _receive: object, _send: object) -> None:
+        body = scope[HELD]
+        assert isinstance(body, HeldBody)
+        held.append(body)
+        body.add(600)
+        with pytest.raises(QueueFull):
+            body.add(600)
+        raise OSError("its client has gone")
+
+    bodies = HeldBodies(app, queue_bytes=1000 // SHARE)  # type: ignore[arg-type]
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(_message: Message) -> None:
+        return None
+
+    for _ in range(3):
+        with pytest.raises(OSError, match="gone"):
+            await bodies({"type": "http"}, receive, send)
+        assert bodies.bytes == 0
+    assert len(held) == 3
