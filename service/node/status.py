@@ -100,7 +100,7 @@ def status_of(
             for key, others, number in islice(pending, heads)
         ),
         ready=tuple(
-            _head(scheduler, key, _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect))
+            _head(scheduler, key, _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect), is_suspect=is_suspect)
             for key, is_suspect in islice(ready, heads)
         ),
     )
@@ -162,7 +162,7 @@ def removed(model: str) -> str:
     return f"model {model} was removed from the configuration"
 
 
-def _head(scheduler: Scheduler, key: TurnKey, waits_for: str) -> Head:
+def _head(scheduler: Scheduler, key: TurnKey, waits_for: str, *, is_suspect: bool = False) -> Head:
     return Head(
         job=key.job_id,
         name=scheduler.job_name(key.job_id),
@@ -171,13 +171,16 @@ def _head(scheduler: Scheduler, key: TurnKey, waits_for: str) -> Head:
         round=key.round,
         model=scheduler.model_of(key),
         waits_for=waits_for,
-        next_at=rfc3339(_next_at(scheduler, key)),
+        next_at=rfc3339(_next_at(scheduler, key, is_suspect=is_suspect)),
     )
 
 
-def _next_at(scheduler: Scheduler, key: TurnKey) -> datetime | None:
-    """Return when a worker of a turn's model is tried again, where none serves; else an end of a turn is what comes."""
+def _next_at(scheduler: Scheduler, key: TurnKey, *, is_suspect: bool) -> datetime | None:
+    """Return when a worker of a turn's model is tried again, where none serves; else an end of a turn is what comes.
+
+    A suspect that lets others go first may be tried then.
+    """
     workers = scheduler.workers_of(scheduler.model_of(key))
     if any(worker.state is WorkerState.READY for worker in workers):
-        return None
+        return scheduler.rests_until(scheduler.model_of(key)) if is_suspect else None
     return min((at for at in (worker.next_at for worker in workers) if at is not None), default=None)

@@ -5,7 +5,7 @@ Every event is handled at once, without waiting: core and slots change together.
 
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
 from typing import Final, TypeVarTuple
@@ -172,6 +172,11 @@ class Scheduler:
     def free(self, model: str) -> int:
         """Count the slots of a model that a new turn would have at once."""
         return 0 if self._pauses else max(0, self.view.free(model))
+
+    def rests_until(self, model: str) -> datetime | None:
+        """Return until when suspects of a model's distrusted jobs and keys let others go first."""
+        at = self._core.rests_until(model)
+        return None if at is None else datetime.now(UTC) + timedelta(seconds=at - time.monotonic())
 
     def workers_of(self, model: str) -> list[SupervisedWorker]:
         """Return the workers of a model."""

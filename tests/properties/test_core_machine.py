@@ -1,4 +1,7 @@
-"""The scheduling core under any sequence of events, checked against a model that only counts."""
+"""The scheduling core under any sequence of events, checked against a model that only counts.
+
+Whatever may start with a slot that is free does, and whatever is held back starts in time: all ends in the end.
+"""
 
 from collections.abc import Mapping
 
@@ -6,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
+from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.conversations.states import TurnState
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
@@ -16,6 +19,7 @@ from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.fair_queue import FairQueue
 
 MODELS = ("m", "n")
+LONGEST_REST_S = 10_000.0  # more than three times as long as any machine runs
 LONG = "x" * 1000
 SHARES: tuple[Mapping[str | None, float] | None, ...] = (None, {}, {"alice": 3.0, "bob": 0.5})
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
@@ -26,8 +30,9 @@ class Auditor(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy, self.shares = "progress", SHARES[0]
-        self.core = SchedulingCore(POLICIES[self.policy])
+        self.policy, self.shares, self.now = "progress", SHARES[0], 0.0
+        self.group_by: GroupBy | None = None
+        self.core = self.make_core()
         self.jobs: dict[JobId, Job] = {}
         self.ready_workers: set[str] = set()
         self.flying: dict[TurnKey, str] = {}
@@ -49,6 +54,9 @@ class Auditor(RuleBasedStateMachine):
         self.timers: set[tuple[TurnKey, int]] = set()  # all that were ever set in this life
         self.lent: set[TurnKey] = set()  # turns in flight on no slot
         self.lost: set[TurnKey] = set()
+
+    def make_core(self) -> SchedulingCore:
+        return SchedulingCore(POLICIES[self.policy], group_by=self.group_by, shares=self.shares)
 
     def seated(self, worker: str) -> list[TurnKey]:
         """Return the turns that hold a slot of a worker."""
@@ -176,10 +184,14 @@ class Auditor(RuleBasedStateMachine):
         for kept in (self.cut_off, self.trials, self.lent, self.lost):
             kept.discard(key)
 
-    @initialize(policy=st.sampled_from(sorted(POLICIES)), shares=st.sampled_from(SHARES))
-    def choose(self, policy: str, shares: Mapping[str | None, float] | None) -> None:
-        self.policy, self.shares = policy, shares
-        self.core = SchedulingCore(POLICIES[policy], shares=shares)
+    @initialize(
+        policy=st.sampled_from(sorted(POLICIES)),
+        shares=st.sampled_from(SHARES),
+        group_by=st.none() | st.sampled_from(GroupBy),
+    )
+    def choose(self, policy: str, shares: Mapping[str | None, float] | None, group_by: GroupBy | None) -> None:
+        self.policy, self.shares, self.group_by = policy, shares, group_by
+        self.core = self.make_core()
 
     @rule(
         mode=st.sampled_from(Mode),
@@ -325,6 +337,16 @@ class Auditor(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
         self.tell(SourceDistrusted(source=job_id) if is_distrusted else SourceTrusted(source=job_id))
 
+    @rule(owner=st.sampled_from(("alice", "bob")), model=st.sampled_from(MODELS), is_distrusted=st.booleans())
+    def key_is_judged(self, owner: str, model: str, *, is_distrusted: bool) -> None:
+        source = (owner, model)
+        self.tell(SourceDistrusted(source=source) if is_distrusted else SourceTrusted(source=source))
+
+    @rule(seconds=st.floats(0, 30))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(events.TimeTold(at=self.now))
+
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def suspects_are_cleared(self, data: st.DataObject) -> None:
@@ -335,7 +357,7 @@ class Auditor(RuleBasedStateMachine):
     @rule()
     def service_is_killed_and_started_again(self) -> None:
         """What was told to the store is all that the next life knows."""
-        self.core = SchedulingCore(POLICIES[self.policy], shares=self.shares)
+        self.core = self.make_core()
         self.held.clear()
         self.read_for.clear()
         self.were_read.clear()
@@ -418,6 +440,8 @@ class Auditor(RuleBasedStateMachine):
             return
         assert fair._charged.keys() <= self.flying.keys()
         for model, queue in self.core._ready.queues.items():
+            if self.group_by is not None:  # the queues of kinds are fair queues then
+                continue
             assert isinstance(queue, FairQueue)
             waiting = {owner: sorted(each) for owner, each in queue._queues.items() if each}
             assert sorted(queue) == sorted(key for keys in waiting.values() for key in keys)
@@ -446,13 +470,18 @@ class Auditor(RuleBasedStateMachine):
             assert len(self.seated(worker)) == SLOTS[worker][1]
             assert turn.key not in self.ended
 
+    def has_more(self) -> bool:
+        """Whether something starts once those of distrusted keys have let the others go first for long enough."""
+        self.time_passes(LONGEST_REST_S)
+        return bool(self.flying)
+
     def teardown(self) -> None:
         """Let everything run to its end: every job ends, every turn exactly once."""
         if self.is_paused:
             self.turns_may_start()
         for worker in SLOTS:
             self.worker_gets_ready(worker)
-        while self.flying:
+        while self.flying or self.has_more():
             key = min(self.flying)
             self.take_off(key)
             self.completed.add(key)

@@ -103,6 +103,10 @@ class SchedulingCore:
         actions += self._dispatch()
         return self._prewarms.follow(events, actions, is_paused=self._is_paused)
 
+    def rests_until(self, model: str) -> float | None:
+        """Return until when suspects of a model's distrusted jobs and keys let others go first, as time is told."""
+        return self._dispatcher.trials.rests_until(model)
+
     # Events
 
     def _apply(self, event: Event) -> Iterator[Action]:

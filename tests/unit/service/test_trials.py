@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from service.scheduling.core.blame.blame import SourceDistrusted, SuspectsCleared, Trial
 from service.scheduling.core.blame.trials import STARTS_A_SLOT, STARTS_BEFORE_LAST, TRIALS_IN_A_ROW
 from service.scheduling.core.decide import SchedulingCore
@@ -5,6 +7,7 @@ from service.scheduling.core.events import (
     Action,
     JobAdmitted,
     StartTurn,
+    TimeTold,
     TurnCompleted,
     TurnFailed,
     TurnInterrupted,
@@ -125,3 +128,37 @@ def test_a_worker_that_is_drained_and_resumed_in_mid_trial_takes_nothing_beside_
     core.handle(WorkerNotReady(worker="w"))
     assert starts(core.handle(ready(slots=2))) == []
     assert starts(core.handle(TurnCompleted(key=key("a", 0, 0)))) == [("c2", "w", False)]
+
+
+def test_between_trials_of_a_distrusted_key_others_run_for_three_times_as_long() -> None:
+    """As such a trial has kept them waiting, starts of engines with it; the time is told while keys are distrusted."""
+    core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
+    core.handle(TimeTold(at=100.0), ready(slots=1), SourceDistrusted(source=("mallory", "m")))
+    bad = replace(job(agent("a"), conversations=3, name="bad"), owner="mallory")
+    good = replace(job(agent("a"), conversations=1000, name="good"), owner="alice")
+    actions = core.handle(JobAdmitted(job=bad), JobAdmitted(job=good))
+    tried_at, now, rests = [], 100.0, []
+    for _ in range(600):
+        (start,) = [action for action in actions if isinstance(action, StartTurn)]
+        now += 10.0 if start.is_suspect else 0.5
+        if start.is_suspect:
+            tried_at.append(now)
+        core.handle(TimeTold(at=now))
+        actions = core.handle(TurnCompleted(key=start.key))
+        rests.append(core.rests_until("m"))
+    assert len(tried_at) == 3
+    first, second, third = tried_at
+    assert second - first >= 40.0
+    assert third - second >= 40.0
+    assert {rest for rest in rests if rest is not None} == {first + 30.0, second + 30.0, third + 30.0}
+
+
+def test_without_others_nobody_waits_for_a_distrusted_key() -> None:
+    """Its turns are tried one after the other."""
+    core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
+    core.handle(TimeTold(at=100.0), ready(), SourceDistrusted(source=("mallory", "m")))
+    bad = replace(job(agent("a"), conversations=9, name="bad"), owner="mallory")
+    actions = core.handle(JobAdmitted(job=bad))
+    for number in range(9):
+        assert starts(actions) == [(f"c{number}", "w", True)]
+        actions = core.handle(TimeTold(at=101.0 + number), TurnCompleted(key=key("a", 0, number, name="bad")))

@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from service.scheduling.attempt import RunningAttempt
-from service.scheduling.core.blame.blame import Blame
+from service.scheduling.core.blame.blame import Blame, Trial
+from service.scheduling.core.events import TurnInterrupted
 from service.scheduling.counts import RunCounters
 from service.scheduling.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.lent_slots import LentSlots
@@ -18,7 +19,19 @@ from service.scheduling.turns import Turns
 from service.store.records import TurnRequeued
 from tests.harness.jobs import agent, job, key
 from workers.fleet import Fleet
-from workers.outcome import Cancelled, CancelReason
+from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason
+
+
+def running(blame: Blame | None = None) -> tuple[JobAttempt, TurnEndings, TurnRun]:
+    """Return an attempt that is on a slot, who takes its end, and its turn."""
+    run = TurnRun(key("a", 0, 0), agent("a"), datetime.now(UTC), RunningAttempt("w", 1))
+    outlet = cast("SchedulerStore", None)  # it is not asked
+    posted = job(agent("a"))
+    slots = LentSlots(cast("Fleet", None), lambda _event: None)
+    state = JobTurnsState(
+        jobs={posted.id: JobPrompts(posted)}, turns=Turns(), outlet=outlet, counters=RunCounters(), slots=slots
+    )
+    return JobAttempt(run, state), TurnEndings(blame or Blame(), lambda _key: "m", lambda _worker: None), run
 
 
 @pytest.mark.parametrize(
@@ -32,16 +45,23 @@ from workers.outcome import Cancelled, CancelReason
 )
 async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason, reason: str) -> None:
     """An update with mode: abort is no stop of the service: whoever watches is told what the transcript says."""
-    run = TurnRun(key("a", 0, 0), agent("a"), datetime.now(UTC), RunningAttempt("w", 1))
-    outlet = cast("SchedulerStore", None)  # it is not asked
-    posted = job(agent("a"))
-    slots = LentSlots(cast("Fleet", None), lambda _event: None)
-    state = JobTurnsState(
-        jobs={posted.id: JobPrompts(posted)}, turns=Turns(), outlet=outlet, counters=RunCounters(), slots=slots
-    )
-    endings = TurnEndings(Blame(), lambda _key: "m", lambda _worker: None)
-    (record,) = endings.take_end(JobAttempt(run, state), Cancelled(reason=cause)).records
+    attempt, endings, run = running()
+    (record,) = endings.take_end(attempt, Cancelled(reason=cause)).records
     assert isinstance(record, TurnRequeued)
     assert (record.reason, run.attempts[-1].reason) == (reason, reason)
     assert record.used is not None
     assert (record.used[1].turns, record.used[1].attempts) == (0, 1)
+
+
+@pytest.mark.parametrize(("beside", "trial"), [(False, Trial.FIRST), (True, Trial.NEXT)])
+async def test_who_died_alone_is_tried_first_and_who_had_company_next(*, beside: bool, trial: Trial) -> None:
+    """The core is told what blame has decided."""
+    blame = Blame()
+    attempt, endings, run = running(blame)
+    if beside:
+        blame.start(key("a", 0, 1), "m", "w", 1)
+    blame.start(run.key, "m", "w", 1)
+    died = EngineFailed(reason=FailureReason.ENGINE_DIED, detail="it exited", brought_down=True)
+    event = endings.take_end(attempt, died).event
+    assert isinstance(event, TurnInterrupted)
+    assert event.trial is trial

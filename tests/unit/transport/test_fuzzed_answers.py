@@ -55,9 +55,9 @@ async def play(seed: int, *, is_relayed: bool) -> tuple[Usage, float]:
     exchange.connection_made(Connection())
     longest = 0.0
     for piece in answer.pieces:
-        began_at = time.perf_counter()
+        began_at = time.thread_time()
         exchange.data_received(piece)
-        longest = max(longest, time.perf_counter() - began_at)
+        longest = max(longest, time.thread_time() - began_at)
         if finished.done():
             break
     exchange.connection_lost(None)

@@ -51,6 +51,11 @@ class Trials:
                 self._measures[model].note_trial(trial, self._in_flight.total(model), self.now)
                 yield model, suspects.pop(), worker
 
+    def rests_until(self, model: str) -> float | None:
+        """Return until when suspects of distrusted jobs and keys let others go first; None where they need not."""
+        measure = self._measures.get(model)
+        return measure.rests_until if measure is not None and measure.rests(self.now) else None
+
     def note_start(self, model: str) -> None:
         """Note that a turn of a model begins that is no suspect."""
         if model in self._measures:
@@ -85,7 +90,7 @@ class TrialMeasure:
         self._owed = 0  # starts of waiting turns before the next trial
         self._owed_last: int | None = None  # the same, where the next suspect's job is distrusted, from its turn on
         self._last_at: float | None = None  # since when others' turns wait for such a suspect
-        self._rests_until = float("-inf")
+        self.rests_until = float("-inf")  # monotonic seconds
 
     def __repr__(self) -> str:
         return f"<TrialMeasure trials={self._trials} owed={self._owed},{self._owed_last}>"
@@ -104,7 +109,7 @@ class TrialMeasure:
 
     def rests(self, now: float) -> bool:
         """Whether others' turns have had too little time yet since the last suspect of a distrusted job or key."""
-        return now < self._rests_until
+        return now < self.rests_until
 
     def note_trial(self, trial: Trial, slots: int, now: float) -> None:
         """Note that a trial begins, on a model of so many slots."""
@@ -125,7 +130,7 @@ class TrialMeasure:
     def note_start(self, now: float) -> None:
         """Note that a waiting turn begins."""
         if self._last_at is not None:
-            self._rests_until = now + max(LEAST_REST_S, REST * (now - self._last_at)) if now else now
+            self.rests_until = now + max(LEAST_REST_S, REST * (now - self._last_at)) if now else now
             self._last_at = None
         self._owed -= self._owed > 0
         if self._owed_last:
