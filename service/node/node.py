@@ -230,7 +230,7 @@ async def open_node(
             unwanted = [child for child in left.children if child not in tools.adopted.values()]
             adoption = await fleet.inherit(left.fleet, unwanted) if left.fleet is not None else None
             trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)
-            async with trace, fleet.running():
+            async with trace, fleet.running(), scheduler.leaving():
                 yield Node(
                     fleet=fleet,
                     scheduler=scheduler,

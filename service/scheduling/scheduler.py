@@ -4,7 +4,8 @@ Every event is handled at once, without waiting: core and slots change together.
 """
 
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -31,7 +32,7 @@ from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.prewarmer import Prewarmer
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
-from service.scheduling.turn import Progress
+from service.scheduling.turn import Progress, TurnRun
 from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.turn_runner import Ended, TurnRunner
 from service.scheduling.work import End, Work
@@ -93,6 +94,7 @@ class Scheduler:
         self._turn_endings = TurnEndings(self._blame, self.model_of, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._idle = Notifier()
+        self._at_work: list[TurnRun] = []  # as the service began to end
         fleet.subscribe(self._worker_changed)
 
     def __repr__(self) -> str:
@@ -149,9 +151,18 @@ class Scheduler:
         turn = turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.POISONED, detail)
         return records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model, waited_for=agent.waits_for)
 
+    @asynccontextmanager
+    async def leaving(self) -> AsyncIterator[None]:
+        """Note which turns are at work as a block is left, by whatever: engines end next, and then none is."""
+        try:
+            yield
+        finally:
+            self._at_work = self._job_turns.turns.in_flight()
+
     def note_own_end(self, detail: str) -> None:
         """Note, for the next life of the service, which turns were at work as this one ended by a defect."""
-        self._outlet.append_nowait(self._job_turns.turns.note_own_end(detail, datetime.now(UTC)), lambda: None)
+        requeued = self._job_turns.turns.note_own_end(self._at_work, detail, datetime.now(UTC))
+        self._outlet.append_nowait(requeued, lambda: None)
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: what waits is dropped, what runs is cut off."""

@@ -98,10 +98,12 @@ class Turns:
         """Take what an earlier life of the service has left of turns."""
         self._resumed |= {turn.key: turn for turn in turns}
 
-    def note_own_end(self, detail: str, now: datetime) -> list[TurnRequeued]:
-        """Charge the turns on slots with the end of the service itself; return what is stored of them."""
+    def note_own_end(self, at_work: Iterable[TurnRun], detail: str, now: datetime) -> list[TurnRequeued]:
+        """Charge turns that were on slots, and have not ended, with an end of the service; return the records."""
         requeued: list[TurnRequeued] = []
-        for run in self.in_flight():
+        for run in at_work:
+            if self._runs.get(run.key) is not run:
+                continue
             run.charges = replace(run.charges, service_ends=run.charges.service_ends + 1)
             requeued.append(
                 TurnRequeued(
