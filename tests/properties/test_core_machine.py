@@ -13,13 +13,13 @@ from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, 
 from service.conversations.states import TurnState
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame.trials import MOST_REST_S
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.fair_queue import FairQueue
 
 MODELS = ("m", "n")
-LONGEST_REST_S = 10_000.0  # more than three times as long as any machine runs
 LONG = "x" * 1000
 SHARES: tuple[Mapping[str | None, float] | None, ...] = (None, {}, {"alice": 3.0, "bob": 0.5})
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
@@ -472,7 +472,7 @@ class Auditor(RuleBasedStateMachine):
 
     def has_more(self) -> bool:
         """Whether something starts once those of distrusted keys have let the others go first for long enough."""
-        self.time_passes(LONGEST_REST_S)
+        self.time_passes(MOST_REST_S)
         return bool(self.flying)
 
     def teardown(self) -> None:

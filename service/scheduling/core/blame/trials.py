@@ -18,6 +18,7 @@ STARTS_A_SLOT: Final = 4  # waiting turns that are then started first, for each 
 STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job or key whose turns were convicted
 REST: Final = 3.0  # times as long as such trials kept others waiting, starts of engines with it: then the next
 LEAST_REST_S: Final = 10.0  # since an engine may die after the trial, with others on it
+MOST_REST_S: Final = 900.0
 
 
 class Trials:
@@ -130,7 +131,7 @@ class TrialMeasure:
     def note_start(self, now: float) -> None:
         """Note that a waiting turn begins."""
         if self._last_at is not None:
-            self.rests_until = now + max(LEAST_REST_S, REST * (now - self._last_at)) if now else now
+            self.rests_until = now + min(MOST_REST_S, max(LEAST_REST_S, REST * (now - self._last_at))) if now else now
             self._last_at = None
         self._owed -= self._owed > 0
         if self._owed_last:
