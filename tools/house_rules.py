@@ -12,8 +12,11 @@ ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ("service", "workers", "transport", "client")
 APART: Final = "client"  # a distribution of its own, whose names are its callers' own words
 MAX_LINES: Final = 400
-# What decides is being carved: a limit must not choose where it is cut.
-UNLIMITED: Final = {"service/scheduling/scheduler.py", "service/scheduling/core/decide.py"}
+# Who holds the threads of a whole folder is being carved: a limit must not choose where it is cut.
+UNLIMITED: Final = {
+    *("service/scheduling/scheduler.py", "service/scheduling/core/decide.py"),
+    "workers/supervised.py",
+}
 NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
 SAME_STEMS: Final = {"api", "launch", "dialects"}  # folders whose files are named after what they speak for
 STDLIB_ONLY: Final = ("workers/process/guardian.py",)

@@ -39,7 +39,7 @@ def lane_document(pool: LanePool, workers: LaneWorkers) -> schemas.LaneOut:
         load_s={model: round(seconds, 3) for model, seconds in workers.loads_s.items()},
         barred=sorted(workers.barred_now()),
         sick=pool.mark_of(workers),
-        next_at=rfc3339(pool.next_at(workers)),
+        next_at=rfc3339(workers.next_at),
         device_memory=memory and schemas.DeviceMemoryOut(total_mib=memory.total_mib, used_mib=memory.used_mib),
         measured_mib=dict(pool.memory_use.most_mib) if pool.memory_use is not None else {},
     )

@@ -20,6 +20,7 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from workers.outcome import EngineFailed, FailureReason
 from workers.policy import lifecycle
+from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
 from workers.policy.restart import RestartPolicy
 from workers.states import Hold, WorkerState
 
@@ -72,8 +73,8 @@ class Worker:
     def __init__(self, world: "World", name: str, restart: RestartPolicy) -> None:
         self.world = world
         self.name = name
-        self.limits = lifecycle.LifecycleLimits(start_s=600, stop_grace_s=10, restart=restart)
-        self.now = lifecycle.Lifecycle()
+        self.limits = LifecycleLimits(start_s=600, stop_grace_s=10, restart=restart)
+        self.now = Lifecycle()
         self.engine: Engine | None = None
         self.slots = world.slots
 

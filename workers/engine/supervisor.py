@@ -22,7 +22,7 @@ from workers.errors import StartFailed, StopTimedOut
 from workers.log_context import Fields, about, of_worker
 from workers.notifier import Notifier
 from workers.policy import lifecycle
-from workers.policy.lifecycle import Lifecycle
+from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
 from workers.process.child import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
@@ -82,7 +82,7 @@ class Supervisor:
         )
         self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
         self._has_suspects = has_suspects
-        self._limits = lifecycle.LifecycleLimits(
+        self._limits = LifecycleLimits(
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
             # A server that is not ours is waited for, however often it goes away.

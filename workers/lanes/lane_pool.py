@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 import anyio
@@ -153,13 +153,6 @@ class LanePool:
         lane = self.find(worker_id)
         if lane is not None and self.health is not None:
             self.health.forgive(lane.lane.device)
-
-    def next_at(self, lane: LaneWorkers) -> datetime | None:
-        """Return when a lane is tried again of itself: as its engine is, or as a model that gave up on it."""
-        now, worker_at = time.monotonic(), lane.current.next_at
-        ends = [until for until in lane.barred.values() if now < until < FOR_EVER]
-        barred_at = datetime.now(UTC) + timedelta(seconds=min(ends) - now) if ends else None
-        return min((at for at in (worker_at, barred_at) if at is not None), default=None)
 
     def trouble_of(self, model: str) -> str:
         """Return what the turns of a model wait for that is not loaded."""

@@ -6,8 +6,10 @@ its engine's tree is gone or sleeps. An engine that breaks is started again by i
 another model takes the lane meanwhile; one that gives up leaves the lane to others.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 
 from workers.devices.layout import Lane
 from workers.lanes.sleep import is_asleep
@@ -55,6 +57,14 @@ class LaneWorkers:
         lane = self.current.spec.lane
         assert lane is not None  # noqa: S101 - the pool has no other workers
         return lane
+
+    @property
+    def next_at(self) -> datetime | None:
+        """When it is tried again of itself: as its engine is, or as a model that gave up on it."""
+        now = time.monotonic()
+        ends = [until for until in self.barred.values() if now < until < math.inf]
+        barred_at = datetime.now(UTC) + timedelta(seconds=min(ends) - now) if ends else None
+        return min((at for at in (self.current.next_at, barred_at) if at is not None), default=None)
 
     @property
     def phase(self) -> LanePhase:

@@ -5,6 +5,7 @@ import resource
 import time
 import tracemalloc
 
+import anyio.lowlevel
 import pytest
 
 from service.conversations.measures import UsageCounts
@@ -64,7 +65,7 @@ async def play(seed: int, *, is_relayed: bool) -> tuple[Usage, float]:
     assert finished.done(), f"answer {seed} has not ended"
     error = finished.exception()
     assert error is None or isinstance(error, EngineError), f"answer {seed}"
-    await asyncio.sleep(0)  # what was held is let go by a callback
+    await anyio.lowlevel.checkpoint()  # what was held is let go by a callback
     return generation.usage or generation.seen, longest
 
 
@@ -151,7 +152,7 @@ async def test_what_has_no_end_ends_its_request(what: str) -> None:
         exchange, finished = exchange_of_stream(b"Transfer-Encoding: chunked\r\n\r\n0\r\n")
     tracemalloc.start()
     for _ in range(16_384):
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         exchange.data_received(ENDLESS[what])
         if finished.done():
             break

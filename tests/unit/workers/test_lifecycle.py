@@ -25,8 +25,6 @@ from workers.policy.lifecycle import (
     FailureCounted,
     FailureExplained,
     KillEngine,
-    Lifecycle,
-    LifecycleLimits,
     ResumeRequested,
     SpawnEngine,
     StartRequested,
@@ -36,6 +34,7 @@ from workers.policy.lifecycle import (
     TimerElapsed,
     decide,
 )
+from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
 from workers.policy.restart import RestartPolicy
 from workers.states import ALLOWED, Hold, WorkerState
 

@@ -1,0 +1,35 @@
+"""What a supervisor decides by: where its engine is in its life, and what is configured. Pure."""
+
+from dataclasses import dataclass
+
+from workers.policy.restart import RestartPolicy
+from workers.states import Hold, WorkerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifecycle:
+    """All that the supervisor decides by."""
+
+    state: WorkerState = WorkerState.STOPPED
+    because: str = "not started"
+    incarnation: int = 0
+    has_process: bool = False  # the tree of this incarnation may still have members
+    is_wanted: bool = False  # when the engine is gone, another is to follow
+    is_killed: bool = False  # SIGKILL was sent to this incarnation
+    is_broken: bool = False  # it is of no more use, and its end is an incident, whatever ends it
+    is_asked: bool = False  # an operator wants this incarnation replaced: its end is no failure
+    holds: frozenset[Hold] = frozenset()  # for which nothing new is admitted, by later incarnations neither
+    is_half_open: bool = False  # one try after giving up: a failure gives up again at once
+    is_deferred: bool = False  # whether its end counts is found out later, by trying the turns that were on it
+    failed_at: tuple[float, ...] = ()  # monotonic seconds of the failures that count towards giving up
+    paused_at: tuple[float, ...] = ()  # of all failures since an engine last answered a request: they lengthen pauses
+    timer: int = 0  # the number of the only timer that means anything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleLimits:
+    """What the operator configured, in seconds."""
+
+    start_s: float
+    stop_grace_s: float
+    restart: RestartPolicy
