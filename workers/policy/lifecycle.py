@@ -12,6 +12,7 @@ from workers.outcome import FailureReason
 from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
 from workers.states import HELD, Hold, WorkerState, check_move
 
+TRIED_AT_ONCE: Final = 2  # deaths after the first that lengthen no pause while trials explain them: others wait for it
 KILL_LIMIT_S: Final = 30.0  # from SIGKILL to an empty tree; beyond it a process hangs in the kernel (a driver, a disk)
 
 
@@ -352,7 +353,8 @@ def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: Lifec
     gone = replace(gone, failed_at=failed_at, paused_at=paused_at)
     if not gone.is_half_open and (gone.is_deferred or not restart.are_too_many(failed_at)):
         waiting = _move(gone, WorkerState.BACKOFF, because)
-        return waiting, (StartTimer(timer=waiting.timer, after_s=restart.delay_s(len(paused_at), jitter)),)
+        failures = max(1, len(paused_at) - TRIED_AT_ONCE) if gone.is_deferred else len(paused_at)
+        return waiting, (StartTimer(timer=waiting.timer, after_s=restart.delay_s(failures, jitter)),)
     text = f"gave up after {len(failed_at)} failures in {limits.restart.window_s:g} s, the last: {because}"
     if gone.is_half_open:
         text = f"gave up again: {because}"

@@ -133,6 +133,17 @@ def test_a_death_that_is_to_be_found_out_about_does_not_count_yet(life: Life) ->
     assert life.now.state is WorkerState.FAILED
 
 
+def test_the_first_deaths_that_trials_are_to_explain_lengthen_no_pause(life: Life) -> None:
+    """Everybody waits for what is found out; an engine that goes on dying so is let rest all the same."""
+    pauses = []
+    for _ in range(5):
+        life.ready()
+        told = life.tell(EngineGone(incarnation=life.now.incarnation, because="died", jitter=0.0, is_deferred=True))
+        pauses += [action.after_s for action in told if isinstance(action, StartTimer)]
+        life.timer()
+    assert pauses == [1.0, 1.0, 1.0, 2.0, 4.0]
+
+
 @pytest.mark.parametrize("proof", [EngineAnswered(incarnation=4), FailureExplained()], ids=["answer", "conviction"])
 def test_pauses_begin_anew_with_an_answer_or_a_conviction(life: Life, proof: Event) -> None:
     """Either proves that the engine is not the cause of the failures before it."""
