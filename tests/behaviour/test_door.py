@@ -48,6 +48,8 @@ def code(answer: httpx.Response) -> tuple[int, str]:
         ({"Host": "127.0.0.1.evil.example"}, 403),
         ({"Host": "localhost.evil.example"}, 403),
         ({"Host": ""}, 403),
+        ({"Host": "localhost:80@evil.example"}, 403),
+        ({"Host": "localhost:x"}, 403),
         ({"Host": "evil.example:8080", **PAGE}, 403),
         (PAGE, 403),
         ({"Origin": "null"}, 403),
@@ -118,6 +120,10 @@ def say(service: Service, *pieces: bytes) -> bytes:
 
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+POST_TWICE = (
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: 2\r\nConnection: close\r\n\r\n{}"
+)
 CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
 
 
@@ -132,8 +138,21 @@ CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chun
         ((CHUNKED, b"Content-Length: 4\r\n\r\n0\r\n\r\nGET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"), b"400"),
         ((CHUNKED, b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n"), b"400"),
         ((HEAD, b"Host: evil.example\r\nConnection: close\r\n\r\n"), b"400"),
+        ((POST_TWICE,), b"400"),
     ],
-    ids=["a header", "a path", "many headers", "TLS", "two lengths", "a length and chunks", "two codings", "two hosts"],
+    ids=[
+        *(
+            "a header",
+            "a path",
+            "many headers",
+            "TLS",
+            "two lengths",
+            "a length and chunks",
+            "two codings",
+            "two hosts",
+        ),
+        "two kinds of body",
+    ],
 )
 def test_what_is_no_request_of_a_sane_size_is_refused(
     service: Service, pieces: tuple[bytes, ...], status: bytes
@@ -142,6 +161,20 @@ def test_what_is_no_request_of_a_sane_size_is_refused(
     answer = say(service, *pieces)
     assert answer.startswith(b"HTTP/1.1 " + status), answer[:200]
     assert b"application/problem+json" in answer
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/chat/completions"])
+def test_a_body_that_is_no_utf8_is_refused(service: Service, path: str) -> None:
+    """As any other that is no JSON, and not as a defect of ours."""
+    body = b'{"model": "m", "name": "t", "x": "\xff\xfe"}'
+    answer = service.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+
+
+def test_more_requests_ahead_than_there_may_be_are_not_taken_and_those_before_are_answered(service: Service) -> None:
+    """A client that sends on without reading knows by the end of the connection where to go on."""
+    answer = say(service, (HEAD + b"\r\n") * (2 * Door.PIPELINED))
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200"] * (Door.PIPELINED + 1)
 
 
 def test_nonsense_behind_requests_leaves_no_traceback(service: Service) -> None:

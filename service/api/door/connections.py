@@ -155,6 +155,17 @@ class Door(HttpToolsProtocol):
         self._expect(NOTHING, 0)
         self.transport.pause_reading()
 
+    def on_response_complete(self) -> None:
+        """Begin the next request that has come, or close behind the last one."""
+        super().on_response_complete()
+        self._end_if_answered()
+
+    def _end_if_answered(self) -> bool:
+        is_over = self._is_ending and not (self._is_busy() or self.pipeline)
+        if is_over:
+            self.transport.close()
+        return is_over
+
     def _parse_to_upgrade(self, data: bytes) -> bytes:
         """Parse to the end of a head that offers an upgrade; return what follows, which is HTTP/1.1 as well."""
         try:
@@ -199,8 +210,7 @@ class Door(HttpToolsProtocol):
     def tick(self) -> None:
         """Let a second pass, if it is the client that is to do something."""
         self._note_silence()
-        if self._is_ending and not (self._is_busy() or self.pipeline):
-            self.transport.close()
+        if self._end_if_answered():
             return
         if self._stage is NOTHING and not self._is_busy() and self not in self._crowd.idle:
             self._crowd.idle[self] = self.loop.time()
