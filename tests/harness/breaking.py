@@ -5,7 +5,7 @@ Used by the property that innocent turns end whatever an engine does, and that w
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from random import Random
@@ -116,15 +116,26 @@ class Worker:
             self.world.post(events.WorkerNotReady(worker=self.name, returns=returns))
 
 
-class World:
-    """Jobs on workers of model ``m``."""
+INNOCENTS = "innocents"
+LOOK_S = 0.5
 
-    def __init__(self, jobs: Sequence[Job], way: Way, *, seed: int, workers: int = 2, slots: int = 4) -> None:
+
+class World:
+    """Jobs on workers of model ``m``; ``is_keyed`` gives the innocent ones a key and all others another."""
+
+    def __init__(
+        self, jobs: Sequence[Job], way: Way, *, seed: int, workers: int = 2, slots: int = 4, is_keyed: bool = False
+    ) -> None:
         self.now, self.slots, self.way = 0.0, slots, way
         self.chance = Random(seed)  # noqa: S311
         self.outcome = Outcome()
-        self.core = SchedulingCore(POLICIES["critical_path"])
-        self.blame, self.limits = Blame(), LoadLimits()
+        if is_keyed:
+            jobs = [replace(each, owner="alice" if each.name == INNOCENTS else "mallory") for each in jobs]
+        owners = {each.id: each.owner for each in jobs}
+        self.core = SchedulingCore(
+            POLICIES["critical_path"], shares={"alice": 1.0, "mallory": 1.0} if is_keyed else None
+        )
+        self.blame, self.limits = Blame(owners.__getitem__), LoadLimits()
         self.charges: dict[TurnKey, Charges] = {}
         self.at: dict[TurnKey, tuple[Worker, Engine]] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -135,6 +146,13 @@ class World:
             self.post(events.JobAdmitted(job=job))
         for worker in self.workers:
             worker.post(lifecycle.StartRequested())
+        if is_keyed:
+            self.after(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Look at the time, as the scheduler does."""
+        self.post(events.TimeTold(at=self.now), *self._find(self.blame.expire(self.now)))
+        self.after(LOOK_S, self._look)
 
     def run(self) -> Outcome:
         while self._due and self._left > 0:

@@ -7,7 +7,7 @@ import pytest
 
 from service.conversations.job import Job, TurnKey
 from service.scheduling.core.blame.deaths import MOST_DEATHS
-from tests.harness.breaking import Break, Engine, Outcome, Way, World
+from tests.harness.breaking import INNOCENTS, Break, Engine, Outcome, Way, World
 from tests.harness.jobs import agent, job
 
 SEEDS = 50
@@ -76,7 +76,7 @@ def killed(then: Way = lambda *_: None) -> Way:
 
 
 def innocents(turns: int) -> Job:
-    return job(agent("good"), conversations=turns, name="innocents")
+    return job(agent("good"), conversations=turns, name=INNOCENTS)
 
 
 def killers(number: int, name: str = "killers") -> Job:
@@ -112,16 +112,17 @@ WAYS: dict[str, tuple[Way, Sequence[Job], int]] = {
 }
 
 
-def runs(name: str, seeds: int = SEEDS) -> list[Outcome]:
+def runs(name: str, seeds: int = SEEDS, *, is_keyed: bool = False) -> list[Outcome]:
     way, jobs, workers = WAYS[name]
-    return [World(jobs, way, seed=seed, workers=workers).run() for seed in range(seeds)]
+    return [World(jobs, way, seed=seed, workers=workers, is_keyed=is_keyed).run() for seed in range(seeds)]
 
 
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["without keys", "with keys"])
 @pytest.mark.parametrize("name", WAYS)
-def test_innocent_turns_end_and_killers_are_convicted(name: str) -> None:
+def test_innocent_turns_end_and_killers_are_convicted(name: str, *, is_keyed: bool) -> None:
     """No innocent turn pays for an engine, every killer is found out, and each costs a bounded number of starts."""
     _, jobs, workers = WAYS[name]
-    outcomes = runs(name)
+    outcomes = runs(name, is_keyed=is_keyed)
     failed = [key for outcome in outcomes for key in outcome.failed if key.agent_id != "killer"]
     asked = sum(len(each.conversations) * (each is not MIXED) for each in jobs) * len(outcomes)
     assert len(failed) <= (asked / 1000 if name in CHANCE else 0), failed
