@@ -89,6 +89,8 @@ class Webhooks:
             if late:  # one that hangs must not keep the others from being told
                 later = datetime.now(UTC) + timedelta(seconds=2 * POLL_S)
                 await self._store.write(partial(deliveries.postpone, delivery_ids=late, until=later))
+            if len(late) == len(due):
+                return  # what else is due may be for the same hosts: the next look is soon enough
 
     async def _send_counted(self, delivery: Delivery, host: bytes) -> None:
         try:

@@ -69,6 +69,8 @@ class SqliteConnection:
             if sqlite3.complete_statement(statement):
                 self._raw.execute(statement)
                 statement = ""
+        if statement.strip():  # the last one has no semicolon
+            self._raw.execute(statement)
 
     def begin(self) -> None:
         """Begin a transaction."""
