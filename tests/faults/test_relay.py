@@ -84,7 +84,8 @@ def test_a_request_that_kills_engines_is_poisoned(tmp_path: Path, free_ports: Ca
         killer.join(LIMIT_S)
         assert (killer.status, json.loads(killer.text)["error"]["code"]) == (500, "poisoned")
         assert killer.told["x-should-retry"] == "false"
-        assert int(killer.told["x-roundhouse-attempts"]) <= 5
+        # Five deaths alone, as little is known of the engine, and one right after an answer, which counts for nobody.
+        assert int(killer.told["x-roundhouse-attempts"]) <= 6
 
 
 @pytest.mark.system

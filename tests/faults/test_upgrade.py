@@ -206,17 +206,46 @@ def test_the_command_says_what_came_of_it(tmp_path: Path, free_ports: Ports) -> 
 
 
 @pytest.mark.system
+def test_a_file_that_breaks_while_turns_are_drained_is_seen_before_the_exec(tmp_path: Path, free_ports: Ports) -> None:
+    """After the check, and before there is no way back: the service goes on, with its engines and its turns."""
+    port = free_ports(2)
+    model = scripted_model(port + 1, tokens=100_000, interval=0.05)
+    with serving(tmp_path / "a", port, {"m": model}, {"drain_s": 1.5}) as service:
+        before = engines_of(service)
+        service.post_job(debate())
+        assert service.http.post("/v1/upgrade", timeout=60).status_code == 202
+        service.config.write_text("models: [")
+        wait_for(lambda: upgrades_of(service)["last"] is not None, "it is refused", UPGRADE_LIMIT_S)
+        now = upgrades_of(service)
+        assert (now["upgrades"], now["phase"]) == (0, "idle")
+        assert "changed" in now["last"]["detail"] or "cannot start" in now["last"]["detail"]
+        assert engines_of(service) == before
+        wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] > 0, "turns run again")
+
+
+FAILS = """
+import os, sys
+if os.path.exists({marker!r}) and "serve" in sys.orig_argv and "--upgrade-check" not in sys.orig_argv:
+    os._exit(2)
+"""
+
+
+@pytest.mark.system
 def test_a_program_that_fails_after_the_exec_takes_every_engine_with_it(tmp_path: Path, free_ports: Ports) -> None:
-    """The file breaks while turns are drained, after the check: nothing is left, as after any death."""
+    """What no look has seen: nothing is left, as after any death."""
     port = free_ports(2)
     model = scripted_model(port + 1, tokens=100_000, interval=0.05)
     service = Service(tmp_path / "a", port, {"m": model}, {"drain_s": 1.5})
+    marker, beside = tmp_path / "marker", tmp_path / "beside"
+    beside.mkdir()
+    (beside / "sitecustomize.py").write_text(FAILS.format(marker=str(marker)))
+    service.environment["PYTHONPATH"] = str(beside)
     try:
         service.start()
         tree = service.tree()
         service.post_job(debate())
+        marker.touch()
         assert service.http.post("/v1/upgrade", timeout=60).status_code == 202
-        service.config.write_text("models: [")
         assert service.process is not None
         assert service.process.wait(UPGRADE_LIMIT_S) == 2
         wait_for(lambda: not any(map(is_alive, tree)), "nothing of it is left", KILL_WITHIN_S)
