@@ -14,6 +14,7 @@ import msgspec
 
 from transport.dialects.openai import UNDECODABLE
 from transport.relay import Passage
+from workers.requests.whole_lines import WholeLines
 
 SIGN: Final = b"cache"  # each of these names holds it
 HIDDEN: Final = ("prompt_progress", "__verbose")  # that tell the same at more places
@@ -26,7 +27,7 @@ class CacheVeil:
     def __init__(self, passage: Passage, own_tokens: int) -> None:
         self._passage = passage
         self._own_tokens = own_tokens
-        self._rest = bytearray()
+        self._lines = WholeLines()
         self._content_type = ""
 
     def __repr__(self) -> str:
@@ -35,20 +36,17 @@ class CacheVeil:
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Give on the lines that are whole; most of them are tokens, and tell of no cache."""
         self._content_type = content_type
-        if not self._rest and SIGN not in frames and frames.endswith(b"\n"):
+        if self._lines.is_between and SIGN not in frames and frames.endswith(b"\n"):
             self._passage.pass_frames(content_type, frames)
             return
-        end = frames.rfind(b"\n") + 1  # what is left of earlier pieces holds none
-        if end:
-            whole = bytes(self._rest) + frames[:end]
-            self._rest.clear()
+        whole = self._lines.take(frames)
+        if whole:
             self._passage.pass_frames(content_type, self._veiled_lines(whole))
-        self._rest += frames[end:]
 
     def flush(self) -> None:
         """Give on what has no end of its own."""
-        if self._rest:
-            rest, self._rest = bytes(self._rest), bytearray()
+        rest = self._lines.take_rest()
+        if rest:
             self._passage.pass_frames(self._content_type, self._veiled_lines(rest))
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:

@@ -16,6 +16,7 @@ from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, O
 from workers.requests.answer import Answer, Phase
 from workers.requests.cache_veil import CacheVeil
 from workers.requests.tool_loop import RequestSettings, broken_off, rejected
+from workers.requests.whole_lines import WholeLines
 
 UNBOUNDED: Final = 1 << 30  # tokens: what no request may have
 
@@ -100,7 +101,7 @@ class Renaming:
         self._passage = passage
         written, wanted = msgspec.json.encode(name), msgspec.json.encode(to)
         self._pairs = [(b'"model":%b%b' % (gap, written), b'"model":%b%b' % (gap, wanted)) for gap in (b"", b" ")]
-        self._rest = bytearray()
+        self._lines = WholeLines()
         self._content_type = ""
 
     def __repr__(self) -> str:
@@ -109,17 +110,14 @@ class Renaming:
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Give on the lines that are whole."""
         self._content_type = content_type
-        end = frames.rfind(b"\n") + 1
-        if end:
-            whole = bytes(self._rest) + frames[:end]
-            self._rest.clear()
+        whole = self._lines.take(frames)
+        if whole:
             self._passage.pass_frames(content_type, self._renamed(whole))
-        self._rest += frames[end:]
 
     def flush(self) -> None:
         """Give on what has no end of its own."""
-        if self._rest:
-            rest, self._rest = bytes(self._rest), bytearray()
+        rest = self._lines.take_rest()
+        if rest:
             self._passage.pass_frames(self._content_type, self._renamed(rest))
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
