@@ -56,6 +56,19 @@ def _folders_of(settings: dict[str, str]) -> set[Path]:
     return {path.parent if path.name == "simple" else path for path in paths if path.is_absolute() and path.exists()}
 
 
+def _bind_files_of(settings: dict[str, str]) -> list[tuple[Path, str]]:
+    """Name the files of constraints as they are called in the root, and return what is to be bound there."""
+    binds = []
+    words = settings.get("PIP_CONSTRAINT", "").split()
+    for number, word in enumerate(words):
+        if Path(word).is_file():
+            words[number] = f"/run/host/constraints-{number}.txt"
+            binds.append((Path(word), words[number]))
+    if words:
+        settings["PIP_CONSTRAINT"] = " ".join(words)
+    return binds
+
+
 def _certificates() -> Path | None:
     names = (os.environ.get("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt")
     return next((Path(name) for name in names if name and Path(name).is_file()), None)
@@ -66,10 +79,11 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         settings = _pip_settings()
+        files = _bind_files_of(settings)
         proxies = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
         self.environment = settings | {name: value for name, value in os.environ.items() if name.lower() in proxies}
         self.environment |= {"APT_CONFIG": APT_CONFIG, "DEBIAN_FRONTEND": "noninteractive"}
-        self.binds = [(path, str(path)) for path in sorted(_folders_of(settings))]
+        self.binds = [(path, str(path)) for path in sorted(_folders_of(settings))] + files
         options, certificates = apt_options(), _certificates()
         if certificates is not None:
             self.binds.append((certificates, CERTIFICATES))
