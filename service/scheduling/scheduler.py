@@ -28,6 +28,7 @@ from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.counts import RunCounters
 from service.scheduling.job_turns import JobTurns
+from service.scheduling.kept_slots import KeptSlots
 from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
 from service.scheduling.prewarmer import Prewarmer
@@ -38,7 +39,7 @@ from service.scheduling.turn_runner import Ended, TurnRunner
 from service.scheduling.work import End, Work
 from service.scheduling.worker_findings import WorkerFindings
 from service.store import records
-from service.store.records import Record
+from service.store.records import Record, UsageKey
 from workers.fleet import Fleet
 from workers.lanes.lane_pool import Swap
 from workers.notifier import Notifier
@@ -90,6 +91,7 @@ class Scheduler:
         self._works: tuple[Work, ...] = (self._job_turns, self.requests)
         self._findings = WorkerFindings(fleet, self._clear_charges)
         self._kv_uses = KvUses(fleet, self._works)
+        self._kept_slots = KeptSlots(self._whose_use)
         self._runner = TurnRunner(self._take_ends)
         self._turn_endings = TurnEndings(self._blame, self.model_of, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
@@ -302,8 +304,9 @@ class Scheduler:
         if self._is_forgetting:
             return
         facts = list(made)
-        for action in self._core.handle(*events_):
+        for action in self._core.handle(*self._kept_slots.take_over(), *events_):
             facts += self._act(action)
+        facts += self._kept_slots.look(self._core.kept, time.monotonic())
         for begin in range(0, len(facts), FACTS_A_WRITE):
             self._write(facts[begin : begin + FACTS_A_WRITE])
         if self._fleet.lanes.models:
@@ -374,6 +377,16 @@ class Scheduler:
 
     def _work(self, job_id: JobId) -> Work:
         return self.requests if job_id in self.requests else self._job_turns
+
+    def _whose_use(self, key: TurnKey) -> UsageKey:
+        agent = self._work(key.job_id).agent_of(key)
+        return UsageKey(
+            day=datetime.now(UTC).date().isoformat(),
+            key_name=self.owner(key.job_id) or "",
+            job_id="" if key.job_id in self.requests else key.job_id,
+            agent=agent.id,
+            model=agent.model,
+        )
 
     def _clear_charges(self, keys: Sequence[TurnKey]) -> None:
         for work in self._works:

@@ -108,6 +108,7 @@ def test_an_adapter_is_loaded_used_kept_and_unloaded(service: Service, tmp_path:
 def test_what_cannot_be_an_adapter_changes_nothing(service: Service, tmp_path: Path, tiny_model: Path) -> None:
     """Refused before an engine is told, or by the first engine alone: the others go on, and so does that one."""
     (base,) = say(service, "tiny")
+    wait_for(lambda: all(each["state"] == "ready" for each in service.get("/v1/workers")["workers"]), "both are ready")
     for name, path, code in (
         ("poet", tmp_path / "nowhere.gguf", "invalid_adapter"),
         ("poet", Path("poet.gguf"), "invalid_adapter"),

@@ -36,6 +36,7 @@ from service.scheduling.core.events import (
     Note,
     Paused,
     SlotEvent,
+    SlotsKept,
     Suspicion,
     TimeTold,
     TurnCompleted,
@@ -103,6 +104,11 @@ class SchedulingCore:
         actions += self._dispatch()
         return self._prewarms.follow(events, actions, is_paused=self._is_paused)
 
+    @property
+    def kept(self) -> Mapping[TurnKey, int]:
+        """How many slots stand idle, since the last decision, until a turn on several has as many as it needs."""
+        return self._dispatcher.kept
+
     def rests_until(self, model: str) -> float | None:
         """Return until when suspects of a model's distrusted jobs and keys let others go first, as time is told."""
         return self._dispatcher.trials.rests_until(model)
@@ -155,14 +161,15 @@ class SchedulingCore:
             self._dispatcher.settle(event)
         elif isinstance(event, DeferralOver) and self._ready.held.worker_of(event.key) is not None:
             self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+        elif isinstance(event, SlotsKept):
+            self._dispatcher.charge_kept(event)
         elif isinstance(event, TimeTold):
             self._dispatcher.trials.now = event.at
         elif isinstance(event, KvUseTold):
             for key, use in event.uses.items():
                 if key in self._in_flight:
-                    live, conversation = self._jobs[key.job_id], self._conversation(key)
-                    agent = live.job.agents[live.places[key.agent_id]]
-                    self._room.correct(key, agent, conversation.definition, use)
+                    conversation = self._conversation(key)
+                    self._room.correct(key, conversation.agent(key), conversation.definition, use)
 
     def _take_finding(self, event: Suspicion) -> None:
         match event:

@@ -13,6 +13,7 @@ from service.scheduling.core.events import (
     ContinueDispatch,
     ConversationStarted,
     DeferTurn,
+    SlotsKept,
     StartTurn,
     TurnSpent,
 )
@@ -42,6 +43,7 @@ class Dispatcher:
         self._room = room
         self.trials = Trials(ready, in_flight)
         self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model
+        self.kept: dict[TurnKey, int] = {}  # how many slots stand idle now until a turn has as many as it needs
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"
@@ -69,6 +71,12 @@ class Dispatcher:
             weight = max(weight, self._speeds.tokens_in(model, slots * spent.seconds))
         self._ready.fair.settle(spent.key, weight)
 
+    def charge_kept(self, kept: SlotsKept) -> None:
+        """Charge a key with slots that have stood idle for a turn of it."""
+        if self._ready.fair is not None:
+            weight = self._speeds.tokens_in(kept.model, kept.slot_s)
+            self._ready.fair.times(kept.model).charge(kept.owner, weight)
+
     def note_pace(self, model: str, read_s: float | None) -> None:
         """Take what a token of a prompt takes an engine that has just started, where that is known."""
         if read_s is not None:
@@ -76,6 +84,7 @@ class Dispatcher:
 
     def start_all(self) -> Iterator[Action]:
         """Start turns until no slot is free that one of them may have."""
+        self.kept.clear()
         yield from self._start_trials()
         for model, ready in self._ready.queues.items():
             while ready.has_front and self._in_flight.has_free(model):
@@ -114,7 +123,7 @@ class Dispatcher:
                 break
             if self._is_behind(lacking, first) or not self._has_room(model, first):
                 lacking.append(first)
-                if not self._room.may_pass(first.key, len(lacking)):
+                if not self._may_pass(lacking, model):
                     break
                 continue
             self._room.note_passed(lacking)  # by one that is held as well: it starts ahead of them
@@ -129,6 +138,30 @@ class Dispatcher:
             back = turn.after_hold() if is_next else turn
             self._conversation(turn.key).back_in_line(back, model)
             ready.push_back(back)
+        self._end_keeping(others=len(ready) - len(lacking))
+
+    def _may_pass(self, lacking: Sequence[ReadyTurn], model: str) -> bool:
+        """Whether turns may start behind the last of these that have no room.
+
+        One that was passed often enough has a worker kept for it: then others start on the model's other workers.
+        """
+        last = lacking[-1]
+        if not self._room.may_pass(last.key, len(lacking)):
+            if self._in_flight.is_keeping:
+                return False
+            self._in_flight.keep(model, last.key, self._agent(last).slots)
+        return True
+
+    def _end_keeping(self, others: int) -> None:
+        """Note how many slots stand idle for a turn on several, that as many ``others`` would take."""
+        kept = self._in_flight.end_keeping()
+        if kept is None:
+            return
+        key, free = kept
+        agent = self._conversation(key).agent(key)
+        idle = min(free, others, agent.slots - 1)
+        if idle > 0:
+            self.kept[key] = idle
 
     def _may_begin(self, model: str, turn: ReadyTurn) -> bool:
         """Whether a turn's conversation has begun, or may: those that have begun go before it in the queue."""
@@ -153,13 +186,15 @@ class Dispatcher:
         if not self._room.is_bounded:
             return NOTHING
         conversation = self._conversation(key)
-        agent = conversation.live.job.agents[conversation.live.places[key.agent_id]]
-        return self._room.need(key, agent, conversation.definition)
+        return self._room.need(key, conversation.agent(key), conversation.definition)
 
     def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
         fronts = ready.heads(1) if ready.has_front else []  # without room: those with it have started
-        if not all(self._room.may_pass(turn.key, 1) for turn in fronts):
-            return
+        if not fronts or self._may_pass(fronts, model):
+            yield from self._fill_grouped(model, ready, fronts)
+            self._end_keeping(others=len(ready) - 1)
+
+    def _fill_grouped(self, model: str, ready: GroupedQueue, fronts: Sequence[ReadyTurn]) -> Iterator[Action]:
         passed_over = 0
         for worker in self._in_flight.with_room(model):
             while (offer := self._in_flight.offer(worker))[0]:

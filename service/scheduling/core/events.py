@@ -132,6 +132,15 @@ class TurnSpent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsKept:
+    """Slots have stood idle for so many seconds, in all, until a turn on several had them, or waited no longer."""
+
+    owner: str | None
+    model: str
+    slot_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeferralOver:
     """A turn was to wait for its worker, and the time for that is over."""
 
@@ -229,7 +238,7 @@ SlotEvent = ToolsBegan | HoldOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
-Note = KvUseTold | TimeTold | TurnSpent | DeferralOver | PreWarmEnded
+Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver | PreWarmEnded
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 

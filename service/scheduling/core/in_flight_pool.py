@@ -19,6 +19,7 @@ class InFlightPool:
         self._trials: dict[str, TurnKey] = {}  # who is being tried on a worker
         self._openings: Counter[str] = Counter()  # of a worker: which time its slots are offered
         self._lent: dict[TurnKey, tuple[int, KvNeed]] = {}  # turns on no slot for now: since which opening, their need
+        self._kept: tuple[str, TurnKey] | None = None  # a worker, and the turn it is kept for in this decision
         self.owing: set[str] = set()  # workers that start nothing before they have given a slot back
         self.by_job: Counter[JobId] = Counter()
         self.kv = KvBudgets()
@@ -83,6 +84,31 @@ class InFlightPool:
         if not self._takes_any(worker, model):
             return 0, 0
         return max(0, slots - self._taken.get(worker, 0)), slots
+
+    # Slots kept for one turn
+
+    def keep(self, model: str, key: TurnKey, slots: int) -> None:
+        """Have the worker that comes next to so many free slots, and to room, take no turn until ``end_keeping``."""
+        offers = self._free_by_worker(model)
+        lacks = {worker: min(slots, self._slots[worker][1]) - free for free, worker in offers}
+        if lacks:
+            room = {worker: (self.kv.budget(worker) or 0) - self.kv.reserved(worker) for worker in lacks}
+            self._kept = min(lacks, key=lambda worker: (lacks[worker], -room[worker])), key
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether a worker is kept for one turn."""
+        return self._kept is not None
+
+    def end_keeping(self) -> tuple[TurnKey, int] | None:
+        """Let every worker take any turn again; return for which turn one was kept, and how many slots of it are free.
+
+        None where none was.
+        """
+        if self._kept is None:
+            return None
+        (worker, key), self._kept = self._kept, None
+        return key, self.offer(worker)[0]
 
     # Trials
 
@@ -247,4 +273,6 @@ class InFlightPool:
 
     def _takes_any(self, worker: str, model: str) -> bool:
         # A worker that was drained and resumed in mid-trial is reserved no more, and the suspect is still alone on it.
+        if self._kept is not None and worker == self._kept[0]:
+            return False
         return worker != self._reserved.get(model) and worker not in self._trials and worker not in self.owing

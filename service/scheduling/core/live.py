@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import overload
 
-from service.conversations.job import Conversation, Job, Mode, TurnKey
+from service.conversations.job import Agent, Conversation, Job, Mode, TurnKey
 from service.conversations.states import ConversationState
 from service.conversations.turn_order import Place, speaking_order
 from service.scheduling.core.backlog import JobBacklog
@@ -118,7 +118,11 @@ class LiveConversation:
 
     def model(self, key: TurnKey) -> str:
         """Return the model that a turn is asked of."""
-        return self.live.job.agents[self.live.places[key.agent_id]].model
+        return self.agent(key).model
+
+    def agent(self, key: TurnKey) -> Agent:
+        """Return the agent whose turn it is."""
+        return self.live.job.agents[self.live.places[key.agent_id]]
 
     def has_ended(self, key: TurnKey) -> bool:
         """Whether a turn has ended, however it did."""

@@ -383,6 +383,42 @@ def test_a_wide_turn_is_not_passed_for_ever() -> None:
     assert starts(scheduler.handle(TurnCompleted(key=key("a", name="n0")))) == [key("a", name="wide")]
 
 
+def test_slots_are_kept_on_one_worker_alone() -> None:
+    """Others go on starting on the model's other workers, and what stands idle meanwhile is told."""
+    scheduler = core(slots=3, policy="fifo")
+    scheduler.handle(WorkerReady(worker="v", model="m", slots=3))
+    first = JobAdmitted(job=job(agent("a"), name="first", conversations=6))
+    running = [action for action in scheduler.handle(first) if isinstance(action, StartTurn)]
+    scheduler.handle(wide(3))
+    scheduler.handle(JobAdmitted(job=job(agent("a"), name="others", conversations=30)))
+    idle, begun = [], list[list[StartTurn]]()
+    while not any(each.key.job_id == "wide" for each in running):
+        ended = running.pop(0)
+        begun.append([each for each in scheduler.handle(TurnCompleted(key=ended.key)) if isinstance(each, StartTurn)])
+        running += begun[-1]
+        idle.append(scheduler.kept.get(key("a", name="wide"), 0))
+    idle, begun = idle[:-1], begun[:-1]
+    assert idle[idle.index(1) :] == [1, 1, 2, 2], "each second end is on the other worker"
+    ends = zip(idle, [0, *idle], begun, strict=False)
+    assert all((now > before) != bool(started) for now, before, started in ends), "another starts, or one slot is kept"
+    (started,) = [each for each in running if each.key.job_id == "wide"]
+    assert started.slots == 3
+    assert scheduler.kept == {}
+
+
+def test_nothing_is_kept_from_nobody() -> None:
+    """Slots that no other turn would take stand idle for their own sake."""
+    scheduler = core(slots=2)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), name="n0")))
+    scheduler.handle(wide(2))
+    for number in range(1, 10):
+        for each in starts(scheduler.handle(JobAdmitted(job=job(agent("a"), name=f"n{number}")))):
+            scheduler.handle(TurnCompleted(key=each))
+    assert scheduler.kept == {key("a", name="wide"): 1}
+    scheduler.handle(JobCancelled(job_id=JobId("n9")))
+    assert scheduler.kept == {}
+
+
 def test_a_first_turn_may_be_in_a_cache_already() -> None:
     """A client's program goes back to its worker, though another has more slots free."""
     scheduler = core(slots=2)

@@ -70,6 +70,10 @@ class VirtualTimes:
         self._times[owner] = began + self.cost(owner, weight)
         return weight
 
+    def charge(self, owner: Owner, weight: float) -> None:
+        """Charge a key for what it has taken beside its turns."""
+        self._times[owner] = self._times.get(owner, self._now) + weight / self._shares.get(owner, 1.0)
+
     def settle(self, owner: Owner, charged: float, weight: float) -> None:
         """Set a charge right by what the turn has taken."""
         self._times[owner] += self.cost(owner, weight) - self.cost(owner, charged)
