@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -60,7 +61,9 @@ class Fleet:
         )
         self._look_after = partial(ModelUpkeep, state_dir=state_dir, observe=observe)
         self._state_dir = state_dir
-        self._roster = Roster([spec for spec in specs if spec.lane is None], self._worker_of, self._look_after)
+        lanes = {spec.lane.id: spec.lane.device.uuid for spec in specs if spec.lane is not None}
+        fixed = [spec for spec in specs if spec.lane is None]
+        self._roster = Roster(fixed, self._worker_of, self._look_after, Counter(lanes.values()))
         self._on_lanes = [self._worker_of(spec) for spec in specs if spec.lane is not None]
         self.lanes = LanePool(swap_rule, is_changed=self._is_changed, health=health)
         self.lanes.add(self._on_lanes)
@@ -237,6 +240,10 @@ class Fleet:
     async def running(self) -> AsyncIterator[None]:
         """Start every worker; when the block is left, however it is left, no process of theirs is left."""
         gate = StartGate()
+        for worker in self._roster:
+            if worker.spec.devices:
+                names = ", ".join(f"{device.name} ({device.uuid})" for device in worker.spec.devices)
+                logger.info("worker %s: its engine computes on %s", worker.spec.id, names)
         async with open_registry(self._state_dir) as registry, anyio.create_task_group() as tasks:
             tasks.start_soon(patrol)
             for upkeep in self._upkeep_of_lanes.values():

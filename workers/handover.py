@@ -46,7 +46,7 @@ def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mappin
     Raises:
         InvalidSpec: it cannot be started.
     """
-    spec = placed(spec, environment)
+    spec = replace(placed(spec, environment), devices=(), threads=None)  # what it got is no other launch
     command = command_for(replace(spec, adapters={}) if spec.engine is not EngineKind.VLLM else spec, {})
     at = [spec.endpoint.host, spec.endpoint.port, str(spec.endpoint.uds)]
     text = json.dumps([spec.engine, list(command.argv), sorted(command.env.items()), at])

@@ -1,14 +1,17 @@
 """The workers of fixed models: those that are there, those that are wanted, and the way from the one to the other."""
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
+from workers.devices.spread import choose_devices
 from workers.engine.launch.vllm import socket_of
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
@@ -44,7 +47,8 @@ class _Member:
 class Roster:
     """Owns the workers of fixed models and their tasks; ``run`` must be running for anything to happen.
 
-    ``make`` returns a worker of a specification, ``look_after`` what the engines of a model share.
+    ``make`` returns a worker of a specification, ``look_after`` what the engines of a model share. ``others_on`` counts
+    the engines on devices, by UUID, that are not the roster's.
     """
 
     def __init__(
@@ -52,14 +56,20 @@ class Roster:
         specs: Sequence[WorkerSpec],
         make: Callable[[WorkerSpec], SupervisedWorker],
         look_after: Callable[[Sequence[SupervisedWorker]], ModelUpkeep],
+        others_on: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._make = make
+        self._others_on = others_on
         self._look_after = look_after
         self._wanted = _by_model(specs)
         self.upkeep: dict[str, ModelUpkeep] = {}  # of each model that is wanted, and of none that is gone
         self._members: dict[WorkerId, _Member] = {}
+        made: list[SupervisedWorker] = []
         for model, replicas in self._wanted.items():
-            workers = [make(spec) for spec in replicas]
+            workers = []
+            for spec in replicas:
+                workers.append(make(self._on_devices(spec, made)))
+                made.append(workers[-1])
             upkeep = self.upkeep[model] = look_after(workers)
             for number, (spec, worker) in enumerate(zip(replicas, workers, strict=True)):
                 self._members[spec.id] = _Member(worker, spec, number, upkeep)
@@ -210,6 +220,14 @@ class Roster:
             return False
         return member.spec == _numbered(replicas[0], member.number)
 
+    def _on_devices(self, spec: WorkerSpec, there: Iterable[SupervisedWorker]) -> WorkerSpec:
+        """Return a specification with the devices for its engine: those with the fewest engines now."""
+        if spec.device_choice is None:
+            return spec
+        engines_on = Counter(self._others_on)
+        engines_on.update(device.uuid for worker in there for device in worker.spec.devices)
+        return replace(spec, devices=choose_devices(spec.device_choice, engines_on))
+
     def _act(self, step: Leave | Join, tasks: TaskGroup, supervise: Supervise) -> None:
         match step:
             case Leave():
@@ -222,7 +240,7 @@ class Roster:
                 tasks.start_soon(self._see_off, member)
             case Join():
                 spec = _numbered(self._wanted[step.model][0], step.number)
-                worker = self._make(spec)
+                worker = self._make(self._on_devices(spec, self))
                 known = self.upkeep.get(step.model)
                 is_new = known is None or not known.fits(spec)
                 upkeep = self._look_after([worker]) if known is None or is_new else known

@@ -9,7 +9,8 @@ from typing import Annotated, Final, NewType
 from annotated_types import Ge
 
 from transport.endpoint import Endpoint
-from workers.devices.layout import Lane
+from workers.devices.layout import Device, Lane
+from workers.devices.spread import DeviceChoice, variables_of
 from workers.errors import InvalidSpec
 from workers.policy.limits import Configured, Seconds
 from workers.policy.liveness import StallLimits
@@ -102,8 +103,10 @@ class WorkerSpec:
     the former. ``lane`` is the place on a device where the engine runs while turns want its model; there it needs
     ``need_mib`` of memory, where that is known, and stays idle for ``keep_s``, or for ever with ``pin``; each engine
     that starts there first reads ``warm_up`` and ``warm_up_tools``, which prompts begin with. One step of an answer is
-    ``max_tokens_per_step`` tokens, for what an answer should take. ``state_dir`` is where incidents and started
-    processes are noted; None notes them nowhere.
+    ``max_tokens_per_step`` tokens, for what an answer should take. An engine that is on no lane computes on
+    ``devices``, as far as they are known; where there is a ``device_choice`` they are of it. One of llama.cpp on the
+    CPU computes with ``threads``. ``state_dir`` is where incidents and started processes are noted; None notes them
+    nowhere.
 
     Source: specification, "Worker interface" and "Configuration".
     """
@@ -138,6 +141,10 @@ class WorkerSpec:
     on_cpu: bool | None = None
     state_dir: Path | None = None
     lane: Lane | None = None
+    device_choice: DeviceChoice | None = None
+    # What an engine got as it was started is no setting: another choice makes no worker another one.
+    devices: tuple[Device, ...] = field(default=(), compare=False)
+    threads: int | None = field(default=None, compare=False)
     need_mib: int | None = None
     pin: bool = False
     keep_s: float | None = None
@@ -166,6 +173,16 @@ class WorkerSpec:
         if self.url is not None:
             return Endpoint.of_url(self.url, self.headers)
         return Endpoint(host=self.host, port=self.port, uds=str(self.socket) if self.socket else None)
+
+    @property
+    def accelerators(self) -> tuple[Device, ...]:
+        """What the engine computes on, as far as that is known; nothing of one on the CPU."""
+        return self.devices if self.lane is None else () if self.lane.device.is_cpu else (self.lane.device,)
+
+    @property
+    def device_variables(self) -> Mapping[str, str]:
+        """What shows the engine the devices that were chosen for it."""
+        return variables_of(self.devices) if self.device_choice is not None else {}
 
     @property
     def owns_engine(self) -> bool:

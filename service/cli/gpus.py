@@ -17,7 +17,9 @@ UNKNOWN = "?"
 def gpus(
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Show the lanes of this configuration too."),
+        typer.Option(
+            "--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Show the engines and lanes of this configuration too."
+        ),
     ] = None,
     *,
     enable_mig: Annotated[bool, typer.Option("--enable-mig", help="Over gpus.enable_mig.")] = False,
@@ -33,6 +35,7 @@ def gpus(
     console = Console(emoji=False)
     _print_devices(console, plan["devices"])
     if config is not None:
+        _print_engines(console, plan["engines"])
         _print_lanes(console, plan["lanes"])
 
 
@@ -45,6 +48,17 @@ def _print_devices(console: Console, devices: Sequence[Mapping[str, Any]]) -> No
         table.add_row(str(device["index"]), plain(device["name"]), _memory(device["memory_mib"]), plain(device["uuid"]))
         for each in device.get("mig", ()):
             table.add_row("", f"  MIG {plain(each['profile'])}", _memory(each["memory_mib"]), plain(each["uuid"]))
+    console.print(table, markup=False)
+
+
+def _print_engines(console: Console, engines: Sequence[Mapping[str, Any]]) -> None:
+    """Show the engines that run all the time, if there are any."""
+    if not engines:
+        return
+    table = Table("worker", "devices", "threads", box=None)
+    for engine in engines:
+        devices = ", ".join(map(plain, engine["devices"])) or "CPU"
+        table.add_row(plain(engine["worker"]), devices, str(engine["threads"] or "-"))
     console.print(table, markup=False)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from service.config.values import Uuid
 from service.errors import ConfigError
 from service.formats.documents import line_of, parse_document, read_text
 from service.formats.faults import StrictModel, faults_of
@@ -15,8 +16,6 @@ from workers.devices.layout import Lane, LayoutPolicy, lanes_of
 from workers.errors import InvalidInventory, InvalidLayout
 
 Memory = Annotated[int, Field(gt=0, le=2**31)] | None
-# Each becomes a value in an engine's environment, where a comma or a line would be a second one.
-Uuid = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
 
 
 class SliceEntry(StrictModel):

@@ -7,6 +7,7 @@ from typing import Any
 
 from service.config.inventory import devices_of, document_of, lanes_on
 from service.config.load import load_config
+from service.config.machine_plan import first_devices
 from service.config.schema import Config
 from service.config.workers import worker_specs
 from workers.devices.layout import Lane
@@ -20,7 +21,7 @@ def with_mig(config: Config, *, enable_mig: bool) -> Config:
 
 
 def plan_of(path: Path | None, *, enable_mig: bool = False) -> dict[str, Any]:
-    """Return the devices of this machine or of a configuration's inventory, and with a configuration its lanes.
+    """Return the devices of this machine or of an inventory, and with a configuration its engines and lanes.
 
     Raises:
         ConfigError: the configuration, or its inventory, has faults.
@@ -30,11 +31,12 @@ def plan_of(path: Path | None, *, enable_mig: bool = False) -> dict[str, Any]:
         return {"devices": [document_of(gpu) for gpu in devices_of(None, Path())]}
     config = with_mig(load_config(path), enable_mig=enable_mig)
     gpus = devices_of(config.gpus.inventory, path.parent)
-    specs = [spec for spec in worker_specs(config, path.parent, config.server.state_dir) if spec.lane is not None]
+    specs = worker_specs(config, path.parent, config.server.state_dir)
     lanes = lanes_on(gpus, config.gpus)
-    first = first_residents(lanes, specs)
+    first = first_residents(lanes, [spec for spec in specs if spec.lane is not None])
     return {
         "devices": [document_of(gpu) for gpu in gpus],
+        "engines": [_engine_document(spec) for spec in first_devices(specs) if spec.lane is None and spec.owns_engine],
         "lanes": [_lane_document(lane, first.get(lane.id)) for lane in lanes],
     }
 
@@ -50,6 +52,15 @@ def first_residents(lanes: Sequence[Lane], specs: Sequence[WorkerSpec]) -> dict[
     rooms = {lane.device.uuid: lane.device.room_mib for lane in lanes}
     actions = Placement(rooms, SwapRule.FAIR).decide(views, demands, 0.0)
     return {action.lane: models[action.model] for action in actions if isinstance(action, AssignLane)}
+
+
+def _engine_document(spec: WorkerSpec) -> dict[str, Any]:
+    return {
+        "worker": spec.id,
+        "model": spec.name,
+        "devices": [device.uuid for device in spec.devices],
+        "threads": spec.threads,
+    }
 
 
 def _lane_document(lane: Lane, first: WorkerSpec | None) -> dict[str, Any]:

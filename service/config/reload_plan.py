@@ -67,6 +67,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.placement": _RESTART,
     "models.NAME.pin": _RESTART,
     "models.NAME.keep_s": _RESTART,
+    "models.NAME.devices": _ROLL,
     "models.NAME.replicas": Effect.RESIZE,
     "models.NAME.host": _ROLL,
     "models.NAME.port": _ROLL,

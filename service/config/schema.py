@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, HttpUrl, model_validator
 
 from service.config.keys import KeyConfig, SentKey, repeated
-from service.config.values import LAST_PORT, Argument, Folder, Kept, Place, Port, Text
+from service.config.values import LAST_PORT, Argument, Folder, Kept, Place, Port, Text, Uuid
 from service.conversations.job import GroupBy
 from service.conversations.limits import Limits
 from service.conversations.spec import Phrase
@@ -211,6 +211,7 @@ class ModelConfig(StrictModel):
     placement: Literal["fixed", "lanes"] = "fixed"
     pin: bool = False
     keep_s: Seconds | None = None
+    devices: list[int | Uuid] | None = Field(default=None, min_length=1, max_length=256)
     replicas: int = Field(default=1, ge=1, le=256)
     host: Text = "127.0.0.1"
     port: Port = 9100
@@ -243,7 +244,7 @@ class ModelConfig(StrictModel):
         if (self.url is not None) is not (self.engine == "attached"):
             raise ValueError("engine attached needs url: http://..., and no other engine has one")
         given = self.model_fields_set
-        unused = sorted(given & {"command", "args", "env", "host", "port", "replicas", "context"})
+        unused = sorted(given & {"command", "args", "env", "host", "port", "replicas", "context", "devices"})
         if self.engine == "attached" and unused:
             raise ValueError(f"{', '.join(unused)}: not of an attached engine, which Roundhouse does not start")
         if self.engine != "attached" and self.headers:
@@ -297,11 +298,15 @@ class ModelConfig(StrictModel):
         if self.placement == "lanes":
             if self.engine == "attached":
                 raise ValueError("placement: an attached engine is where it is; leave placement: fixed")
-            for key in sorted(key for key in given & {"replicas", "port", "host"} if not self._is_default(key)):
+            for key in sorted(
+                key for key in given & {"replicas", "port", "host", "devices"} if not self._is_default(key)
+            ):
                 raise ValueError(f"{key}: a lane gives it; leave it out, or give placement: fixed")
             for name in sorted(DEVICE_VARIABLES & self.env.keys()):
                 raise ValueError(f"env.{name}: a lane gives it; leave it out, or give placement: fixed")
         else:
+            for name in sorted(DEVICE_VARIABLES & self.env.keys() if self.devices is not None else ()):
+                raise ValueError(f"env.{name}: devices says so too; give one of both")
             for key in sorted(key for key in given & {"pin", "keep_s"} if not self._is_default(key)):
                 raise ValueError(f"{key}: only of a model with placement: lanes")
         if self.pin and self.keep_s is not None:

@@ -30,6 +30,8 @@ def _usable_folder(value: object) -> object:
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
+# Each becomes a value in an engine's environment, where a comma or a line would be a second one.
+Uuid = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
 Place = Annotated[Path, AfterValidator(_usable_path)]
 # What is wrong with a union's value would be told once for each member: what it may be is told before they are tried.
 Argument = Annotated[Scalar | list[Scalar], BeforeValidator(_usable_argument)]

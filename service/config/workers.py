@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from service.config.inventory import devices_of, lanes_on
+from service.config.machine_plan import share_machine
 from service.config.schema import Config, ModelConfig
 from service.config.tools import check_programs, python_tools
 from service.errors import ConfigError
@@ -39,10 +40,11 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     """Return one specification a replica; relative paths are taken from ``base``, the configuration's folder.
 
     Raises:
-        ConfigError: a model file or a program (an MCP server's too) is not there, or a flag is given twice.
+        ConfigError: a model file, a device or a program (an MCP server's too) is not there, or a flag is given twice.
+        DevicesUnreadable: the machine's driver fails.
     """
     try:
-        specs = _specs_of(config, base, state_dir)
+        specs = share_machine(_specs_of(config, base, state_dir), config, base, tiny_model_path(state_dir))
     except InvalidSpec as error:  # a URL that is not valid, say
         raise ConfigError(f"models: {error}") from error
     for spec in specs:

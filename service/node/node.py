@@ -282,9 +282,9 @@ def _tell_both(first: Tell, second: Tell, event: StoreEvent) -> None:
 
 
 def _health(config: Config, specs: Sequence[WorkerSpec]) -> DeviceHealth | None:
-    """Return what looks after this machine's devices; None without lanes, or where a file stands in for the devices."""
-    has_lanes = any(spec.lane is not None for spec in specs)
-    return DeviceHealth(MachineReader()) if has_lanes and config.gpus.inventory is None else None
+    """Return what looks after this machine's devices; None without any, or where a file stands in for the devices."""
+    has_any = any(spec.lane is not None or spec.accelerators for spec in specs)
+    return DeviceHealth(MachineReader()) if has_any and config.gpus.inventory is None else None
 
 
 def runners_of(tools: Equipment) -> dict[str, ToolRunnersOfModel]:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.conftest import ENGINE_PROGRAM, SpecFactory
 from tests.harness.devices import FIRST, GPUS, SECOND, TOTAL_MIB, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.devices.device_health import DeviceHealth
-from workers.devices.layout import LayoutPolicy, lanes_of
+from workers.devices.layout import LayoutPolicy, devices_in, lanes_of
 from workers.devices.memory import DeviceMemory
 from workers.devices.readers import MachineReader
 from workers.fleet import Fleet
@@ -254,6 +255,26 @@ async def test_an_incident_names_its_model_its_device_and_the_memory_there(
     (file,) = (tmp_path / "state").rglob("*incidents*/*")
     (read,) = Incidents(file)
     assert about(read) == about(incident)
+
+
+async def test_an_incident_of_an_engine_that_is_on_no_lane_has_its_fullest_device(
+    machine: Machine, tmp_path: Path, scripted_spec: SpecFactory
+) -> None:
+    """Of the devices that its engine computes on."""
+    spec = replace(scripted_spec(), state_dir=tmp_path / "state", devices=tuple(devices_in(GPUS)))
+    fleet = Fleet([spec], os.environ, health=DeviceHealth(MachineReader(machine.log)))
+    with anyio.fail_after(LIMIT):
+        async with fleet.running():
+            (worker,) = fleet
+            await wait_until(lambda: worker.state is WorkerState.READY, "it is ready")
+            await machine.show(SECOND, 7000)
+            assert worker.root_pid is not None
+            psutil.Process(worker.root_pid).kill()
+            await wait_until(lambda: list(worker.incidents), "an incident is kept")
+            (incident,) = worker.incidents
+    assert incident.device == SECOND
+    assert incident.device_memory is not None
+    assert incident.device_memory.used_mib == 7000
 
 
 def about(incident: Incident) -> tuple[str | None, str | None, DeviceMemory | None]:

@@ -1,6 +1,7 @@
 """The devices of this machine, where it has any: the same claims as of made-up ones. Skipped elsewhere."""
 
 import asyncio
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -10,17 +11,21 @@ import anyio
 import pytest
 
 from service import InferenceEngine
+from service.config.load import load_config
+from service.config.machine_plan import first_devices
+from service.config.workers import worker_specs
 from service.inference.event_log import INFER_DONE, replay
 from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.conftest import ENGINE_PROGRAM
 from workers.devices.device import check_devices
 from workers.devices.device_health import DeviceHealth
 from workers.devices.discovery import find_gpus, host_memory_mib
-from workers.devices.layout import LayoutPolicy, lanes_of
+from workers.devices.layout import LayoutPolicy, devices_in, lanes_of
 from workers.devices.nvidia_smi import read_memory, read_nvidia_smi
 from workers.devices.nvml import open_nvml, read_nvml
 from workers.devices.readers import MachineReader
 from workers.devices.slice_view import check_view
+from workers.engine.launch import command_for
 
 pytestmark = pytest.mark.skipif(not find_gpus(), reason="this machine has no GPU")
 
@@ -91,3 +96,14 @@ async def test_agents_are_spread_over_this_machine(tmp_path: Path, free_ports: C
         await asyncio.gather(*(say(town, f"a{number}") for number in range(count)))
     devices = {event["gpu"] for event in replay(log) if event["event"] == INFER_DONE}
     assert len(devices) == count
+
+
+def test_replicas_stand_on_devices_of_their_own(tmp_path: Path) -> None:
+    """As many as there are devices: each engine is shown another one."""
+    count = len(devices_in(find_gpus()))
+    path = tmp_path / "roundhouse.yaml"
+    model = {"engine": "vllm", "model": "org/name", "command": ["/bin/true"], "replicas": count}
+    path.write_text(json.dumps({"models": {"m": model}}))
+    specs = first_devices(worker_specs(load_config(path), tmp_path, tmp_path))
+    shown = [command_for(spec, {}).env["CUDA_VISIBLE_DEVICES"] for spec in specs]
+    assert len(set(shown)) == count

@@ -1,5 +1,6 @@
 """The devices of this machine, by whoever can tell them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from workers.devices.nvml import read_nvml
 
 MIB: Final = 1024 * 1024
 CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
+QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 READERS: Final[tuple[Callable[[], list[Gpu] | None], ...]] = (read_nvml, read_nvidia_smi)
 
 
@@ -26,6 +28,16 @@ def find_gpus() -> list[Gpu]:
         if gpus is not None:
             return gpus
     return []
+
+
+def usable_cores(quota: Path = QUOTA) -> int:
+    """Return how many cores processes of this machine, or of this container, may have; a part of one counts as one."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        most, period = quota.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return min(cores, -(-int(most) // int(period))) if most.isdecimal() and int(period) > 0 else cores
 
 
 def host_memory_mib(limit: Path = CGROUP) -> int:

@@ -50,7 +50,7 @@ class Device:
     """What lanes stand on: a whole GPU, a MIG slice, or the CPU with the machine's memory.
 
     ``visible`` are the variables that show an engine this device alone; ``room_mib`` is what its lanes may fill
-    together, None where the driver tells no memory. ``parent`` is a slice's GPU.
+    together, None where the driver tells no memory. ``parent`` is a slice's GPU, ``index`` the number of a whole one.
     """
 
     uuid: str
@@ -59,6 +59,7 @@ class Device:
     room_mib: int | None
     is_slice: bool = False
     parent: str | None = None
+    index: int | None = None
     visible: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -117,6 +118,14 @@ def lanes_of(gpus: Sequence[Gpu], policy: LayoutPolicy, host_memory_mib: int) ->
     )
 
 
+def devices_in(gpus: Sequence[Gpu]) -> list[Device]:
+    """Return what engines can compute on: GPUs, and of one in MIG mode its slices."""
+    devices: list[Device] = []
+    for gpu in sorted(gpus, key=lambda each: each.index):
+        devices += [_whole(gpu, gpus)] if gpu.mig is None else _slices(gpu)
+    return devices
+
+
 def _devices(gpus: Sequence[Gpu], policy: LayoutPolicy) -> list[Device]:
     devices: list[Device] = []
     for gpu in sorted(gpus, key=lambda each: each.index)[: policy.max_gpus]:
@@ -141,6 +150,7 @@ def _whole(gpu: Gpu, gpus: Sequence[Gpu]) -> Device:
         name=gpu.name,
         memory_mib=gpu.memory_mib,
         room_mib=_room(gpu.memory_mib),
+        index=gpu.index,
         visible=visible,
     )
 

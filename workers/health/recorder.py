@@ -1,12 +1,14 @@
 """Makes an incident of a worker's broken incarnation: what was seen when it was found broken, and how it ended."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from workers.devices.device_health import DeviceHealth
+from workers.devices.memory import DeviceMemory
 from workers.engine.incarnation import Incarnation
 from workers.engine.supervisor import Supervisor
 from workers.health.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
@@ -45,7 +47,7 @@ class IncidentRecorder:
     ) -> None:
         self._id = spec.id
         self._model = spec.name
-        self._device = spec.lane.device.uuid if spec.lane is not None else None
+        self._devices = [device.uuid for device in spec.accelerators or ([spec.lane.device] if spec.lane else [])]
         self._health = health
         self._supervisor = supervisor
         self._watch = watch
@@ -98,11 +100,11 @@ class IncidentRecorder:
 
     def _add(self, scene: _Scene, because: str, ended: EngineExit | None) -> None:
         stdout_tail, stderr_tail = map(_fitting, self._supervisor.log.tails(TAIL_LINES, incarnation=scene.incarnation))
-        memory = self._health.memory.get(self._device) if self._health and self._device else None
+        device, memory = self._fullest_device()
         incident = Incident(
             worker=self._id,
             model=self._model,
-            device=self._device,
+            device=device,
             device_memory=memory,
             incarnation=scene.incarnation,
             at=datetime.now(UTC),
@@ -121,6 +123,15 @@ class IncidentRecorder:
             self.incidents.add(incident)
         except (OSError, ValueError):
             logger.exception("worker %s: an incident could not be written", self._id)
+
+    def _fullest_device(self) -> tuple[str | None, DeviceMemory | None]:
+        """Return the device of the engine with the least memory left, at the last look, and its memory."""
+        known = [(uuid, self._health.memory.get(uuid) if self._health else None) for uuid in self._devices]
+        return min(
+            known,
+            key=lambda each: math.inf if each[1] is None else each[1].total_mib - each[1].used_mib,
+            default=(None, None),
+        )
 
     def note_finding(self, incarnation: int, finding: str) -> None:
         """Add to the incident of an incarnation what was found out after it."""

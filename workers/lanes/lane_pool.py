@@ -272,7 +272,7 @@ class LanePool:
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.health.run)
-            while True:
+            while self.lanes:
                 await self.memory_use.look(self.lanes)
                 await anyio.sleep(LOOK_S)
 
@@ -321,6 +321,7 @@ class LanePool:
                     keep_s=spec.keep_s,
                     waiting=waiting.count,
                     first=waiting.first,
+                    is_full=waiting.is_full,
                     waits_since=self._unserved_since.get(name),
                     heat=self._heat.of(name),
                     hint=self.hints.get(name),

@@ -66,10 +66,14 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The turns that wait for a model: how many, and the places of the first in the order of arrival."""
+    """The turns that wait for a model: how many, and the places of the first in the order of arrival.
+
+    ``is_full`` says that the KV caches of its ready lanes have no room for the next, whatever slots are free.
+    """
 
     count: int = 0
     first: tuple[int, ...] = ()
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,7 @@ class ModelDemand:
 
     ``need_mib`` is what it takes of a device, None where that is not known: then a whole lane's part. ``first`` are
     the numbers, in the order of arrival over all models, of those that have waited longest: of all, or of ``AHEAD``;
+    ``is_full`` says that the lanes of it that are ready have no room for the next of them, and
     ``waits_since`` is since when turns of it wait without a lane of it. ``keep_s`` is for how long it stays idle, None
     is until its lane is needed.
     """
@@ -88,6 +93,7 @@ class ModelDemand:
     keep_s: float | None = None
     waiting: int = 0
     first: tuple[int, ...] = ()
+    is_full: bool = False
     waits_since: float | None = None
     heat: float = 0.0  # how much it was asked for of late
     hint: str | None = None  # the lane that it goes to first
@@ -318,10 +324,11 @@ def _may_load(lane: LaneView, model: ModelDemand) -> bool:
 
 
 def _add_replicas(moment: _Moment) -> Iterator[AssignLane]:
-    """Give empty lanes to models of which more turns wait than the lanes of it have slots: nobody leaves for that."""
+    """Give empty lanes to models of which more turns wait than the lanes of it have room: nobody leaves for that."""
     for model in sorted(moment.models.values(), key=lambda each: each.oldest):
         lanes = [lane for lane in moment.lanes.values() if lane.planned == model.name]
-        if not lanes or model.waiting <= sum(lane.slots - lane.in_flight for lane in lanes if _serves(lane)):
+        open_lanes = [lane for lane in lanes if _serves(lane) and not (model.is_full and lane.phase is LanePhase.READY)]
+        if not lanes or model.waiting <= sum(lane.slots - lane.in_flight for lane in open_lanes):
             continue
 
         def is_empty(lane: LaneView) -> bool:
@@ -329,7 +336,7 @@ def _add_replicas(moment: _Moment) -> Iterator[AssignLane]:
 
         chosen = moment.cheapest(model, is_empty)
         if chosen is not None:
-            yield moment.assign(chosen, model, "more turns of it wait than it has slots")
+            yield moment.assign(chosen, model, "more turns of it wait than it has room for")
 
 
 def _load(moment: _Moment) -> Iterator[LoadModel]:

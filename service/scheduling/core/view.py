@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
@@ -98,7 +99,12 @@ class PoolsView:
 
     def waiting_on_demand(self) -> Mapping[str, Waiting]:
         """Return what waits for each model that comes to lanes."""
-        return self._ready.arrivals.waiting()
+        waiting = self._ready.arrivals.waiting()
+        return {model: replace(of, is_full=self._is_full(model)) for model, of in waiting.items()}
+
+    def _is_full(self, model: str) -> bool:
+        """Whether turns wait though a slot is free, since no KV cache has room for the next."""
+        return self._ready.has_others(model) and self._in_flight.kv_budget(model) is not None and self.has_free(model)
 
     def slots(self, model: str) -> int:
         """Count the slots of a model's ready workers."""

@@ -999,3 +999,16 @@ def recorded(load: Load, budget: int | None) -> list[list[events.Action]]:
         load.step()
     load.finish()
     return told
+
+
+def test_a_model_on_lanes_is_full_where_its_cache_is() -> None:
+    """Turns wait though slots are free: told with those that wait, in the same decision, and no more once one fits."""
+    core = SchedulingCore(POLICIES["fifo"], on_demand=("m",))
+    core.handle(ready())
+    core.handle(admit(asks("first", 700)))
+    assert not core.view.waiting_on_demand()["m"].is_full
+    core.handle(admit(asks("second", 700)))
+    waiting = core.view.waiting_on_demand()["m"]
+    assert (waiting.count, waiting.is_full) == (1, True)
+    core.handle(ready("v"))
+    assert core.view.waiting_on_demand()["m"].count == 0

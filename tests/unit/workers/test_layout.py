@@ -206,6 +206,7 @@ def test_two_engines_share_a_gpu_by_halves() -> None:
         name="NVIDIA GeForce RTX 4090",
         memory_mib=24564,
         room_mib=23335,
+        index=0,
         visible={"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     )
     assert lanes_of([gpu], LayoutPolicy(), HOST_MIB) == (

@@ -77,6 +77,15 @@ class TestEmptyLanes:
         """It is there when its first turn comes."""
         assert loaded(decide([lane(0)], [model("a", 1), model("house", is_pinned=True)])) == [("lane-0", "house")]
 
+    def test_a_lane_whose_cache_is_full_takes_nothing_whatever_slots_it_has(self) -> None:
+        """30 turns fill the KV cache of an engine of 256 slots, and 200 wait: the second lane is for them."""
+        lanes = [lane(0, "a", in_flight=30, slots=256), lane(1)]
+        waiting = tuple(range(16))
+        assert loaded(decide(lanes, [model("a", *waiting, is_full=True)])) == [("lane-1", "a")]
+        assert decide(lanes, [model("a", *waiting)]) == []
+        loading = [lanes[0], lane(1, "a", LOADING, slots=256), lane(2, device="other")]
+        assert decide(loading, [model("a", *waiting, is_full=True)]) == [], "what loads will take them"
+
     def test_a_model_gets_a_second_lane_only_where_one_is_empty(self) -> None:
         """No other model leaves for a second copy."""
         waits = model("a", 1, 2, 3)

@@ -59,6 +59,7 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         "slots": True,
         "no-kv-unified": not spec.shares_pool and CACHE_FLAGS.isdisjoint(named(spec.args)),
         "kv-unified": spec.shares_pool,
+        "threads": spec.threads,
         "kv-unified-per-slot": spec.context if spec.shares_pool else None,
     }
     is_batch_told = not BATCH_FLAGS.isdisjoint(named(spec.args))
@@ -68,7 +69,8 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
         flags |= _adapter_flags(spec)
     program = spec.command or PROGRAMS[spec.engine]
     return Command(
-        argv=(*program, *render_flags(flags), *render_flags(spec.args)), env={**for_engines(environment), **spec.env}
+        argv=(*program, *render_flags(flags), *render_flags(spec.args)),
+        env={**for_engines(environment), **spec.device_variables, **spec.env},
     )
 
 

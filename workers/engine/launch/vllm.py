@@ -73,7 +73,8 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
         flags |= {name: value for name, value in _rooms(rooms).items() if name not in given}
     if spec.adapters:
         adapters = ("--lora-modules", *(f"{name}={folder}" for name, folder in spec.adapters.items()))
-    env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id, **spec.env}
+    env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id}
+    env |= {**spec.device_variables, **spec.env}
     if is_extended(spec):
         flags["worker-extension-cls"] = EXTENSION
         env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
@@ -104,7 +105,7 @@ def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[st
     if "device-ids" in given:
         return _named(str(given["device-ids"]))
     for name in DEVICES:
-        value = spec.env.get(name, environment.get(name, ""))
+        value = spec.env.get(name, spec.device_variables.get(name, environment.get(name, "")))
         if value:
             return _named(value)
     return ANY_DEVICE
