@@ -34,7 +34,7 @@ KILL_EVERY_S = 10.0
 LATE_S = 60.0  # for what is still under way at the end
 
 
-def engine_on(folder: Path, devices: int, each: int) -> InferenceEngine:
+def engine_on(folder: Path, devices: int, each: int, first_port: int = 9730) -> InferenceEngine:
     """Return an engine on made-up devices."""
     inventory = folder / "devices.json"
     gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "made up", "memory_mib": 80_000} for n in range(devices)]
@@ -45,7 +45,7 @@ def engine_on(folder: Path, devices: int, each: int) -> InferenceEngine:
         args={"tokens": TOKENS, "interval": INTERVAL_S, "prefill": PREFILL_S, "echo": r"PROMPT-\d+-\d+"},
         inventory=inventory,
         max_agents_per_gpu=each,
-        ports=(9730, 9730 + devices * each - 1),
+        ports=(first_port, first_port + devices * each - 1),
     )
 
 

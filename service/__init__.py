@@ -2,18 +2,48 @@
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from service.inference.event_log import INFER_DONE, INFER_START, replay
+    from service.inference.failures import (
+        AgentExists,
+        EngineClosed,
+        InferenceError,
+        InferenceFailed,
+        NoLane,
+        UnknownAgent,
+    )
     from service.inference.inference_engine import InferenceEngine, InferenceRequest
 
-__all__ = ["InferenceEngine", "InferenceRequest", "__version__"]
+__all__ = [
+    "INFER_DONE",
+    "INFER_START",
+    "AgentExists",
+    "EngineClosed",
+    "InferenceEngine",
+    "InferenceError",
+    "InferenceFailed",
+    "InferenceRequest",
+    "NoLane",
+    "UnknownAgent",
+    "__version__",
+    "replay",
+]
+_HOMES: Final = {
+    **dict.fromkeys(("InferenceEngine", "InferenceRequest"), "service.inference.inference_engine"),
+    **dict.fromkeys(("INFER_DONE", "INFER_START", "replay"), "service.inference.event_log"),
+    **dict.fromkeys(
+        ("AgentExists", "EngineClosed", "InferenceError", "InferenceFailed", "NoLane", "UnknownAgent"),
+        "service.inference.failures",
+    ),
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has that name
     """Look a name up where it is asked for: ``service.client`` is used where nothing is installed of us."""
     if name == "__version__":
         return version("roundhouse")
-    if name in {"InferenceEngine", "InferenceRequest"}:
-        return getattr(import_module("service.inference.inference_engine"), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(name)

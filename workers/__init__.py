@@ -4,12 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from workers.errors import InvalidSpec, InvalidTool, StartFailed, WorkerError
     from workers.policy.liveness import Verdict
     from workers.policy.repetition import RepetitionLimits
     from workers.policy.restart import RestartPolicy
+    from workers.policy.weights import WeightsPolicy
     from workers.requests.prompts.bios import BiosPolicy
     from workers.result import RequestResult, RequestState, RequestStatus
-    from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
+    from workers.spec import Capacity, EngineKind, WorkerSpec, WorkerTimeouts
+    from workers.states import WorkerState
     from workers.tools.calls import Signal, ToolLimits, ToolRecord
     from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
     from workers.worker import NO_SLOT_AVAILABLE, NOT_FOUND, Worker
@@ -18,7 +21,10 @@ __all__ = [
     "NOT_FOUND",
     "NO_SLOT_AVAILABLE",
     "BiosPolicy",
+    "Capacity",
     "EngineKind",
+    "InvalidSpec",
+    "InvalidTool",
     "PythonTools",
     "RepetitionLimits",
     "RequestResult",
@@ -26,19 +32,26 @@ __all__ = [
     "RequestStatus",
     "RestartPolicy",
     "Signal",
+    "StartFailed",
     "ToolLimits",
     "ToolRecord",
     "ToolRunner",
     "ToolRunners",
     "ToolUse",
     "Verdict",
+    "WeightsPolicy",
     "Worker",
+    "WorkerError",
     "WorkerSpec",
+    "WorkerState",
     "WorkerTimeouts",
 ]
 _HOMES: Final = {
     "BiosPolicy": "workers.requests.prompts.bios",
+    "Capacity": "workers.spec",
     "EngineKind": "workers.spec",
+    "InvalidSpec": "workers.errors",
+    "InvalidTool": "workers.errors",
     "NOT_FOUND": "workers.worker",
     "NO_SLOT_AVAILABLE": "workers.worker",
     "PythonTools": "workers.tools.runner",
@@ -48,14 +61,18 @@ _HOMES: Final = {
     "RequestStatus": "workers.result",
     "RestartPolicy": "workers.policy.restart",
     "Signal": "workers.tools.calls",
+    "StartFailed": "workers.errors",
     "ToolLimits": "workers.tools.calls",
     "ToolRecord": "workers.tools.calls",
     "ToolRunner": "workers.tools.runner",
     "ToolRunners": "workers.tools.runner",
     "ToolUse": "workers.tools.runner",
     "Verdict": "workers.policy.liveness",
+    "WeightsPolicy": "workers.policy.weights",
     "Worker": "workers.worker",
+    "WorkerError": "workers.errors",
     "WorkerSpec": "workers.spec",
+    "WorkerState": "workers.states",
     "WorkerTimeouts": "workers.spec",
 }
 

@@ -83,6 +83,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.timeouts": _ROLL,
     "models.NAME.restart": _ROLL,
     "models.NAME.tools.iterations": _ROLL,
+    "models.NAME.tools.stuck": _ROLL,
     "models.NAME.tools.timeout_s": _ROLL,
     "models.NAME.tools.fallback": _ROLL,
     "models.NAME.tools.arguments": _ROLL,

@@ -27,7 +27,7 @@ from workers.policy.restart import RestartPolicy
 from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import Clock
 from workers.spec import LOOPBACK, Capacity, WorkerTimeouts
-from workers.tools.calls import WrongArguments
+from workers.tools.calls import STUCK, WrongArguments
 
 LANE = "lane"  # what the workers on lanes are called, with a number
 
@@ -170,6 +170,7 @@ class ToolsConfig(StrictModel):
     """How tools are called, and by what: the runner that lists the tool (python, then mcp), else the HTTP endpoint."""
 
     iterations: int = Field(default=8, ge=0)
+    stuck: int | None = Field(default=STUCK, ge=2)
     timeout_s: Seconds = 60.0
     fallback: bool = True
     arguments: WrongArguments = WrongArguments.FAIL
@@ -198,6 +199,7 @@ SLOTS: Final = 4  # each with room for the whole context
 SHARED_SLOTS: Final = 256  # of vLLM, that share a KV cache
 SLOTS_A_LENGTH: Final = 4  # of llama.cpp that share it, for each one that would have the whole context
 CONTEXT: Final = 4096
+ATTACHED_PREFILL_S: Final = 600.0  # as long as an engine of ours may take to load
 
 
 class ModelConfig(StrictModel):
@@ -279,6 +281,18 @@ class ModelConfig(StrictModel):
         context = str(given.get("context", CONTEXT))
         tokens = given.get("kv_tokens") or (SLOTS * int(context) if context.isdecimal() else None)
         return {**given, "slots": SLOTS * SLOTS_A_LENGTH, "kv_tokens": tokens}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wait_for_loading(cls, given: object) -> object:
+        """Give a server that is not ours time to load its model under a first request, as Ollama does, or to read long.
+
+        How fast it reads is known from the first answer on.
+        """
+        timeouts = given.get("timeouts", {}) if isinstance(given, dict) else None
+        if not (isinstance(given, dict) and given.get("engine") == "attached" and isinstance(timeouts, dict)):
+            return given
+        return {**given, "timeouts": {"prefill_stall_s": ATTACHED_PREFILL_S, **timeouts}}
 
     @model_validator(mode="after")
     def _shares_what_it_has(self) -> "ModelConfig":

@@ -214,6 +214,7 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         ),
         tool_limits=ToolLimits(
             iterations=tools.iterations,
+            stuck=tools.stuck,
             timeout_s=tools.timeout_s,
             fallback=tools.fallback,
             arguments=tools.arguments,

@@ -27,9 +27,9 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``heard`` is how many turns were visible (free mode), ``rejected`` how many answers had been rejected,
     ``is_told`` whether the demand on the answer was said in words, ``addition`` what was said at the end.
-    ``iterations`` and ``has_fallback`` are the model's limits on tools, ``defaults`` its parameters, ``changes`` those
-    that a retry changed. ``thought`` is what could stand before an answer that was constrained,
-    None where an older version asked.
+    ``iterations``, ``has_fallback`` and ``stuck`` are the model's limits on tools, ``defaults`` its parameters,
+    ``changes`` those that a retry changed. ``thought`` is what could stand before an answer that was constrained, None
+    where an older version asked.
     """
 
     heard: int | None = None
@@ -38,6 +38,7 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     addition: str | None = None
     iterations: int = 0
     has_fallback: bool = False
+    stuck: int | None = 3
     defaults: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     exchanges: tuple[ExchangeRecord, ...] = ()

@@ -127,7 +127,7 @@ class InferenceEngine:
         self._began = datetime.now().astimezone()
         self._base = self._warmed()
         self._agents: dict[str, _Agent] = {}
-        self._news = LaneNews(lambda model: [each.id for each in self._agents.values() if each.served.model == model])
+        self._news = LaneNews(self._agents_on)
         self._health = DeviceHealth(MachineReader()) if inventory is None else None
         self._pool = LanePool(on_swap=self._note_swap, health=self._health)
         self._checkpoints = Checkpoints(self._base, self.lanes, self._pool, self._changed)
@@ -158,7 +158,7 @@ class InferenceEngine:
     def _warmed(self) -> WorkerSpec:
         """Return the base with what all prompts begin with: where there are tools, the BIOS comes first."""
         limits, request = self._base.tool_limits, self._request("", self._tools)
-        budget = ToolBudget(iterations=limits.iterations, has_fallback=limits.fallback)
+        budget = ToolBudget(iterations=limits.iterations, has_fallback=limits.fallback, stuck=limits.stuck)
         assert request.frame is not None  # noqa: S101 - every request of ours has one
         head = [each for each in render_messages(request, request.frame, budget) if each.role == "system"]
         return replace(
@@ -267,6 +267,14 @@ class InferenceEngine:
         await self._started()
         async for news in self._readers.follow():
             yield news
+
+    def _agents_on(self, lane: str, model: str) -> list[str]:
+        """List the agents that work on a lane: those that were there last, and those pinned there that were nowhere."""
+        return [
+            agent.id
+            for agent in self._agents.values()
+            if agent.served.model == model and (self._runs.last_lane(agent.id) or self._pool.hints.get(model)) == lane
+        ]
 
     def _note_swap(self, swap: Swap) -> None:
         self._readers.tell(

@@ -16,11 +16,11 @@ News = dict[str, Any]  # ``event``, ``time`` in seconds since the epoch, and wha
 class LaneNews:
     """Knows the lanes that are in the dead pool: their engines failed, and are tried again with growing pauses.
 
-    ``agents_of`` lists the agents of a model.
+    ``agents_on`` lists the agents that work on a lane with a model.
     """
 
-    def __init__(self, agents_of: Callable[[str], Sequence[str]]) -> None:
-        self._agents_of = agents_of
+    def __init__(self, agents_on: Callable[[str, str], Sequence[str]]) -> None:
+        self._agents_on = agents_on
         self._dead: dict[tuple[str, str], float] = {}  # a lane and its model, and since when
 
     def __repr__(self) -> str:
@@ -33,7 +33,7 @@ class LaneNews:
         if is_broken and place not in self._dead:
             self._dead[place] = time.time()
             yield self._news("lane_dead", worker)
-            for agent in self._agents_of(worker.spec.name):
+            for agent in self._agents_on(*place):
                 yield self._news("agent_disconnected", worker) | {"agent": agent}
         elif worker.state is WorkerState.READY and place in self._dead:
             yield self._news("lane_back", worker) | {"after_s": time.time() - self._dead.pop(place)}

@@ -72,6 +72,10 @@ class AgentRuns:
         self._closing.set()
         self._turnstile.fail_all(lambda: EngineClosed(self.because))
 
+    def last_lane(self, agent_id: str) -> str | None:
+        """Return the lane that an agent was on last, None where it was on none."""
+        return self._lanes.get(agent_id)
+
     async def ask(self, agent_id: str, model: str, request: Request, refusal_s: float | None) -> Answer:
         """Return the answer to a request; ``refusal_s`` is for how long an engine may refuse it.
 

@@ -113,7 +113,7 @@ class PromptHistory:
             calls = attempt.tool_calls or (turn.tool_calls if turn is not None else ())
             exchanges = restore_exchanges(record.exchanges, calls, frozenset(tool.name for tool in agent.exit_tools))
             assert request.frame is not None  # noqa: S101 - an agent's request has one
-            budget = ToolBudget(iterations=record.iterations, has_fallback=record.has_fallback)
+            budget = ToolBudget(iterations=record.iterations, has_fallback=record.has_fallback, stuck=record.stuck)
             yield AskedPrompt(
                 messages=render_messages(request, request.frame, budget, exchanges),
                 params=self._params(agent, record, attempt.constrained_by),

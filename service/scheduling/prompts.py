@@ -179,6 +179,7 @@ class JobPrompts:
             addition=addition,
             iterations=spec.tool_limits.iterations if agent.tools else 0,
             has_fallback=spec.tool_limits.fallback,
+            stuck=spec.tool_limits.stuck,
             defaults=dict(defaults),
             changes=changes_of_retry({**defaults, **agent.params}, len(rejected)),
         )

@@ -243,6 +243,37 @@ async def test_an_agent_stays_where_its_cache_is(tmp_path: Path, free_ports: Cal
     assert lanes["a"] != lanes["b"]
 
 
+async def test_only_those_who_work_on_a_lane_lose_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Of one checkpoint on two lanes: an agent that answers on the other is well, and is told nothing."""
+    game = engine(free_ports(2), flags={"hold": r"HOLD=(\S+?)!", "echo": r"SAY=\w+"})
+    told: list[dict[str, Any]] = []
+    async with asyncio.timeout(LIMIT), game:
+
+        async def follow() -> None:
+            async for news in game.events():
+                told.append(news)  # noqa: PERF401 - each is looked at as it comes
+
+        following = asyncio.create_task(follow())
+        for name in ("a", "b", "idle"):
+            await game.register_agent(agent_id=name, model_ckpt="m")
+        gates = {name: tmp_path / name for name in ("a", "b")}
+        runs = {name: asyncio.create_task(say(game, name, f"HOLD={gate}! SAY={name}")) for name, gate in gates.items()}
+        busy = partial(lambda: [worker for lane in game._pool.lanes for worker in lane if worker.slots_in_use])
+        await wait_until(lambda: len(busy()) == 2, "each is on a lane of its own")
+        lanes = {agent: game._runs.last_lane(agent) for agent in gates}
+        (worker,) = [each for each in busy() if each.spec.id == lanes["b"]]
+        assert worker.root_pid is not None
+        psutil.Process(worker.root_pid).kill()
+        await wait_until(lambda: any(each["event"] == "lane_dead" for each in told), "its end is told")
+        for gate in gates.values():
+            gate.touch()
+        assert [await run for run in runs.values()] == ["SAY=a ", "SAY=b "]
+    await following
+    lost = {each["agent"] for each in told if each["event"] == "agent_disconnected"}
+    pinned = game._pool.hints["m"] == lanes["b"]
+    assert lost == ({"b", "idle"} if pinned else {"b"})
+
+
 async def test_runs_of_one_agent_are_done_in_their_order(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Though two slots are free; other agents use the second one meanwhile."""
     log = tmp_path / "events.jsonl"

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
 from roundhouse_client import Client, RoundhouseError
 from roundhouse_client import errors as client_errors
+from service import InferenceEngine
 from service.api import events, schemas
 from service.api.models.adapters import AdapterOut
 from service.api.models.weights_schemas import GroupOut, UpdateOut
@@ -34,6 +35,7 @@ from service.node.status import Head, Pools
 from service.scheduling.core.policies import POLICIES
 from service.store import operations
 from tests.documents.pages import REFERENCE, names, own_rows, rows, section
+from workers import Worker
 from workers.health.incident import RequestView
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
@@ -46,6 +48,7 @@ CONFIGURATION = REFERENCE / "configuration.md"
 JOBS = REFERENCE / "jobs.md"
 ERRORS = REFERENCE / "errors.md"
 PYTHON = REFERENCE / "python-client.md"
+CLASSES = REFERENCE / "python-classes.md"
 
 
 def classes_below(base: type[ServiceError]) -> list[type[ServiceError]]:
@@ -151,6 +154,31 @@ def test_every_method_and_every_error_of_the_client_is_on_its_page() -> None:
     kinds = [each for each in vars(client_errors).values() if isinstance(each, type)]
     errors = {each.__name__ for each in kinds if issubclass(each, RoundhouseError) and each is not RoundhouseError}
     same((row[0].strip("`") for row in rows_of["Errors"]), errors)
+
+
+def test_every_call_and_every_parameter_of_the_python_classes_is_on_their_page() -> None:
+    """With their defaults, as one writes them; and each field of a worker's specification."""
+    calls = [text for row in rows(section(CLASSES, "Worker")) for text in re.findall(r"`(\w+\(.*?\))`", row[0])]
+    calls += [
+        text for row in rows(section(CLASSES, "InferenceEngine")) for text in re.findall(r"`(\w+\(.*?\))`", row[0])
+    ]
+    there = [
+        f"{name}{_shown(method).replace('self, ', '').replace('self', '')}"
+        for kind in (Worker, InferenceEngine)
+        for name, method in vars(kind).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    ]
+    same(calls, there)
+    listed = [name for row in own_rows(CLASSES, "Fields of a specification") for name in re.findall(r"`(\w+)`", row[0])]
+    same(listed, [each.name for each in dataclasses.fields(WorkerSpec)])
+    table = [row for row in own_rows(CLASSES, "InferenceEngine") if "(" not in row[0]]
+    told = {
+        name: default
+        for row in table
+        for name, default in zip(re.findall(r"`(\w+)`", row[0]), re.findall(r"`(.*?)`", row[1]), strict=True)
+    }
+    parameters = dict(inspect.signature(InferenceEngine).parameters)
+    assert told == {name: repr(each.default).replace("'", '"') for name, each in parameters.items()}
 
 
 def _shown(function: Callable[..., object]) -> str:

@@ -215,6 +215,11 @@ def test_the_same_call_with_the_same_result_ends_the_loop(ask: Ask) -> None:
     stuck, _ = ask([CALL, CALL, CALL, CALL], {"tools": [LOOK]})
     assert (stuck["state"], stuck["reason"]) == ("failed", "tool_budget")
     assert "the same calls brought the same results" in stuck["detail"]
+    asks = [CALL] * 6 + [{"content": "It is there."}]
+    turn, _ = ask(asks, {"tools": [LOOK]}, stuck=None)
+    assert (turn["state"], turn["text"]) == ("completed", "It is there."), "an agent that polls has its iterations"
+    turn, _ = ask([CALL, CALL, CALL], {"tools": [LOOK]}, stuck=2)
+    assert (turn["state"], turn["detail"][-70:].count("2 iterations")) == ("failed", 1)
 
 
 HELD = 'root ::= "yes" | "no"\n'

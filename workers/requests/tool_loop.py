@@ -18,7 +18,7 @@ from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer, Phase
 from workers.requests.generation import Generation
 from workers.requests.prompts.bios import BiosFrame, BiosWords
-from workers.requests.prompts.render import STUCK, ToolBudget, fallback_of, is_stuck, note_after, render_messages
+from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
 from workers.tools.call_parser import Fallback, ParsedMessage, read_message
@@ -78,7 +78,8 @@ class ToolLoop:
         self._tools = {tool.name: tool for tool in request.tools}
         self._exit_names = {tool.name for tool in request.exit_tools}
         self._documented = (*request.tools, *request.exit_tools)
-        self._budget = ToolBudget(iterations=manner.tool_limits.iterations, has_fallback=manner.tool_limits.fallback)
+        limits = manner.tool_limits
+        self._budget = ToolBudget(iterations=limits.iterations, has_fallback=limits.fallback, stuck=limits.stuck)
         # One time for the whole request: its iterations share the engine's prefix cache.
         self._frame = request.frame or BiosFrame(words=manner.bios, context=manner.context, now=manner.now())
 
@@ -118,8 +119,8 @@ class ToolLoop:
     def _overdrawn(self, calls: Sequence[ToolCall]) -> RequestFailed:
         names = ", ".join(call.name for call in calls)
         used = f"its {self._manner.tool_limits.iterations} tool iterations"
-        if is_stuck(self._answer.exchanges):
-            used = f"{STUCK} iterations in which the same calls brought the same results"
+        if self._budget.is_stuck(self._answer.exchanges):
+            used = f"{self._budget.stuck} iterations in which the same calls brought the same results"
         return RequestFailed(reason=FailureReason.TOOL_BUDGET, detail=f"the model called {names} after {used}")
 
     async def _ask(self, *, is_constrained: bool) -> Outcome:

@@ -37,15 +37,20 @@ class WrongArguments(StrEnum):
     TELL = "tell"  # the model hears what is wrong, and may call again within its budget
 
 
+STUCK: Final = 3  # iterations in which nothing new was asked or heard
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
     """How often a model may call tools in one request, how long one call may take, in seconds, and in which form.
 
     ``fallback`` lets it write a call as text where it gives no structured one. ``arguments`` says what becomes of a
-    call whose arguments do not fit.
+    call whose arguments do not fit. Once the same calls have brought the same results in ``stuck`` iterations running
+    it may call none; None is never.
     """
 
     iterations: int = 8
+    stuck: int | None = STUCK
     timeout_s: float = 60.0
     fallback: bool = True
     arguments: WrongArguments = WrongArguments.FAIL

@@ -250,3 +250,20 @@ def test_a_file_may_be_called_as_our_models_are(tmp_path: Path) -> None:
     path.write_text("models: {m: {engine: embedded, model: 'roundhouse:mine.gguf'}}")
     (spec,) = worker_specs(load_config(path), tmp_path, tmp_path / "state")
     assert spec.model == str(tmp_path / "roundhouse:mine.gguf")
+
+
+@pytest.mark.parametrize(
+    ("given", "limit_s"),
+    [("", 600.0), ("timeouts: {decode_stall_s: 5}", 600.0), ("timeouts: {prefill_stall_s: 120}", 120.0),
+     ("timeouts: {prefill_stall_s: null}", None)],
+)  # fmt: skip
+def test_a_server_that_is_not_ours_has_time_for_its_first_prompt(
+    tmp_path: Path, given: str, limit_s: float | None
+) -> None:
+    """It may load its model under it, and how fast it reads is not known yet; an engine of ours has loaded."""
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text(f"models:\n  m:\n    engine: attached\n    url: 'http://127.0.0.1:9'\n    model: x\n    {given}\n")
+    assert load_config(path).models["m"].timeouts.prefill_stall_s == limit_s
+    assert load_config(path) == Config.model_validate(load_config(path).model_dump(mode="json"))
+    path.write_text("models: {m: {engine: llama-server, model: x.gguf}}")
+    assert load_config(path).models["m"].timeouts.prefill_stall_s == 120.0

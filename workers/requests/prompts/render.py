@@ -2,27 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from transport.request import Message
 from workers.requests.prompts.bios import BiosFacts, BiosFrame, bios_prompt, tell_left
 from workers.requests.prompts.stack import ToolExchange, stack_messages
 from workers.requests.request import Request
 from workers.tools.call_parser import Fallback
-
-STUCK: Final = 3  # iterations in which nothing new was asked or heard
+from workers.tools.calls import STUCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolBudget:
-    """How many iterations a request has for tools, and whether it may write calls as text (``has_fallback``)."""
+    """How many iterations a request has for tools, and whether it may write calls as text (``has_fallback``).
+
+    None is left once the same calls have brought the same results in ``stuck`` iterations running; None is never.
+    """
 
     iterations: int
     has_fallback: bool
+    stuck: int | None = STUCK
 
     def left(self, exchanges: Sequence[ToolExchange]) -> int:
-        """Return how many iterations are left; none where the last ones were all the same."""
-        return 0 if is_stuck(exchanges) else max(0, self.iterations - len(exchanges))
+        """Return how many iterations are left."""
+        return 0 if self.is_stuck(exchanges) else max(0, self.iterations - len(exchanges))
+
+    def is_stuck(self, exchanges: Sequence[ToolExchange]) -> bool:
+        """Whether the model makes the same calls again and again, and hears the same."""
+        if self.stuck is None or len(exchanges) < self.stuck:
+            return False
+        last = [
+            ([(call.name, call.arguments) for call in each.calls], each.results) for each in exchanges[-self.stuck :]
+        ]
+        return all(each == last[0] for each in last)
 
 
 def render_messages(
@@ -52,11 +63,3 @@ def fallback_of(request: Request, budget: ToolBudget) -> Fallback | None:
     if request.markup:
         return Fallback.MARKUP  # the agent's own protocol, whatever the operator thinks of text as calls
     return Fallback.JSON if budget.has_fallback else None
-
-
-def is_stuck(exchanges: Sequence[ToolExchange]) -> bool:
-    """Whether the model makes the same calls again and again, and hears the same."""
-    last = [
-        ([(call.name, call.arguments) for call in exchange.calls], exchange.results) for exchange in exchanges[-STUCK:]
-    ]
-    return len(last) == STUCK and all(each == last[0] for each in last)
