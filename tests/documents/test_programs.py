@@ -21,7 +21,7 @@ LIMIT_S = 120
 def program(page: str, name: str) -> str:
     """Return a block of Python that a page has its readers save."""
     text = (HOW_TO / page).read_text(encoding="utf-8")
-    found = re.search(rf"Save this as `{re.escape(name)}`.*?^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = re.search(rf"Save\s+this as `{re.escape(name)}`.*?^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert found is not None, f"{page} has no {name}"
     return found.group(1)
 

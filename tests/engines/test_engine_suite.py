@@ -206,7 +206,7 @@ async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -
     timeouts = replace(subject.spec.timeouts, prefill_stall_s=0.25)
     args = {**({} if subject.foreign else subject.spec.args), **subject.slow_prefill}
     async with subject.working(slots=1, context=32_768, timeouts=timeouts, args=args) as worker:
-        told = await result(worker, await submit(worker, "word " * 800, max_tokens=1))
+        told = await result(worker, await submit(worker, "word " * 2400, max_tokens=1))
         if subject.foreign:
             assert told.reason == "stalled_prefill"
         else:

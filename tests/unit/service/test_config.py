@@ -264,6 +264,5 @@ def test_a_server_that_is_not_ours_has_time_for_its_first_prompt(
     path = tmp_path / "roundhouse.yaml"
     path.write_text(f"models:\n  m:\n    engine: attached\n    url: 'http://127.0.0.1:9'\n    model: x\n    {given}\n")
     assert load_config(path).models["m"].timeouts.prefill_stall_s == limit_s
-    assert load_config(path) == Config.model_validate(load_config(path).model_dump(mode="json"))
     path.write_text("models: {m: {engine: llama-server, model: x.gguf}}")
     assert load_config(path).models["m"].timeouts.prefill_stall_s == 120.0
