@@ -127,6 +127,15 @@ class EngineClient:
         async with open_http(self.endpoint, self._tls) as client:
             return query.decode(await self._get(client, query.path, chat))
 
+    async def read_version(self) -> bytes:
+        """Return what the engine says of its version, in its own words.
+
+        Raises:
+            EngineError: it does not answer, or says nothing of it.
+        """
+        async with open_http(self.endpoint, self._tls) as client:
+            return await self._get(client, "/version")
+
     async def _read(self, reading: EngineQuery[T]) -> T:
         return reading.decode(*await self._get_all(reading.paths))
 

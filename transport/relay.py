@@ -19,6 +19,7 @@ MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # of one answer that is not streamed: 
 MAX_HELD_BYTES: Final = 96 * 1024 * 1024  # of all such answers that are being read
 READ_AT_ONCE: Final = 16  # pieces that are passed on before they are read
 _TOKENS: Final = (b"data: {", b"event: content_block_delta\n", b"event: response.output_text.delta\n")
+JSON: Final = "application/json"
 _OK: Final = 200
 _LAST_OK: Final = 299
 _NOT_IMPLEMENTED: Final = 501
@@ -84,7 +85,7 @@ class RelayExchange(Exchange):
         """Decide whether a stream follows."""
         self._take_head()
         headers = self._headers
-        self._content_type = headers.get("content-type", "application/json")
+        self._content_type = headers.get("content-type", JSON)
         self._is_sized = "content-length" in headers or "transfer-encoding" in headers
         self._is_stream = self._status == _OK and self._content_type.lower().startswith("text/event-stream")
         if self._status >= _OK:
@@ -114,9 +115,13 @@ class RelayExchange(Exchange):
             self._take(body)
             return
         self._read(body)
-        if self._stream.failure is None or self._has_passed:
+        failure = self._stream.failure
+        if failure is None or self._has_passed:
             self._has_passed = True
             self._passage.pass_frames(self._content_type, body)
+        elif isinstance(failure, EngineRejected) and is_about_the_request(failure):
+            # vLLM says so in a stream that it has begun with 200: to clients it is a refusal like any other.
+            self._passage.pass_whole(failure.status, JSON, openai.encode_error(failure))
         if self._stream.is_over:
             self._settle()
 
@@ -169,14 +174,16 @@ class RelayExchange(Exchange):
 
     def _pass_whole(self) -> None:
         whole = bytes(self._body)
-        self._passage.pass_whole(self._status, self._content_type, whole)
         if self._status <= _LAST_OK:
+            self._passage.pass_whole(self._status, self._content_type, whole)
             for event in (*decode_body(account_of(whole)), Finished("")):
                 self._receiver.receive(event)
             self.finished.set_result(None)
         else:
-            self._error_body += whole[:MAX_ERROR_BODY_BYTES]
-            self._reject()
+            error = openai.decode_error(self._status, self._headers, whole[:MAX_ERROR_BODY_BYTES])
+            status = error.status if is_about_the_request(error) else self._status  # llama.cpp has 500 for some of them
+            self._passage.pass_whole(status, self._content_type, whole)
+            self._fail(error)
 
     def _reject(self) -> None:
         if self._status <= _LAST_OK:

@@ -112,6 +112,7 @@ class SupervisedWorker:
         )
         self.read_ahead = self._runner.read_ahead  # on a slot that is not leased: whoever leases it ends that first
         self.count = self._runner.count  # on no slot at all
+        self.read_version = self._client.read_version
         self._pool = self._runner.pool
         self.kv = KvWatch(spec, self._client, self._pool, lambda: self.is_serving, self._moved)
         self.constraints: EngineConstraints = self._runner.constraints

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from service.api import schemas
-from service.api.openai.forms import ClientError, error_of_service, is_of_surface
+from service.api.openai.forms import ClientError, error_of_service, is_of_surface, not_served
 from service.errors import AdapterInvalid, Fault, ServiceError, UpdateInvalid
 from service.formats.faults import path_of
 from service.formats.phrases import phrase
@@ -121,16 +121,16 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
         title = HTTPStatus(error.status_code).phrase
-        code = title.lower().replace(" ", "_")
+        code, detail = title.lower().replace(" ", "_"), str(error.detail)
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = _allowed(request)
+            headers["Allow"] = allowed = _allowed(request)
+            detail = f"{request.method} is not served at {request.url.path}; it takes {allowed}"
         path = request.url.path
         if is_of_surface(path):
-            is_unknown = error.status_code == HTTPStatus.NOT_FOUND
-            message = f"Roundhouse does not serve {path}" if is_unknown else str(error.detail)
+            message = not_served(path) if error.status_code == HTTPStatus.NOT_FOUND else detail
             return ClientError(status=error.status_code, code=code, message=message).response(path, headers)
-        return _render(_fields(error.status_code, title, str(error.detail), code), headers)
+        return _render(_fields(error.status_code, title, detail, code), headers)
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, _error: Exception) -> Response:
@@ -146,6 +146,7 @@ def _allowed(request: Request) -> str:
     """Return the methods that a path knows, by any of its routes; the framework names those of one."""
     root = request.scope.get("root_path", "")
     path = {"type": "http", "path": request.scope["path"], "root_path": root, "headers": []}
+    below = {**path, "path": f"{path['path']}/-/-", "method": "GET"}
 
     def match(route: BaseRoute, method: str) -> Match:
         return route.matches({**path, "method": method})[0]
@@ -153,7 +154,9 @@ def _allowed(request: Request) -> str:
     def knows(method: str) -> bool:
         return any(match(route, method) is Match.FULL for route in known)
 
-    known = [route for route in request.app.routes if match(route, "GET") is not Match.NONE]
+    found = [route for route in request.app.routes if match(route, "GET") is not Match.NONE]
+    # One that takes slashes takes whatever is below it as well, and knows nothing of what is there.
+    known = [route for route in found if route.matches(below)[0] is Match.NONE] or found
     return ", ".join(method for method in METHODS if knows("GET" if method == "HEAD" else method))
 
 

@@ -1,9 +1,11 @@
 """GET /v1/usage: what each key, job, agent and model has used, by day."""
 
+import re
 from datetime import date
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
 
 from service.api.door.access import CallerNow
 from service.api.problems import refused
@@ -15,6 +17,17 @@ from service.store.store import Store
 from service.store.usage import UsageBy
 
 ALL = ", ".join(UsageBy)
+
+
+def _written_day(value: object) -> object:
+    """Refuse numbers: pydantic takes them for seconds since 1970."""
+    if isinstance(value, str) and not DAY.fullmatch(value):
+        raise ValueError("must be a day, as 2026-11-24")
+    return value
+
+
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+Day = Annotated[date, BeforeValidator(_written_day)]
 
 
 class UsageRow(Body):
@@ -52,8 +65,8 @@ def usage_router(store: Store) -> APIRouter:
         by: Annotated[str, Query(description=f"any of {ALL}, separated by commas; empty is all in one")] = (
             "key,model,day"
         ),
-        since: Annotated[date | None, Query(description="the first day, in UTC")] = None,
-        until: Annotated[date | None, Query(description="the last day, in UTC")] = None,
+        since: Annotated[Day | None, Query(description="the first day, in UTC")] = None,
+        until: Annotated[Day | None, Query(description="the last day, in UTC")] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> UsageOut:
         dimensions = _dimensions(by)

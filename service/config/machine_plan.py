@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from service.config.inventory import devices_of
-from service.config.schema import Config, ModelConfig
+from service.config.model import ModelConfig
+from service.config.schema import Config
 from service.errors import ConfigError
 from workers.devices.discovery import usable_cores
 from workers.devices.layout import Device, devices_in

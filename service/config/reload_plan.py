@@ -9,7 +9,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from service.config.schema import Config, ModelConfig, ToolsConfig
+from service.config.model import ModelConfig, ToolsConfig
+from service.config.schema import Config
 from service.config.source import LoadedConfig
 from service.errors import Fault
 from workers.spec import WorkerSpec
@@ -80,6 +81,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.context": _ROLL,
     "models.NAME.max_answer": _ROLL,
     "models.NAME.params": _ROLL,
+    "models.NAME.door": _NOW,
     "models.NAME.timeouts": _ROLL,
     "models.NAME.restart": _ROLL,
     "models.NAME.tools.iterations": _ROLL,

@@ -14,7 +14,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from service.config.child_environment import child_environment
-from service.config.schema import Config, McpServerConfig, ToolsConfig
+from service.config.model import McpServerConfig, ToolsConfig
+from service.config.schema import Config
 from service.errors import ConfigError
 from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec

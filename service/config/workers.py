@@ -12,7 +12,8 @@ from typing import Final
 
 from service.config.inventory import devices_of, lanes_on
 from service.config.machine_plan import share_machine
-from service.config.schema import Config, ModelConfig
+from service.config.model import ModelConfig
+from service.config.schema import Config
 from service.config.tools import check_programs, python_tools
 from service.errors import ConfigError
 from workers.devices.layout import Lane

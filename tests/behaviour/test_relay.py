@@ -12,9 +12,10 @@ import httpx2
 import openai
 import pytest
 
-from service.api.openai.forms import PATHS, is_of_surface
+from service.api.openai.envelope import fill_body
+from service.api.openai.forms import SERVED, is_of_surface
 from tests.engines.adapters import write_gguf_adapter
-from tests.harness.service import Document, Service, serving
+from tests.harness.service import Document, Service, recorded, scripted_model, serving
 
 KEY = "sesame"
 HI: Any = {"role": "user", "content": "Hello there."}
@@ -172,8 +173,8 @@ def test_several_parts_and_pictures_reach_the_engine(service: Service) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
     refused = chat(service, messages=[{"role": "user", "content": [picture]}])
     direct = ask_engine(service, {"model": "tiny", "messages": [{"role": "user", "content": [picture]}]})
-    assert direct.status_code >= 400
-    assert (refused.status_code, refused.json()) == (direct.status_code, direct.json())
+    assert direct.status_code == 500
+    assert (refused.status_code, refused.json()) == (400, direct.json()), "it is the request's fault, and told as that"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_clients_read_why_a_path_is_not_there(service: Service, client: openai.O
     message = "Roundhouse does not serve /v1/messages/batches"
     assert told == {"type": "error", "error": {"type": "not_found_error", "message": message}}
     served = {path for path in service.get("/openapi.json")["paths"] if is_of_surface(path.replace("{model}", "m"))}
-    assert served - {"/v1/models", "/v1/models/m", "/v1/models/{model}"} <= set(PATHS)
+    assert served - {"/v1/models", "/v1/models/m", "/v1/models/{model}"} == SERVED
 
 
 def test_a_packed_body_is_refused_by_its_name(service: Service) -> None:
@@ -295,7 +296,7 @@ def test_our_own_refusals_have_openais_form(service: Service, body: bytes, statu
 @pytest.mark.parametrize("name", ["X-Roundhouse-Priority", "X-Roundhouse-Wait-S", "X-Roundhouse-Deadline-S"])
 def test_headers_that_say_nothing_are_refused(service: Service, name: str, given: str) -> None:
     """Better than a request that runs otherwise than its client thinks."""
-    answer = service.http.post("/v1/chat/completions", json={"model": "tiny"}, headers={name: given})
+    answer = service.http.post("/v1/completions", json={"model": "tiny"}, headers={name: given})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
 
 
@@ -311,3 +312,116 @@ def test_keys_are_asked_for_in_openais_form(tmp_path: Path, tiny_model: Path, fr
         assert chat(service).status_code == 200  # the only model need not be named, and here it is
         unnamed = {"messages": [HI], "max_tokens": 1}
         assert service.http.post("/v1/chat/completions", json=unnamed).status_code == 200
+
+
+def test_what_a_model_is_configured_for_holds_at_the_door(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Where the request leaves it out: one bound is as good as another, by the name that the surface has for it."""
+    record = tmp_path / "record"
+    model = scripted_model(free_ports(1), record=str(record)) | {"params": {"max_tokens": 48, "temperature": 0.5}}
+    plain = scripted_model(free_ports(1), record=str(tmp_path / "plain")) | {
+        "params": {"seed": 1},
+        "door": {"params": False},
+    }
+    bound = scripted_model(free_ports(1), record=str(tmp_path / "bound")) | {"max_answer": 32}
+    with serving(tmp_path, free_ports(1), {"m": model, "plain": plain, "bound": bound}) as service:
+
+        def sent(name: str = "m", **fields: object) -> Document:
+            service.http.post("/v1/chat/completions", json={"model": name, "messages": [HI], **fields})
+            (*_, body) = recorded(record if name == "m" else tmp_path / name)
+            return {key: value for key, value in body.items() if key not in ("model", "messages")}
+
+        assert sent() == {"max_tokens": 48, "temperature": 0.5}
+        assert sent(temperature=0, max_completion_tokens=7) == {"temperature": 0, "max_completion_tokens": 7}
+        assert sent(max_tokens=None) == {"max_tokens": 48, "temperature": 0.5}, "null says nothing"
+        assert sent("plain") == {}
+        assert sent("bound") == {"max_tokens": 32}
+        long = {"note": "x" * 40_000}
+        assert sent(metadata=long) == {"metadata": long, "max_tokens": 48, "temperature": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "bound"),
+    [
+        ("/v1/responses", {}, {"max_output_tokens": 48}),
+        ("/v1/responses", {"max_output_tokens": 9}, {}),
+        ("/v1/messages", {"max_tokens": 9}, {}),
+        ("/v1/completions", {}, {"max_tokens": 48}),
+        ("/completion", {}, {"n_predict": 48}),
+        ("/completion", {"n_predict": 3}, {}),
+    ],
+)
+def test_a_bound_has_the_name_of_its_surface(path: str, given: Document, bound: Document) -> None:
+    """One that is given under any of its names stands."""
+    filled = json.loads(fill_body(json.dumps(given).encode(), path, {"max_tokens": 48, "top_k": 5}))
+    assert filled == {**given, **bound, "top_k": 5}
+    body = b'{ "top_k" : 1,"max_tokens":2 }'
+    assert fill_body(body, path, {"max_tokens": 48, "top_k": 5}) is body
+
+
+def test_a_request_without_what_it_needs_reaches_no_engine(service: Service) -> None:
+    """Each surface says so in its own form, and no canary is asked for it."""
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
+        answer = service.http.post(path, json={"model": "tiny"})
+        assert answer.status_code == 400, answer.text
+        assert "messages: has to be given" in answer.json()["error"]["message"]
+    answer = service.http.post("/v1/responses", json={"model": "tiny", "input": "Hi.", "background": True})
+    assert (answer.status_code, "background" in answer.json()["error"]["message"]) == (400, True)
+    answer = service.http.post("/v1/responses", json={"model": "tiny", "input": "Hi.", "background": False})
+    assert answer.status_code == 200, answer.text
+
+
+def test_paths_of_the_engine_are_relayed(service: Service) -> None:
+    """Those that this engine has, also without the version; others are a 404 that names the engine."""
+    tokens = service.http.post("/tokenize", json={"model": "tiny", "content": "Hello there."}).json()["tokens"]
+    text = service.http.post("/detokenize", json={"model": "tiny", "tokens": tokens}).json()["content"]
+    assert text.strip() == "Hello there."
+    rendered = service.http.post("/apply-template", json={"model": "tiny", "messages": [HI]}).json()
+    assert str(HI["content"]) in rendered["prompt"]
+    answer = service.http.post("/completion", json={"model": "tiny", "prompt": "Hello", "n_predict": 4}).json()
+    assert answer["tokens_predicted"] == 4
+    assert service.http.post("/chat/completions", json={"model": "tiny", "messages": [HI]}).json()["choices"]
+    for path in ("/v1/score", "/score", "/pooling"):
+        told = service.http.post(path, json={"model": "tiny", "text_1": "a", "text_2": "b", "input": "a"})
+        assert (told.status_code, told.json()["error"]["code"]) == (404, "not_found"), told.text
+    assert service.http.get("/version", params={"model": "tiny"}).status_code == 404
+    assert service.http.get("/version", params={"model": "none"}).status_code == 404
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "text/plain", ""])
+def test_a_path_that_is_not_served_says_so_before_anything_else(service: Service, kind: str) -> None:
+    """Whatever was sent there: an upload is not to be tried as JSON."""
+    headers = {"Content-Type": kind} if kind else {}
+    answer = service.http.post("/v1/audio/transcriptions", content=b"--x--", headers=headers)
+    message = "Roundhouse does not serve /v1/audio/transcriptions"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, message)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/models/tiny", "GET, HEAD"),
+        ("DELETE", "/v1/models/tiny/weights/update", "POST"),
+    ],
+)
+def test_a_method_that_is_not_served_is_told_with_those_that_are(
+    service: Service, method: str, path: str, allowed: str
+) -> None:
+    """Of the path that was asked, and of no wider one."""
+    answer = service.http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert f"{method} is not served at {path}; it takes {allowed}" in answer.text
+
+
+def test_an_engines_refusal_has_the_form_of_the_surface(service: Service) -> None:
+    """llama.cpp answers Messages in OpenAI's form; its words stay."""
+    source = {"type": "base64", "media_type": "image/png", "data": "A" * 400}
+    talk = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    answer = service.http.post("/v1/messages", json={"model": "tiny", "max_tokens": 4, "messages": talk})
+    told = answer.json()
+    assert (400 <= answer.status_code < 500, told["type"], set(told["error"])) == (
+        True,
+        "error",
+        {"type", "message"},
+    ), told
+    assert told["error"]["message"]

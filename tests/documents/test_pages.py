@@ -10,7 +10,8 @@ import yaml
 
 import workers
 from service.config.load import load_config
-from service.config.schema import Config, ModelConfig
+from service.config.model import ModelConfig
+from service.config.schema import Config
 from service.config.workers import worker_specs
 from service.conversations.limits import Limits
 from service.formats.documents import parse_document

@@ -25,7 +25,8 @@ from service.cli.app import Commands
 from service.cli.app import app as command_line
 from service.cli.exits import Exit
 from service.config.keys import KeyConfig
-from service.config.schema import Config, HttpToolsConfig, McpServerConfig, ModelConfig
+from service.config.model import HttpToolsConfig, McpServerConfig, ModelConfig
+from service.config.schema import Config
 from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.errors import ServiceError

@@ -84,8 +84,12 @@ def test_a_request_that_kills_engines_is_poisoned(tmp_path: Path, free_ports: Ca
         killer.join(LIMIT_S)
         assert (killer.status, json.loads(killer.text)["error"]["code"]) == (500, "poisoned")
         assert killer.told["x-should-retry"] == "false"
-        # Five deaths alone, as little is known of the engine, and one right after an answer, which counts for nobody.
-        assert int(killer.told["x-roundhouse-attempts"]) <= 6
+        # Five deaths alone, as little is known of the engine. One right after an answer may be due to whoever got that:
+        # so each answer excuses one death, and no more.
+        assert int(killer.told["x-roundhouse-attempts"]) <= 5 + len(others)
+        late = Caller(service, "KILLER", stream=True)
+        late.join(LIMIT_S)
+        assert int(late.told["x-roundhouse-attempts"]) <= 5 + 2, "each of the two engines may just have answered"
 
 
 @pytest.mark.system

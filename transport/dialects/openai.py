@@ -33,6 +33,8 @@ OVERFLOW_TYPE: Final = "exceed_context_size_error"  # llama.cpp
 OVERFLOW_CODE: Final = "context_length_exceeded"  # OpenAI
 OVERFLOW_WORDS: Final = "maximum context length"  # vLLM, which has no word for it alone
 FULL_WORDS: Final = "Context size has been exceeded"  # llama.cpp, of the cache that its slots share
+# What llama.cpp answers 500 to, and is the request's: its own body has no messages, or holds what its model cannot see.
+CLIENTS_FAULTS: Final = ("' is required", "input is not supported")
 _BAD: Final = 400
 _TOO_MANY: Final = 429
 _UNAVAILABLE: Final = 503
@@ -226,6 +228,17 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> Engine
     return rejection(error, status, retry_after_s)
 
 
+def encode_error(error: EngineRejected) -> bytes:
+    """Return a refusal as an engine of OpenAI's surface answers it."""
+    told = {
+        "message": error.message,
+        "type": error.kind or "invalid_request_error",
+        "param": None,
+        "code": error.status,
+    }
+    return msgspec.json.encode({"error": told})
+
+
 def message_document(message: Message) -> dict[str, object]:
     """Return a message as it goes to an engine."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
@@ -265,6 +278,8 @@ def rejection(failure: ErrorDocument | str, status: int, retry_after_s: float | 
     error.message, error.type = error.message[:MAX_ERROR_CHARS], error.type[:MAX_TYPE_CHARS]
     if isinstance(error.code, int) and _LEAST_STATUS <= error.code <= _MOST_STATUS:
         status = error.code
+    if status == _SERVER_ERROR and any(words in error.message for words in CLIENTS_FAULTS):
+        status = _BAD
     if (
         error.type == OVERFLOW_TYPE
         or error.code == OVERFLOW_CODE

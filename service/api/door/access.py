@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from service.api.door.errors import ScopeMissing, TooManyRequests
 from service.api.door.rates import Rates
-from service.api.openai.forms import PATHS
+from service.api.openai.forms import SERVED
 from service.conversations.callers import Caller, KeyScope
 
 CALLER: Final = "caller"  # its place in the state of an ASGI scope
@@ -66,7 +66,8 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("POST", "/v1/workers/{worker_id}/drain"): _ADMIN,
     ("POST", "/v1/workers/{worker_id}/resume"): _ADMIN,
     ("GET", "/v1/lanes"): _READ,
-    **{("POST", path): _SUBMIT for path in PATHS},
+    **{("POST", path): _SUBMIT for path in SERVED},
+    ("GET", "/version"): _READ,
     ("GET", "/v1/models"): _READ,
     ("GET", "/v1/models/{model:path}"): _READ,
     ("GET", "/v1/models/{model:path}/tools"): _READ,

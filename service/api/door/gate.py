@@ -17,7 +17,7 @@ from service.api.door.access import CALLER
 from service.api.door.connections import CROWDED
 from service.api.door.errors import ForeignOrigin, MediaTypeUnknown, RequestMalformed, TooManyConnections
 from service.api.door.key_ring import KeyRing
-from service.api.openai.forms import error_of_service, is_of_surface
+from service.api.openai.forms import error_of_service, is_of_surface, is_served, not_served
 from service.api.problems import problem
 from service.conversations.callers import Caller
 from service.errors import NotAuthorised, PathNotFound, ServiceError
@@ -77,6 +77,8 @@ class Gate:
         is_open = path in OPEN_PATHS or (path == BARE_PATH and not _brings_key(headers))
         if not is_open and caller is None:
             return NotAuthorised("send Authorization: Bearer KEY with one of the configured api_keys or keys")
+        if not is_served(path):  # whatever else is wrong with it
+            return PathNotFound(not_served(path))
         fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None
         if fault is not None:
             return ForeignOrigin(fault)

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from service.api.body import body_of, read_document
 from service.api.problems import refused
 from service.api.schemas import Body
+from service.config.model import ModelName
 from service.config.roots import outside_with_files
-from service.config.schema import ModelName
 from service.conversations.limits import Limits
 from service.errors import AdapterInvalid, Fault
 from service.formats.faults import StrictModel, faults_of

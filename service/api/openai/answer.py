@@ -10,13 +10,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.door.writer import WRITER, BodyWriter
-from service.api.openai.forms import ClientError, error_of_failure
+from service.api.openai.forms import MESSAGES, ClientError, error_of_failure
 from service.scheduling.relayed.request import RelayedRequest, RelayFailure, WholeAnswer
+from workers.outcome import FailureReason
 
 EVENT_STREAM: Final = "text/event-stream"
 WAITING: Final = b": waiting\n\n"
 QUEUE_TIMEOUT: Final = "queue_timeout"
 AGAIN_S: Final = 5
+NO_PATH: Final = "File Not Found"  # llama.cpp, of a path that it has not
+WORDS: Final = 500  # bytes of a refusal in a form that nobody knows
 _NOT_FOUND: Final = 404
 _NOT_SERVED: Final = 501
 _LEAST_ERROR: Final = 400
@@ -25,10 +28,12 @@ Withdraw = Callable[[RelayedRequest, RelayFailure | None], None]
 
 class _Error(msgspec.Struct):
     message: str = ""
+    type: str = ""
 
 
 class _Told(msgspec.Struct):
     error: _Error | None = None
+    type: str | None = None
 
 
 class RelayedAnswer(Response):
@@ -137,7 +142,8 @@ class RelayedAnswer(Response):
                 return missing.response(self._path, self._told())
             whole = request.whole
             headers = {**self._told(), "Content-Type": whole.content_type}
-            return Response(whole.body, whole.status, headers)
+            error = _other_form(whole, self._path)
+            return Response(whole.body, whole.status, headers) if error is None else error.response(self._path, headers)
         failure = request.failure or RelayFailure(reason="internal", detail="the engine's answer was lost")
         return error_of_failure(failure).response(self._path, self._told())
 
@@ -167,14 +173,32 @@ def _missing_path(whole: WholeAnswer, model: str, path: str) -> ClientError | No
     """
     if whole.status not in {_NOT_FOUND, _NOT_SERVED}:
         return None
-    try:
-        error = msgspec.json.decode(whole.body, type=_Told).error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        error = None
-    if error is not None and whole.status == _NOT_FOUND:
+    error = _read(whole.body).error
+    if error is not None and whole.status == _NOT_FOUND and error.message != NO_PATH:
         return None
     reason = f": {error.message}" if error is not None and error.message else ""
     return ClientError(status=_NOT_FOUND, code="not_found", message=f"the engine of {model} has no {path}{reason}")
+
+
+def _other_form(whole: WholeAnswer, path: str) -> ClientError | None:
+    """Return an engine's refusal that is not in the form of the surface that was asked; None where it is."""
+    if whole.status < _LEAST_ERROR:
+        return None
+    told = _read(whole.body)
+    is_in_form = told.error is not None and (told.type == "error" or not path.startswith(MESSAGES))
+    if is_in_form:
+        return None
+    words = told.error.message if told.error is not None else whole.body[:WORDS].decode("utf-8", "replace")
+    return ClientError(
+        status=whole.status, code=FailureReason.ENGINE_REJECTED, message=words or "the engine refuses it"
+    )
+
+
+def _read(body: bytes) -> _Told:
+    try:
+        return msgspec.json.decode(body, type=_Told)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Told()
 
 
 def _ms(seconds: float) -> int:

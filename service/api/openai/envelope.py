@@ -5,7 +5,7 @@ Source: specification, "Front door".
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
+from service.api.openai.forms import NATIVE, NEEDS, RESPONSES
 from service.errors import BodyMalformed
 from transport.dialects.openai import UNDECODABLE
 
@@ -28,15 +29,18 @@ BINARY_CHARS: Final = 2048  # that such a piece counts as
 WINDOW: Final = 64 * 1024  # bytes that a pattern looks at in one go
 _WITHIN_CHARACTERS: Final = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin none
 _NOTHING: Final = Raw(b"null")
+BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")  # on an answer
 
 
 class _Body(Struct, gc=False):
     model: str | None = None
     stream: bool | None = None
+    background: Raw = _NOTHING
     n: int | float | None = None  # 3.0 is 3 to engines
     max_tokens: Raw = _NOTHING
     max_completion_tokens: Raw = _NOTHING
     max_output_tokens: Raw = _NOTHING
+    n_predict: Raw = _NOTHING
     prompt_cache_key: Raw = _NOTHING
     system: Raw = _NOTHING
     instructions: Raw = _NOTHING
@@ -48,6 +52,7 @@ class _Body(Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_number = msgspec.json.Decoder(float).decode
 _decode_text = msgspec.json.Decoder(str).decode
@@ -86,9 +91,13 @@ def open_envelope(
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
     if read.n is not None and read.n < 1:
         raise BodyMalformed("the body cannot be used: n has to be a number from 1")
+    if read.background not in (_NOTHING, Raw(b"false")):
+        raise BodyMalformed("the body cannot be used: background: answers are given while one waits; leave it out")
+    if path in NEEDS and read.messages == _NOTHING:
+        raise BodyMalformed("the body cannot be used: messages: has to be given")
     asked = next((each for each in (read.messages, read.prompt, read.input, read.content) if each != _NOTHING), None)
     texts = b"" if asked is None else bytes(asked)
-    bounds = map(_number, (read.max_completion_tokens, read.max_tokens, read.max_output_tokens))
+    bounds = map(_number, (read.max_completion_tokens, read.max_tokens, read.max_output_tokens, read.n_predict))
     return Envelope(
         model=read.model or None,
         is_streamed=bool(read.stream),
@@ -97,6 +106,29 @@ def open_envelope(
         chars=_chars_of(texts),
         marks=tuple(_marks(read, texts, path, session, owner, is_apart=is_apart)),
     )
+
+
+def fill_body(body: bytes, path: str, params: Mapping[str, object]) -> bytes:
+    """Return a body with what a model's ``params`` say and it does not; the rest stays as it was written.
+
+    One bound on the answer is as good as another: where it has any, none is added. Its name is that of the surface.
+
+    Raises:
+        BodyMalformed: a name in it is no text.
+    """
+    try:
+        given = _decode_fields(body)
+    except UNDECODABLE as error:
+        raise BodyMalformed(f"the body is not usable JSON: {error}") from error
+    said = {name for name, value in given.items() if value != _NOTHING}
+    has_bound = not said.isdisjoint(BOUNDS)
+    more: dict[str, object] = {}
+    for name, value in params.items():
+        if name in BOUNDS and not has_bound:
+            more.setdefault({RESPONSES: "max_output_tokens", NATIVE: "n_predict"}.get(path, "max_tokens"), value)
+        elif name not in BOUNDS and name not in said:
+            more[name] = value
+    return msgspec.json.encode({**given, **more}) if more else body
 
 
 def _check_text(body: bytes) -> None:

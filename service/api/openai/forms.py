@@ -19,14 +19,28 @@ MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
 MODELS: Final = "/v1/models"
 CHAT: Final = "/v1/chat/completions"
-# Those that count tokens: an engine needs no slot for them.
-SLOTLESS: Final = ("/tokenize", f"{CHAT}/input_tokens", f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens")
-PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings", RESPONSES, MESSAGES, *SLOTLESS)
+COMPLETIONS: Final = "/v1/completions"
+NATIVE: Final = "/completion"  # llama.cpp's own
+RERANK: Final = "/v1/rerank"
+# Those that count tokens or render texts: an engine needs no slot for them.
+SLOTLESS: Final = (
+    *("/tokenize", "/detokenize", "/apply-template"),
+    *(f"{CHAT}/input_tokens", f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens"),
+)
+WRITING: Final = (CHAT, COMPLETIONS, NATIVE, RESPONSES, MESSAGES)  # whose answers are text: parameters are theirs
+PATHS: Final = (*WRITING, "/v1/embeddings", RERANK, "/v1/score", "/pooling", *SLOTLESS)
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = {  # what a body has to hold
+    **dict.fromkeys((CHAT, f"{CHAT}/input_tokens", MESSAGES, f"{MESSAGES}/count_tokens"), ("messages",)),
+}
+# Paths that engines have without the version, for the same.
+ALIASES: Final[Mapping[str, str]] = {"/chat/completions": CHAT, "/rerank": RERANK, "/score": "/v1/score"}
+SERVED: Final = frozenset({*PATHS, *ALIASES})
 # The first parts of the surfaces' paths; Roundhouse's own have none of them.
 FAMILIES: Final = frozenset(
     {"chat", "completions", "embeddings", "messages", "responses"}  # of which something is served
     | {"assistants", "audio", "batches", "containers", "conversations", "evals", "files", "fine_tuning", "images"}
-    | {"moderations", "organization", "realtime", "rerank", "skills", "threads", "uploads", "vector_stores", "videos"}
+    | {"moderations", "organization", "realtime", "rerank", "score", "skills", "threads", "uploads", "vector_stores"}
+    | {"videos"}
 )
 NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients ask three times whatever the status is above 499
 
@@ -115,6 +129,17 @@ def error_of_service(error: ServiceError, param: str | None = None) -> ClientErr
     )
 
 
+def is_served(path: str) -> bool:
+    """Whether anything is served below the first part of a surface's path, or it is of no surface."""
+    family = path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
+    return family not in FAMILIES or path in SERVED
+
+
+def not_served(path: str) -> str:
+    """Return what a client is told of a path of its surface that Roundhouse has not."""
+    return f"Roundhouse does not serve {path}"
+
+
 def is_of_surface(path: str) -> bool:
     """Whether a path is of one of these surfaces, served here or not: their clients know no other form of errors.
 
@@ -122,4 +147,4 @@ def is_of_surface(path: str) -> bool:
     """
     above, _, name = path.rpartition("/")
     family = path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
-    return path in PATHS or family in FAMILIES or path == MODELS or (above == MODELS and bool(name))
+    return path in SERVED or family in FAMILIES or path == MODELS or (above == MODELS and bool(name))

@@ -1,8 +1,9 @@
 """The routes of OpenAI's and Anthropic's surfaces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final
 
 import anyio.to_thread
@@ -11,22 +12,31 @@ from fastapi import APIRouter, Request, Response
 from service.api.body import check_depth, check_nodes, read_body
 from service.api.door.access import caller_of
 from service.api.openai.answer import RelayedAnswer
-from service.api.openai.envelope import SMALL_BYTES, Envelope, open_envelope
-from service.api.openai.forms import MODELS, PATHS, SLOTLESS, error_of_service
+from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, open_envelope
+from service.api.openai.forms import ALIASES, MODELS, NEEDS, PATHS, SLOTLESS, WRITING, error_of_service
 from service.api.problems import refused
 from service.api.schemas import Body
 from service.config.schema import ServerConfig
 from service.conversations.callers import Caller
 from service.conversations.limits import Limits
-from service.errors import InvalidParameter, ModelNotFound, ServiceError
+from service.errors import InvalidParameter, ModelNotFound, PathNotFound, ServiceError
 from service.node.node import Node
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
 from service.scheduling.relayed.token_counts import TokenCounts
+from transport.errors import EngineRejected
+from workers.errors import NoEngineReady
+from workers.spec import ANSWER_BOUNDS
+from workers.states import LEASABLE
 
 MOST_PRIORITY: Final = 1_000_000
 MOST_SECONDS: Final = 1e9
-JSON_OBJECT: Final[dict[str, Any]] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+JSON: Final = "application/json"
+ERROR: Final = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
+REFUSALS: Final = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)  # an engine's own 4xx beside them
+ANSWERED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "The engine's answer, as it came", "content": {JSON: {}, "text/event-stream": {}}},
+    **{status: {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": ERROR}}} for status in REFUSALS},
+    "4XX": {"description": "The engine's own refusal", "content": {JSON: {"schema": ERROR}}},
 }
 SUMMARIES: Final = {
     "/v1/chat/completions": "Chat with a model",
@@ -34,7 +44,13 @@ SUMMARIES: Final = {
     "/v1/embeddings": "Embed texts",
     "/v1/responses": "Ask by OpenAI's Responses",
     "/v1/messages": "Ask by Anthropic's Messages",
+    "/completion": "Complete a text by llama.cpp's own surface",
+    "/v1/rerank": "Order texts by how well they fit a question",
+    "/v1/score": "Score pairs of texts",
+    "/pooling": "Ask a model that embeds for what it makes of each token",
     "/tokenize": "Count or list the tokens of a text",
+    "/detokenize": "Make a text of tokens",
+    "/apply-template": "Render a chat as the model's template does",
     "/v1/chat/completions/input_tokens": "Count the tokens of a chat",
     "/v1/responses/input_tokens": "Count the tokens of a request of OpenAI's Responses",
     "/v1/messages/count_tokens": "Count the tokens of a request of Anthropic's Messages",
@@ -66,14 +82,19 @@ def openai_router(node: Node, limits: Limits, server: ServerConfig, *, has_sever
         Models(node),
     )
 
-    for path in PATHS:
+    for path in (*PATHS, *ALIASES):
+        meant = ALIASES.get(path, path)
         router.post(
             path,
-            summary=SUMMARIES[path],
+            summary=SUMMARIES[meant],
             response_class=Response,
-            openapi_extra=JSON_OBJECT,
-            responses={200: {"description": "The engine's answer, as it came"}},
-        )(relays.endpoint(path))
+            openapi_extra=_request_body(meant),
+            responses=ANSWERED,
+        )(relays.endpoint(meant))
+
+    @router.get("/version", summary="Ask an engine for its version", responses=refused(400, 401, 404, 502, 503))
+    async def read_version(model: str | None = None) -> Response:
+        return Response(await relays.read_version(model), media_type="application/json")
 
     @router.get("/v1/models", summary="List models and adapters", responses=refused(401))
     async def list_models() -> ModelsOut:
@@ -152,9 +173,12 @@ class Relays:
 
     async def _take(self, request: Request, path: str) -> RelayedRequest:
         caller = caller_of(request)
-        body = await read_body(request, self._limits)
-        envelope = await self._open(body, path, request.headers.get("x-session-id"), caller.name)
-        name, model, adapter = self._find(envelope)
+        body, session = await read_body(request, self._limits), request.headers.get("x-session-id")
+        envelope = await self._open(body, path, session, caller.name)
+        name, model, adapter = self._find(envelope.model)
+        filled = await self._fill(body, path, model)
+        if filled is not body:
+            body, envelope = filled, await self._open(filled, path, session, caller.name)
         limit_s, wait_s = _seconds(request, "x-roundhouse-deadline-s"), _seconds(request, "x-roundhouse-wait-s")
         posted = PostedRequest(
             path=path,
@@ -197,19 +221,67 @@ class Relays:
         is_apart = self._has_several_keys and owner is not None
         return open_envelope(body, path, session, owner, is_apart=is_apart)
 
-    def _find(self, envelope: Envelope) -> tuple[str, str, str | None]:
-        """Return what a body calls its model, that model, and the adapter that it means."""
+    async def _fill(self, body: bytes, path: str, model: str) -> bytes:
+        """Return a body with what the model's parameters say and it does not."""
+        params = self._params_of(model) if path in WRITING else {}
+        if not params:
+            return body
+        if len(body) <= SMALL_BYTES:
+            return fill_body(body, path, params)
+        return await anyio.to_thread.run_sync(fill_body, body, path, params)
+
+    def _params_of(self, model: str) -> Mapping[str, object]:
+        """Return the parameters that hold at the door: the author's, and the bound that he has given."""
+        config = self._node.live.config.models.get(model)
+        if config is None or not config.door.params:
+            return {}
+        has_bound = not ANSWER_BOUNDS.isdisjoint(config.params)
+        return (
+            config.params
+            if has_bound or config.max_answer is None
+            else {**config.params, "max_tokens": config.max_answer}
+        )
+
+    async def read_version(self, model: str | None) -> bytes:
+        """Return what an engine says of its version, as it says it.
+
+        Raises:
+            NoEngineReady: no engine of the model answers now.
+            PathNotFound: the engine has no such path.
+        """
+        _, name, _ = self._find(model)
+        for worker in self._node.scheduler.workers_of(name):
+            if worker.state in LEASABLE:
+                try:
+                    return await worker.read_version()
+                except EngineRejected as error:
+                    raise PathNotFound(f"the engine of {name} has no /version: {error}") from error
+        raise NoEngineReady(f"no engine of {name} is ready")
+
+    def _find(self, name: str | None) -> tuple[str, str, str | None]:
+        """Return what a request calls its model, that model, and the adapter that it means."""
         models = self._node.fleet.models()
-        if envelope.model is None:
+        if name is None:
             if len(models) > 1:
                 raise InvalidParameter(f"model: has to be given; one of {', '.join(models)}")
             return models[0], models[0], None
-        if envelope.model in models:
-            return envelope.model, envelope.model, None
-        model = self._node.adapters.names().get(envelope.model)
+        if name in models:
+            return name, name, None
+        model = self._node.adapters.names().get(name)
         if model is None:
-            raise _unknown(envelope.model, self._node)
-        return envelope.model, model, envelope.model
+            raise _unknown(name, self._node)
+        return name, model, name
+
+
+def _request_body(path: str) -> dict[str, Any]:
+    needed = NEEDS.get(path, ())
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"model": {"type": "string"}, **{name: {"type": "array"} for name in needed}},
+    }
+    if needed:
+        schema["required"] = list(needed)
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
 def _unknown(name: str, node: Node) -> ModelNotFound:

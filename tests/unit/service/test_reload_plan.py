@@ -10,8 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from service.config.load import build_config
+from service.config.model import ModelConfig, ToolsConfig
 from service.config.reload_plan import EFFECTS, Effect, ReloadPlan, plan_reload
-from service.config.schema import Config, ModelConfig, ToolsConfig
+from service.config.schema import Config
 from service.config.source import LoadedConfig, callers_of_config
 from service.config.workers import worker_specs
 from service.errors import Fault

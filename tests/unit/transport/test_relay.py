@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from transport.dialects.relayed import decode_body, decode_frame
@@ -104,6 +105,38 @@ async def test_a_first_error_is_kept_back_and_a_later_one_passes() -> None:
     made.data_received(chunked([error]))
     assert passed.frames.endswith(error)
     assert isinstance(made.finished.exception(), EngineRejected)
+
+
+@pytest.mark.parametrize(("code", "is_refusal"), [(400, True), (404, True), (422, True), (429, False), (503, False)])
+async def test_a_refusal_in_a_first_event_is_one(code: int, *, is_refusal: bool) -> None:
+    """VLLM begins a stream with 200 before it looks at a grammar; what may be taken later is no answer yet."""
+    error = b'data: {"error": {"code": %d, "message": "bad grammar", "type": "BadRequestError"}}\n\n' % code
+    made, _, passed = exchange()
+    made.data_received(STREAM_HEAD + chunked([error]))
+    assert passed.frames == b""
+    assert isinstance(made.finished.exception(), EngineRejected)
+    told = {"message": "bad grammar", "type": "BadRequestError", "param": None, "code": code}
+    expected = (code, "application/json", msgspec.json.encode({"error": told}))
+    assert passed.whole == (expected if is_refusal else None)
+    made, _, passed = exchange()
+    made.data_received(STREAM_HEAD + chunked(FRAMES[:3]))
+    made.data_received(chunked([error]))
+    assert (passed.whole, passed.frames.endswith(error)) == (None, True), "in mid-stream it passes as it came"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("'messages' is required", 400), ("image input is not supported - hint: give mmproj", 400), ("CUDA error", 500)],
+)
+async def test_what_an_engine_calls_its_own_fault_may_be_the_requests(words: str, status: int) -> None:
+    """llama.cpp answers 500 to some; an engine's own fault stays one."""
+    made, _, passed = exchange()
+    body = b'{"error":{"code":500,"message":"%b","type":"server_error"}}' % words.encode()
+    made.data_received(b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert passed.whole == (status, "application/json", body)
+    error = made.finished.exception()
+    assert isinstance(error, EngineRejected)
+    assert error.is_about_the_request == (status == 400)
 
 
 async def test_a_broken_stream_is_truncated() -> None:
