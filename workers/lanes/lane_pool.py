@@ -272,7 +272,7 @@ class LanePool:
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.health.run)
-            while self.lanes:
+            while True:
                 await self.memory_use.look(self.lanes)
                 await anyio.sleep(LOOK_S)
 
