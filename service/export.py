@@ -10,13 +10,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from service.conversations.states import ConversationState, TurnState
 from service.errors import ConfigError, StoreError
 from workers.files.atomic import replace_file
 
@@ -74,9 +75,22 @@ class Export:
     @property
     def owner(self) -> str | None:
         """The id of the job whose transcripts are here; None where there are none, or it is not known."""
-        manifest = self._folder / "manifest.json"
-        owner = _job_of(manifest) if manifest.is_file() else None
+        owner = self.manifest.get("id")
         return owner if isinstance(owner, str) else None
+
+    @property
+    def manifest(self) -> Mapping[str, object]:
+        """What the manifest says; nothing where there is none, or it cannot be read."""
+        try:
+            document = msgspec.json.decode((self._folder / "manifest.json").read_bytes())
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every transcript that the index names is there."""
+        return all((self._folder / entry.file).is_file() for entry in _index(self._folder))
 
     def _write(self, job: Mapping[str, object], transcripts: Sequence[Mapping[str, object]]) -> None:
         for transcript in transcripts:
@@ -150,12 +164,42 @@ def folder_for(output: Path, job_name: str) -> Path:
     return output / job_name
 
 
-def _job_of(manifest: Path) -> object:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedConversation:
+    """A conversation that failed, and what is known of why."""
+
+    conversation: str
+    reason: str
+    detail: str
+
+
+def failures_in(folder: Path) -> Iterator[FailedConversation]:
+    """Yield the conversations that have failed, of those whose transcripts are in a job's folder."""
+    for entry in _index(folder):
+        if entry.state == ConversationState.FAILED:
+            yield FailedConversation(
+                conversation=entry.id, reason=entry.reason or "", detail=_detail_in(folder / entry.file)
+            )
+
+
+def _detail_in(transcript: Path) -> str:
+    """Return why the first turn failed that a transcript tells of."""
     try:
-        document = msgspec.json.decode(manifest.read_bytes())
-    except msgspec.MsgspecError:
-        return None
-    return document.get("id") if isinstance(document, dict) else None
+        turns = msgspec.json.decode(transcript.read_bytes())["turns"]
+        failed = next(turn for turn in turns if turn["state"] == TurnState.FAILED)
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError, StopIteration):
+        return "see its transcript"
+    return str(failed.get("detail") or failed.get("reason") or "see its transcript")
+
+
+def _index(folder: Path) -> Iterator[Exported]:
+    try:
+        lines = (folder / "index.jsonl").read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with suppress(msgspec.MsgspecError):
+            yield msgspec.json.decode(line, type=Exported)
 
 
 def _link(path: Path, target: str) -> None:

@@ -45,6 +45,8 @@ def read_job_file(source: str, text: str, config: Config) -> JobFile:
         ConfigError: with everything that is wrong with it, each with its line where that is known.
     """
     document, lines = parse_document(text, source)
+    if isinstance(document, dict) and "models" in document and "agents" not in document:
+        raise ConfigError(f"{source}: this looks like a configuration; a job has agents and conversations")
     try:
         job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:
@@ -80,7 +82,10 @@ async def run_jobs(
             await _check_owner(node, file, folder)
         await node.fleet.wait_ready(first_try_only=True)
         await node.catalog.wait_settled()
-        posted = {await _post(node, file): Export(folder) for file, folder in zip(files, folders, strict=True)}
+        posted = {
+            await _post(node, file): (Export(folder), hash_of(canonical_json(file.document)))
+            for file, folder in zip(files, folders, strict=True)
+        }
         views = await _until_ended(node, posted, show)
         await node.shut_down(0.0, anyio.Event())
     return views
@@ -115,12 +120,12 @@ async def _post(node: Node, file: JobFile) -> JobId:
 
 
 async def _until_ended(
-    node: Node, exports: Mapping[JobId, Export], show: Callable[[Sequence[JobView], Node], Awaitable[None]]
+    node: Node, exports: Mapping[JobId, tuple[Export, str]], show: Callable[[Sequence[JobView], Node], Awaitable[None]]
 ) -> list[JobView]:
     while True:
         views = [await node.jobs.get(job_id) for job_id in exports]
         for view in views:
-            await _write_ended(node.jobs, view, exports[view.stored.id])
+            await _write_ended(node.jobs, view, *exports[view.stored.id])
         await show(views, node)
         if all(view.stored.state in ENDED_JOBS for view in views):
             return views
@@ -128,16 +133,25 @@ async def _until_ended(
         await anyio.sleep(LOOK_INTERVAL_S)
 
 
-async def _write_ended(jobs: Jobs, view: JobView, export: Export) -> None:
+async def _write_ended(jobs: Jobs, view: JobView, export: Export, file_hash: str) -> None:
     """Write the conversations that have ended and are not written yet, beside the event loop."""
     job_id = view.stored.id
     fresh = [name for name in await jobs.ended_conversations(job_id) if name not in export]
     if fresh or (view.stored.state in ENDED_JOBS and export.job_state != view.stored.state):
         transcripts = [await jobs.transcript(job_id, name) for name in fresh]
-        await anyio.to_thread.run_sync(export.write, _manifest(view), transcripts)
+        await anyio.to_thread.run_sync(export.write, _manifest(view, file_hash), transcripts)
 
 
-def _manifest(view: JobView) -> Mapping[str, object]:
+def ended_before(file: JobFile, output: Path) -> str | None:
+    """Return the state in which a file's job has ended whose transcripts are in ``output``; None where it has not."""
+    export = Export(folder_for(output, file.job.name))
+    manifest = export.manifest
+    is_it = export.is_whole and manifest.get("document") == hash_of(canonical_json(file.document))
+    state = manifest.get("state")
+    return state if is_it and isinstance(state, str) and state in ENDED_JOBS else None
+
+
+def _manifest(view: JobView, file_hash: str) -> Mapping[str, object]:
     stored = view.stored
     return {
         "id": stored.id,
@@ -146,6 +160,7 @@ def _manifest(view: JobView) -> Mapping[str, object]:
         "created_at": rfc3339(stored.created_at),
         "started_at": rfc3339(stored.started_at),
         "finished_at": rfc3339(stored.finished_at),
+        "document": file_hash,
     }
 
 

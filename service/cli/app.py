@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from service import __version__
 from service.cli import local
 from service.cli.exits import Exit
+from service.cli.panels import Panel
 from service.cli.plain import plain
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
@@ -82,7 +83,7 @@ def options(
         logging.getLogger(chatty).setLevel(logging.INFO if debug else logging.WARNING)
 
 
-@app.command()
+@app.command(rich_help_panel=Panel.OPERATE)
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

@@ -17,16 +17,17 @@ from rich.console import Console
 from service.cli.exits import Exit
 from service.cli.plain import plain
 from service.config.lane_plan import with_mig
-from service.config.load import build_config, load_config
+from service.config.load import build_config, load_config, naming_lines
 from service.config.schema import Config
 from service.config.source import ConfigSource, LoadedConfig, usable_specs
 from service.config.workers import TINY, models_without_file, tiny_model_path
+from service.conversations.states import JobState
 from service.errors import ConfigError
-from service.export import folder_for
+from service.export import failures_in, folder_for
 from service.formats.documents import parse_document, read_text
 from service.node.jobs import JobView
 from service.node.node import Node
-from service.run import JobFile, has_failures, read_job_file, run_jobs
+from service.run import JobFile, ended_before, has_failures, read_job_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
 from service.telemetry.logs import set_format
@@ -39,6 +40,7 @@ from workers.spec import WorkerSpec
 T = TypeVar("T")
 DEMO: Final = resources.files("service.cli")
 DEMO_HTTP_PORT: Final = 9180
+MOST_FAILURES: Final = 5
 
 
 def serve(
@@ -71,17 +73,38 @@ def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool,
     settings = with_mig(load_config(config), enable_mig=enable_mig)
     files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
     _check_writable(output)
-    specs = _specs(settings, config.parent, settings.server.state_dir)
+    known = [ended_before(file, output) for file in files]
+    if all(state is not None for state in known):
+        for file, state in zip(files, known, strict=True):
+            _tell_end(file.job.name, str(state), output, " already")
+        raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
+    with naming_lines(config):
+        specs = _specs(settings, config.parent, settings.server.state_dir)
+    seen: list[JobView] = []
     try:
-        views = _run(settings, specs, files, output, show_prompts=show_prompts, words=words)
+        views = _run(settings, specs, files, output, seen, show_prompts=show_prompts, words=words)
     except KeyboardInterrupt:
+        from service.cli.run_display import progress_line  # noqa: PLC0415 - it is there already
+
+        for view in seen:
+            typer.echo(f"interrupted: {progress_line(view)}", err=True)
         typer.echo("stopped; the same command goes on where it was", err=True)
         raise
     for view in views:
-        folder = folder_for(output, view.stored.name)
-        typer.echo(f"{plain(view.stored.name)}: {view.stored.state}; transcripts in {folder / 'transcripts'}")
+        _tell_end(view.stored.name, view.stored.state, output)
     if has_failures(views):
         raise typer.Exit(Exit.FAILED)
+
+
+def _tell_end(name: str, state: str, output: Path, when: str = "") -> None:
+    """Say how a job has ended and where its transcripts are; of conversations that failed, why the first did."""
+    folder = folder_for(output, name)
+    failures = list(failures_in(folder))
+    for failure in failures[:MOST_FAILURES]:
+        typer.echo(plain(f"{failure.conversation}: {failure.reason}: {failure.detail}"), err=True)
+    if len(failures) > MOST_FAILURES:
+        typer.echo(f"{len(failures) - MOST_FAILURES} more; {folder / 'index.jsonl'} lists them", err=True)
+    typer.echo(f"{plain(name)}: {state}{when}; transcripts in {folder / 'transcripts'}")
 
 
 def demo(port: int, http_port: int | None, *, stays: bool) -> None:
@@ -146,6 +169,7 @@ def _run(
     specs: Sequence[WorkerSpec],
     files: Sequence[JobFile],
     output: Path,
+    seen: list[JobView],
     *,
     show_prompts: bool = False,
     words: bool = False,
@@ -160,6 +184,7 @@ def _run(
         async def show(views: Sequence[JobView], node: Node) -> None:
             if prompts is not None:
                 await prompts.show(node, [view.stored.id for view in views])
+            seen[:] = views
             shown.show(views, node)
 
         return run_async(_interruptible, run_jobs, config, specs, files, output, show)

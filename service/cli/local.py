@@ -8,6 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
+from service.cli.panels import Panel
+
 DEMO_PORT: Final = 9190
 UPGRADE_CHECK: Final = "--upgrade-check"  # given by a running service to the program that is to follow it
 ConfigOption = Annotated[
@@ -22,10 +24,10 @@ MigOption = Annotated[bool, typer.Option("--enable-mig", help="Use MIG slices; o
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command("serve")(serve_command)
-    app.command("run")(run_command)
-    app.command("demo")(demo_command)
-    app.command("check")(check_command)
+    app.command("run", rich_help_panel=Panel.RUN)(run_command)
+    app.command("demo", rich_help_panel=Panel.RUN)(demo_command)
+    app.command("serve", rich_help_panel=Panel.OPERATE)(serve_command)
+    app.command("check", rich_help_panel=Panel.OPERATE)(check_command)
 
 
 def serve_command(
@@ -73,7 +75,7 @@ def demo_command(
     *,
     stays: Annotated[bool, typer.Option("--open", help="Leave the service running until Ctrl-C.")] = False,
 ) -> None:
-    """Run a built-in debate on two embedded engines with a dashboard; one of them is killed in the middle."""
+    """Run a built-in debate with a dashboard; an engine is killed in the middle, and the debate goes on."""
     from service.cli import engine_commands  # noqa: PLC0415 - see above
 
     engine_commands.demo(port, http_port, stays=stays)

@@ -12,6 +12,7 @@ from service.cli import remote
 from service.cli.config_reload import reload
 from service.cli.gpus import gpus
 from service.cli.new_key import key
+from service.cli.panels import Panel
 from service.cli.timeline_command import timeline
 from service.cli.tool_listing import tools
 from service.cli.top import top
@@ -23,8 +24,9 @@ def commands() -> Mapping[str, Any]:
     """Return them by their names, as Typer has made them."""
     app = typer.Typer(add_completion=False)
     remote.add_commands(app)
-    for command in (reload, tools, timeline, top, gpus, key, upgrade):
-        app.command()(command)
+    for panel, those in {Panel.LOOK: (top, timeline, tools, gpus), Panel.OPERATE: (reload, upgrade, key)}.items():
+        for command in those:
+            app.command(rich_help_panel=panel)(command)
     group = get_command(app)
     assert isinstance(group, TyperGroup)  # noqa: S101 - of several commands it is one
     return group.commands

@@ -1,9 +1,11 @@
 """The commands that speak to a running service over HTTP."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Final, Self, cast
 
@@ -22,6 +24,7 @@ from roundhouse_client.values.jobs import JobPage
 from roundhouse_client.values.workers import LogLine
 from service.cli.console import print_transcript
 from service.cli.exits import Exit
+from service.cli.panels import Panel
 from service.cli.plain import plain
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
@@ -47,19 +50,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machin
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command()(submit)
-    app.command()(status)
-    app.command()(result)
-    app.command()(watch)
-    app.command()(cancel)
-    app.command()(workers)
-    app.command()(logs)
+    in_panel = {Panel.JOBS: (submit, status, result, watch, cancel), Panel.LOOK: (workers, logs)}
+    for panel, those in in_panel.items():
+        for each in cast("tuple[Callable[..., None], ...]", those):
+            app.command(rich_help_panel=panel)(each)
 
 
 def submit(
     job: Annotated[Path, typer.Argument(help="A job file, YAML or JSON.")],
     *,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --wait: print each event, as watch.")] = False,
     idempotency_key: Annotated[str | None, typer.Option(help="Posting again with the same key posts nothing.")] = None,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
@@ -81,7 +82,8 @@ def submit(
         if not wait:
             return
         _tell_waits(service, posted.id)
-        end = follow(service, posted.id, as_json=as_json, is_aside=True)
+        show = partial(_print_event, as_json=as_json, is_aside=True)
+        end = follow(service, posted.id, show if verbose or as_json else ProgressLine(service, posted.id).show)
         if as_json:
             ended = service.ask(job_calls.get_job(posted.id), patience_s=PATIENCE_S)
             typer.echo(json.dumps(ended.document))
@@ -142,7 +144,7 @@ def result(
 def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
     """Follow a job's events to its end."""
     with connect(url, api_key) as service:
-        end = follow(service, job_id, as_json=as_json)
+        end = follow(service, job_id, partial(_print_event, as_json=as_json, is_aside=False))
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 
@@ -209,6 +211,10 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
             yield service
     except (Unreachable, AnswerLost) as error:
         raise ServiceAway.at(error) from error
+    except Refused as error:
+        if error.status == HTTPStatus.UNAUTHORIZED and api_key is None:
+            raise ServiceAway(f"{url} asks for a key; give --api-key, or set ROUNDHOUSE_API_KEY") from error
+        raise
     except AnswerMalformed as error:
         raise ServiceAway(f"{url} is not Roundhouse: {error}") from error
 
@@ -222,10 +228,46 @@ def _tell(url: str, pause: Pause) -> None:
         typer.echo(f"the service at {url} is away; waiting for it", err=True)
 
 
-def follow(service: Client, job_id: str, *, as_json: bool, is_aside: bool = False) -> str:
-    """Print a job's events to its end, over reconnections; return the state that it ended in.
+class ProgressLine:
+    """How far a job is, on the standard error: one line that moves, or where that is no terminal a line a second."""
 
-    ``is_aside`` prints them on the standard error.
+    def __init__(self, service: Client, job_id: str) -> None:
+        self._service = service
+        self._job_id = job_id
+        self._shown = ""
+        self._shown_at = -SECOND_S
+        self._moves = Console(stderr=True).is_terminal
+
+    def show(self, event: Event) -> None:
+        """Show how far the job is by now, if it is time for that, and if it has got on."""
+        is_end = event.kind == END
+        if time.monotonic() - self._shown_at < SECOND_S and not is_end:
+            return
+        self._shown_at = time.monotonic()
+        job = self._service.ask(job_calls.get_job(self._job_id), patience_s=PATIENCE_S)
+        talks, turns = job.progress.conversations, job.progress.turns
+        failed = f"{talks.failed} failed, " if talks.failed else ""
+        line = plain(
+            f"{job.name}: {turns.completed}/{turns.total} turns, {talks.completed}/{talks.total} conversations, "
+            f"{failed}{turns.in_flight} in flight, {turns.ready} ready"
+        )
+        if line != self._shown:
+            typer.echo(f"\r{line}\x1b[K" if self._moves else line, err=True, nl=not self._moves)
+            self._shown = line
+        if is_end:
+            typer.echo(f"\n{plain(job.name)}: {job.state}" if self._moves else f"{plain(job.name)}: {job.state}", err=True)
+
+
+SECOND_S: Final = 1.0
+
+
+def _print_event(event: Event, *, as_json: bool, is_aside: bool) -> None:
+    line = json.dumps({"event": event.kind, **event.data}) if as_json else plain(_event_line(event))
+    typer.echo(line, err=is_aside)
+
+
+def follow(service: Client, job_id: str, show: Callable[[Event], None]) -> str:
+    """Show a job's events to its end, over reconnections; return the state that it ended in.
 
     Raises:
         ServiceAway: the service does not answer any more.
@@ -234,8 +276,7 @@ def follow(service: Client, job_id: str, *, as_json: bool, is_aside: bool = Fals
     service.get_job(job_id)  # a service that is not there, or knows no such job, is said at once
     try:
         for event in service.follow_job(job_id):
-            line = json.dumps({"event": event.kind, **event.data}) if as_json else plain(_event_line(event))
-            typer.echo(line, err=is_aside)
+            show(event)
             if event.kind == END:
                 return str(event.data["state"])
         return service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S).state

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.config.inventory import devices_of, document_of, lanes_on
-from service.config.load import load_config
+from service.config.load import load_config, naming_lines
 from service.config.machine_plan import first_devices
 from service.config.schema import Config
 from service.config.workers import worker_specs
@@ -31,7 +31,8 @@ def plan_of(path: Path | None, *, enable_mig: bool = False) -> dict[str, Any]:
         return {"devices": [document_of(gpu) for gpu in devices_of(None, Path())]}
     config = with_mig(load_config(path), enable_mig=enable_mig)
     gpus = devices_of(config.gpus.inventory, path.parent)
-    specs = worker_specs(config, path.parent, config.server.state_dir)
+    with naming_lines(path):
+        specs = worker_specs(config, path.parent, config.server.state_dir)
     lanes = lanes_on(gpus, config.gpus)
     first = first_residents(lanes, [spec for spec in specs if spec.lane is not None])
     return {

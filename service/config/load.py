@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from service.config.schema import Config
 from service.errors import ConfigError
 from service.formats.documents import Place, line_of, parse_document, read_text
-from service.formats.faults import faults_of
+from service.formats.faults import faults_of, path_of
 
 API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # the keys of the HTTP surface, comma separated
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
@@ -25,6 +26,20 @@ def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Co
     """
     document, lines = parse_document(read_text(path), str(path), lambda text: _interpolate(text, str(path)))
     return build_config(document, overrides or {}, str(path), lines)
+
+
+@contextmanager
+def naming_lines(path: Path) -> Iterator[None]:
+    """Have a fault of a configuration that is found only beside its files say where in the configuration it is."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        _, lines = parse_document(read_text(path), str(path))
+        place = max((each for each in lines if text.startswith(path_of(each))), key=len, default=None)
+        if place is None:
+            raise
+        raise ConfigError(f"{path}{line_of(lines, place)}: {text}") from error
 
 
 def named_variables(path: Path) -> frozenset[str]:
@@ -44,6 +59,9 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
     try:
         return Config.model_validate(document)
     except ValidationError as error:
+        if "models" not in document and {"agents", "conversations"} & document.keys():
+            message = f"{source}: this looks like a job; a configuration has the key 'models' (run JOB --config FILE)"
+            raise ConfigError(message) from error
         places = [entry["loc"] for entry in error.errors(include_url=False)]
         faults = faults_of(error, Config)
         messages = [f"{source}{line_of(lines, place)}: {fault}" for place, fault in zip(places, faults, strict=True)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from service.config.keys import callers_of
 from service.config.lane_plan import with_mig
-from service.config.load import load_config, named_variables
+from service.config.load import load_config, named_variables, naming_lines
 from service.config.roots import roots_of
 from service.config.schema import Config
 from service.config.workers import SMALL, TINY, own_models, tiny_model_path, worker_specs
@@ -50,7 +50,8 @@ class ConfigSource:
         base = self.path.parent
         config = with_mig(load_config(self.path, self.overrides), enable_mig=self.enable_mig)
         callers = callers_of_config(config, base)
-        specs = usable_specs(config, base, config.server.state_dir)
+        with naming_lines(self.path):
+            specs = usable_specs(config, base, config.server.state_dir)
         return LoadedConfig(
             config=config,
             specs=specs,

@@ -165,7 +165,9 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
     is_repository = _REPOSITORY.match(model.model) and not model.model.endswith(".gguf") and not path.exists()
     if engine in {EngineKind.LLAMA_SERVER, EngineKind.VLLM} and is_repository:
         return model.model
-    raise ConfigError(f"models.{name}.model: there is no {'folder' if engine is EngineKind.VLLM else 'file'} {path}")
+    hint = "; embedded reads a GGUF file, and names of a hub are of llama-server and vllm" if is_repository else ""
+    what = "folder" if engine is EngineKind.VLLM else "file"
+    raise ConfigError(f"models.{name}.model: there is no {what} {path}{hint}")
 
 
 def _replica(spec: WorkerSpec, index: int, sockets: Path | None) -> WorkerSpec:

@@ -4,6 +4,7 @@ YAML is read by the rules of its version 1.2 where they differ from PyYAML's: ``
 choices, say), and a date is text.
 """
 
+import errno
 import json
 import math
 import os
@@ -23,6 +24,7 @@ PIPE_WAIT_MS: Final = 5000
 PIPE_BYTES: Final = 64 * 1024 * 1024
 Place = tuple[str | int, ...]
 Substitute = Callable[[str], str]
+READING: Final = {errno.ENOENT: "there is no such file", errno.EISDIR: "is a folder; name a file in it"}
 _BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = {_TAG + kind for kind in ("str", "null", "bool", "int", "float", "map", "seq")}
@@ -67,7 +69,17 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{source}{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        raise ConfigError(f"{source}{place}: not YAML: {_problem(error)}") from error
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """Return what is wrong in words that name the mend, for what people get wrong most often."""
+    told = str(getattr(error, "problem", None) or error)
+    if "'\\t'" in told:
+        return "a tab begins a line; indent with spaces"
+    if "but got ':'" in told or told == "mapping values are not allowed here":
+        return f"{told}; put a text that holds ': ' in quotes"
+    return told
 
 
 def _finite(number: str) -> float:
@@ -178,7 +190,9 @@ def read_text(path: Path) -> str:
         # A pipe without a writer would be waited for.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return _read_soon(file, path).decode("utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {READING.get(error.errno or 0) or f'cannot be read: {error.strerror}'}") from error
+    except (UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 

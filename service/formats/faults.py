@@ -1,12 +1,14 @@
 """From pydantic's errors to faults that name the place and the mend, for configurations and jobs alike."""
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from service.errors import Fault
 from service.formats.phrases import phrase
@@ -29,8 +31,17 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
         elif entry["type"] == "missing":
             faults.append(Fault(path=path_of(location), message="is required"))
         else:
-            faults.append(Fault(path=path_of(location), message=phrase(entry)))
+            faults.append(Fault(path=path_of(location), message=_nearest_word(entry) or phrase(entry)))
     return faults
+
+
+def _nearest_word(entry: ErrorDetails) -> str | None:
+    """Return what is said of a misspelt word, None where none of those that may stand there is near."""
+    given, expected = entry.get("input"), str(entry.get("ctx", {}).get("expected", ""))
+    if entry["type"] not in {"literal_error", "enum"} or not isinstance(given, str):
+        return None
+    near = difflib.get_close_matches(given, re.findall(r"'([^']*)'", expected), n=1, cutoff=0.6)
+    return f"{phrase(entry)}; did you mean {near[0]!r}?" if near else None
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

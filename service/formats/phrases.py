@@ -39,6 +39,12 @@ BOUNDS: Final[Mapping[str, str]] = {
 }
 
 
+PATTERNS: Final[Mapping[str, str]] = {
+    r"^[A-Za-z0-9][A-Za-z0-9._:-]*$": "letters, digits and . _ : - alone, no spaces; a letter or a digit first",
+    r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$": "letters, digits and . _ : / - alone, no spaces; a letter or a digit first",
+}
+
+
 def phrase(error: ErrorDetails) -> str:
     """Return what an error of pydantic's says, beginning with a small letter.
 
@@ -51,9 +57,20 @@ def phrase(error: ErrorDetails) -> str:
     if kind in SCALARS:
         return f"must be {SCALARS[kind]}{_given(error)}"
     if kind in OTHERS:
-        return f"must be {OTHERS[kind]}"
+        return f"must be {OTHERS[kind]}{_mend(error)}"
+    if kind == "string_pattern_mismatch" and context.get("pattern") in PATTERNS:
+        return PATTERNS[context["pattern"]]
     text = error["msg"].removeprefix("Value error, ").replace(" after validation, not ", ", not ")
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
+
+
+def _mend(error: ErrorDetails) -> str:
+    """Return how what is meant is written, where that can be told."""
+    kind, given = error["type"], error.get("input")
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        return "; put it in quotes"
+    is_talk = kind == "model_type" and error.get("ctx", {}).get("class_name") == "ConversationSpec"
+    return "; write {prompt: ...}" if is_talk and isinstance(given, str) else ""
 
 
 def _given(error: ErrorDetails) -> str:

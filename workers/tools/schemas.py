@@ -105,6 +105,9 @@ def _digest(kind: str, text: str) -> bytes:
     return hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()
 
 
+TYPES: Final = "array, boolean, integer, null, number, object and string"
+
+
 def _all_troubles(asked: list[tuple[str, str]]) -> list[str | None]:
     return [_pattern_trouble(text) if kind == "pattern" else _schema_trouble(json.loads(text)) for kind, text in asked]
 
@@ -116,10 +119,18 @@ def _schema_trouble(schema: dict[str, object]) -> str | None:
             return "unevaluatedProperties cannot be applied here; use additionalProperties"
         lost = next((target for target in _references(schema) if not _is_there(schema, target)), None)
     except jsonschema.SchemaError as error:
-        return error.message
+        return _schema_fault(error)
     except Exception as error:  # noqa: BLE001 - the library trips over much that is no schema, each time otherwise
         return f"cannot be checked: {type(error).__name__}: {error}"
     return None if lost is None else f"refers to {lost!r}, which is not in it"
+
+
+def _schema_fault(error: jsonschema.SchemaError) -> str:
+    """Return what is wrong with a schema, and where in it."""
+    place = ".".join(map(str, error.absolute_path))
+    is_word = isinstance(error.instance, str) and error.absolute_path and error.absolute_path[-1] == "type"
+    told = f"{error.instance!r} is no type; there are {TYPES}" if is_word else error.message
+    return f"{place}: {told}" if place else told
 
 
 def _pattern_trouble(pattern: str) -> str | None:

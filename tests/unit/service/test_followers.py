@@ -37,4 +37,4 @@ def test_a_service_that_has_no_room_is_asked_again(monkeypatch: pytest.MonkeyPat
         ]
     )
     with httpx.Client(transport=httpx.MockTransport(lambda _: next(answers))) as http:
-        assert follow(Client("http://test", http=http), "job-1", as_json=True) == "completed"
+        assert follow(Client("http://test", http=http), "job-1", lambda _event: None) == "completed"

@@ -477,7 +477,7 @@ def test_a_file_that_is_broken_or_not_there_is_named(tmp_path: Path) -> None:
     """Neither is a machine without GPUs."""
     broken = tmp_path / "machine.json"
     assert faults_in(broken, '{"devices": [')[0].startswith(f"{broken}: not JSON")
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: there is no such file"):
         read_inventory(tmp_path / "nowhere.yaml")
 
 

@@ -53,7 +53,7 @@ class TestDefinitions:
             ({"function": {"name": "x", "description": 3}}, "is not text"),
             ({"function": {"name": "x", "parameters": []}}, None),
             ({"function": {"name": "x", "parameters": "no"}}, "not a JSON schema"),
-            ({"function": {"name": "x", "parameters": {"type": "nonsense"}}}, "is not valid"),
+            ({"function": {"name": "x", "parameters": {"type": "nonsense"}}}, "is no type; there are"),
         ],
     )
     def test_what_is_no_tool_is_refused_with_its_mend(self, document: object, told: str | None) -> None:
