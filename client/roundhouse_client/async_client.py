@@ -155,6 +155,7 @@ class AsyncClient:
     read_result = _Streams(reading.read_result)
     get_conversation = _Asks(job_calls.get_conversation)
     get_prompts = _Asks(job_calls.get_prompts)
+    get_document = _Asks(job_calls.get_document)
     get_timeline = _Asks(job_calls.get_timeline)
     get_deliveries = _Asks(job_calls.get_deliveries)
 

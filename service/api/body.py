@@ -11,11 +11,14 @@ from starlette.requests import ClientDisconnect
 
 from service.api.door.held_bodies import HELD, HeldBody
 from service.conversations.limits import Limits
-from service.errors import BodyMalformed, BodyTooLarge
+from service.errors import BodyMalformed, BodyTooLarge, ConfigError
+from service.formats.documents import parse_document
 from service.node.jobs import SMALL_BYTES
 from workers.offload.pool import Purpose, offload
 
 COUNT_LIMIT_S: Final = 10.0
+YAML: Final = "application/yaml"  # RFC 9512
+MOST_YAML_BYTES: Final = 256 * 1024  # some seconds of a processor
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
 _TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
@@ -73,6 +76,33 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
         return decode_document(body, limits)
     await check_nodes(body, limits)
     return await anyio.to_thread.run_sync(decode_document, body, limits)
+
+
+async def decode_yaml(body: bytes, limits: Limits) -> object:
+    """Return the document of some bytes of YAML, as a job file has it.
+
+    Raises:
+        BodyMalformed: no YAML, too much of it, or deeper than ``limits.depth``.
+    """
+    if len(body) > MOST_YAML_BYTES:
+        raise BodyMalformed(f"a body of YAML has at most {MOST_YAML_BYTES} bytes; send it as JSON")
+    try:
+        document = await offload(_parse_yaml, body, limit_s=COUNT_LIMIT_S, purpose=Purpose.DOCUMENTS)
+    except TimeoutError as error:
+        raise BodyMalformed(f"it cannot be read within {COUNT_LIMIT_S:g} s; send it as JSON") from error
+    if isinstance(document, ConfigError):
+        raise BodyMalformed(str(document))
+    if is_deeper_than(document, limits.depth):
+        raise BodyMalformed(f"the body is nested more than limits.depth = {limits.depth} levels deep")
+    return document
+
+
+def _parse_yaml(body: bytes) -> object:
+    """Return what is read, or why nothing can be: an error as it is would not come back from another process."""
+    try:
+        return parse_document(body.decode("utf-8"), "line")[0]
+    except (ConfigError, UnicodeDecodeError) as error:
+        return ConfigError(str(error))
 
 
 async def check_nodes(body: bytes, limits: Limits) -> None:

@@ -12,10 +12,11 @@ from starlette.responses import StreamingResponse
 from service.api import schemas
 from service.api.batch import MEDIA_TYPE as NDJSON
 from service.api.batch import is_batch, post_batch
-from service.api.body import decode_soon, read_body
+from service.api.body import YAML, decode_soon, decode_yaml, read_body
 from service.api.door.access import CallerNow
 from service.api.events import follow
 from service.api.problems import refused
+from service.api.result_table import CSV, csv_rows
 from service.conversations.job import JobId, TurnKey
 from service.conversations.limits import Limits
 from service.conversations.states import ENDED_TURNS, ConversationState, JobState
@@ -34,7 +35,7 @@ JSON: Final = "application/json"
 BODY: Final = {
     "requestBody": {
         "required": True,
-        "content": {kind: {"schema": {"$ref": "#/components/schemas/JobSpec"}} for kind in (JSON, NDJSON)},
+        "content": {kind: {"schema": {"$ref": "#/components/schemas/JobSpec"}} for kind in (JSON, NDJSON, YAML)},
     }
 }
 
@@ -87,7 +88,8 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
         if is_batch(request):
             return await post_batch(request, partial(jobs.post, queue=queue, caller=caller), limits, idempotency_key)
         content = await read_body(request, limits)
-        document = await decode_soon(content, limits)
+        is_yaml = request.headers.get("content-type", "").partition(";")[0].strip().lower() == YAML
+        document = await (decode_yaml if is_yaml else decode_soon)(content, limits)
         stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
         body = job_document(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
         location = {"Location": f"/v1/jobs/{stored.id}"}
@@ -135,17 +137,31 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
 
 
 def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
+    @router.get("/document", summary="Read the job as it was posted", responses=refused(400, 401, 404, 503))
+    async def get_document(
+        job_id: str,
+        conversations: Annotated[
+            Literal["all", "none"] | ConversationState, Query(description="all, none, or those in one state")
+        ] = "all",
+    ) -> Response:
+        return Response(await jobs.document(JobId(job_id), conversations), media_type=JSON)
+
     @router.get(
         "/result",
         response_model=schemas.ResultOut,
         summary="Read all transcripts",
-        responses={200: {"content": {NDJSON: {"schema": {"type": "string"}}}}, **refused(400, 401, 404, 409)},
+        responses={
+            200: {"content": {kind: {"schema": {"type": "string"}} for kind in (NDJSON, CSV)}},
+            **refused(400, 401, 404, 409),
+        },
     )
-    async def get_result(job_id: str, format: Literal["json", "jsonl"] = "json") -> Response:  # noqa: A002 - the specification's
+    async def get_result(job_id: str, format: Literal["json", "jsonl", "csv"] = "json") -> Response:  # noqa: A002 - the specification's
         stored = await jobs.ended(JobId(job_id))
         transcripts = jobs.transcripts(stored.id)
         if format == "jsonl":
             return StreamingResponse(_lines(transcripts), media_type=NDJSON)
+        if format == "csv":
+            return StreamingResponse(csv_rows(stored.id, transcripts), media_type=CSV)
         return StreamingResponse(_whole(stored, transcripts), media_type=JSON)
 
     @router.get(

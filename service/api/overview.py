@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Response
 from starlette.responses import StreamingResponse
 
 from service import __version__
@@ -54,6 +54,11 @@ def overview_router(node: Node) -> APIRouter:
         make = partial(_job, glances, JobId(job_id), state, after)
         return await _stream(node, frames.of((job_id, state, after), make))
 
+    @router.get("/jobs/{job_id}/conversations/{conversation_id}/place", dependencies=[Depends(check_seen)])
+    async def get_place(job_id: str, conversation_id: str) -> Response:
+        place = await glances.place(JobId(job_id), conversation_id)
+        return Response(msgspec.json.encode(place), media_type="application/json")
+
     return router
 
 
@@ -83,7 +88,7 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
     for worker in status.workers:
         worker.requests = sorted(worker.requests, key=lambda each: -each.evidence.silent_s)[:REQUESTS]
     can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
-    return _encoded(status, version=__version__, jobs=jobs, **can), False
+    return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, **can), False
 
 
 def _encoded(status: status_schemas.StatusOut, **others: object) -> bytes:
@@ -93,6 +98,7 @@ def _encoded(status: status_schemas.StatusOut, **others: object) -> bytes:
 
 async def _job(glances: Glances, job_id: JobId, state: ConversationState | None, after: int) -> tuple[bytes, bool]:
     view, listed = await glances.into(job_id, state, after, CONVERSATIONS + 1)
+    heads = await glances.prompt_heads(job_id)
     shown = [
         {
             "id": each.id,
@@ -100,6 +106,7 @@ async def _job(glances: Glances, job_id: JobId, state: ConversationState | None,
             "state": each.state,
             "reason": each.reason,
             "turns": each.ended_turns,
+            "prompt": heads[each.position],
         }
         for each in listed[:CONVERSATIONS]
     ]

@@ -255,7 +255,9 @@ class ProgressLine:
             typer.echo(f"\r{line}\x1b[K" if self._moves else line, err=True, nl=not self._moves)
             self._shown = line
         if is_end:
-            typer.echo(f"\n{plain(job.name)}: {job.state}" if self._moves else f"{plain(job.name)}: {job.state}", err=True)
+            typer.echo(
+                f"\n{plain(job.name)}: {job.state}" if self._moves else f"{plain(job.name)}: {job.state}", err=True
+            )
 
 
 SECOND_S: Final = 1.0

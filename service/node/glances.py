@@ -1,12 +1,22 @@
 """Jobs as they are watched: all at once with counts that may be a little old, or one with a page of conversations."""
 
+from collections import OrderedDict
+from typing import Final
+
+import anyio.to_thread
+
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
+from service.conversations.job_document import ConversationPlace, place_in, prompt_heads
 from service.conversations.states import ConversationState
+from service.errors import ConversationNotFound
 from service.node.jobs import Jobs, JobView
 from service.store import queries
 from service.store.records import ConversationRow
 from service.store.store import Store
+
+HEAD_CHARS: Final = 160  # of a prompt, in a list
+MOST_HEADS: Final = 8  # jobs
 
 
 class Glances:
@@ -15,6 +25,7 @@ class Glances:
     def __init__(self, store: Store, jobs: Jobs) -> None:
         self._store = store
         self._jobs = jobs
+        self._heads: OrderedDict[JobId, list[str]] = OrderedDict()  # of the jobs that were looked into last
 
     def __repr__(self) -> str:
         return f"<Glances {self._jobs!r}>"
@@ -40,3 +51,32 @@ class Glances:
         """
         view = await self._jobs.get(job_id)  # first: where it has ended, so have all that are listed
         return view, await self._store.read(queries.conversation_rows(job_id, state, after, limit))
+
+    async def prompt_heads(self, job_id: JobId) -> list[str]:
+        """Return the beginnings of a job's prompts, in the order of its conversations: they never change.
+
+        Raises:
+            JobNotFound: there is none.
+            StoreUnavailable: the database is in trouble.
+        """
+        if job_id not in self._heads:
+            document = await self._store.read(queries.document(job_id))
+            self._heads[job_id] = await anyio.to_thread.run_sync(prompt_heads, document, HEAD_CHARS)
+            while len(self._heads) > MOST_HEADS:
+                self._heads.popitem(last=False)
+        self._heads.move_to_end(job_id)
+        return self._heads[job_id]
+
+    async def place(self, job_id: JobId, conversation_id: str) -> ConversationPlace:
+        """Return what a conversation was posted with, and its neighbours.
+
+        Raises:
+            JobNotFound: there is no such job.
+            ConversationNotFound: it has no such conversation.
+            StoreUnavailable: the database is in trouble.
+        """
+        document = await self._store.read(queries.document(job_id))
+        found = await anyio.to_thread.run_sync(place_in, document, conversation_id)
+        if found is None:
+            raise ConversationNotFound(job_id, conversation_id)
+        return found

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 import anyio.to_thread
@@ -15,6 +15,7 @@ import msgspec
 
 from service.conversations.callers import ANYBODY, API_KEYS, Caller
 from service.conversations.job import Job, JobId
+from service.conversations.job_document import with_conversations
 from service.conversations.job_parser import JobRules, check_schemas, parse_job
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, transcript_document, transcript_pieces
@@ -287,6 +288,19 @@ class Jobs:
         ended = {turn.key for turn in conversation.turns}
         turns = [*conversation.turns, *(turn for turn in partial if turn.key not in ended)]
         return conversation.id, conversation.metadata, conversation.state, conversation.reason, turns
+
+    async def document(self, job_id: JobId, which: Literal["all", "none"] | ConversationState) -> bytes:
+        """Return the JSON of a job as it was posted, with all of its conversations, none, or those in a state.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        text = await self._store.read(queries.document(job_id))
+        if which == "all":
+            return text.encode()
+        states = {} if which == "none" else await self._store.read(queries.conversation_states(job_id))
+        wanted = {name for name, state in states.items() if state == which}
+        return await anyio.to_thread.run_sync(with_conversations, text, wanted)
 
     async def ended_conversations(self, job_id: JobId) -> list[str]:
         """Return the ids of the conversations of a job that have ended."""

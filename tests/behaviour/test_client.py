@@ -49,6 +49,7 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     job_calls.delete_job("X"),
     job_calls.get_conversation("X", "X"),
     job_calls.get_prompts("X", "X", "X", 0),
+    job_calls.get_document("X"),
     job_calls.get_timeline("X"),
     job_calls.get_deliveries("X"),
     worker_calls.list_workers(),

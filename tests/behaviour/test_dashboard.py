@@ -130,7 +130,8 @@ def test_a_jobs_conversations_come_in_pages(service: Service) -> None:
     (_, first), (end, _) = frames(service, path, most=2)
     assert end == "end"
     assert [row["id"] for row in first["conversations"]] == [f"c{number}" for number in range(100)]
-    assert first["conversations"][0] == {"id": "c0", "position": 0, "state": "completed", "reason": None, "turns": 2}
+    told = {"id": "c0", "position": 0, "state": "completed", "reason": None, "turns": 2, "prompt": "Go."}
+    assert first["conversations"][0] == told
     ((_, second),) = frames(service, f"{path}?after={first['next_after']}")
     assert [row["id"] for row in second["conversations"]] == [f"c{number}" for number in range(100, 120)]
     assert second["next_after"] is None

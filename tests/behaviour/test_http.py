@@ -1,5 +1,7 @@
 """The HTTP surface, promise by promise (specification, "HTTP interface")."""
 
+import csv
+import io
 import json
 import re
 import threading
@@ -421,3 +423,49 @@ def test_health_may_be_asked_for_without_a_body(service: Service) -> None:
     for path in ("/healthz", "/readyz"):
         answer = service.http.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_a_job_is_given_back_as_it_was_posted(service: Service) -> None:
+    """Whole, without conversations, or with those in a state alone; so it can be posted again."""
+    posted = debate(conversations=3)
+    job_id = service.post_job(posted)
+    service.wait_ended(job_id)
+    path = f"/v1/jobs/{job_id}/document"
+    assert service.get(path) == posted
+    assert service.get(f"{path}?conversations=none") == {**posted, "conversations": []}
+    assert service.get(f"{path}?conversations=completed") == posted
+    assert service.get(f"{path}?conversations=failed")["conversations"] == []
+    problem(service.http.get(f"{path}?conversations=nonsense"), 400, "invalid_parameter")
+    problem(service.http.get("/v1/jobs/nope/document"), 404, "job_not_found")
+
+
+def test_a_result_is_a_table(service: Service) -> None:
+    """A row for each turn, with quotation marks and ends of lines as CSV has them."""
+    job_id = service.post_job({**debate(conversations=2), "name": 'a "b"'})
+    service.wait_ended(job_id)
+    answer = service.http.get(f"/v1/jobs/{job_id}/result?format=csv")
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text, newline="")))
+    turns = [
+        (conversation["id"], turn["agent"], str(turn["round"]), turn["text"], str(turn["usage"]["completion_tokens"]))
+        for conversation in service.get(f"/v1/jobs/{job_id}/result")["conversations"]
+        for turn in conversation["turns"]
+    ]
+    assert [(r["conversation"], r["agent"], r["round"], r["text"], r["completion_tokens"]) for r in rows] == turns
+    assert {(row["job"], row["state"]) for row in rows} == {(job_id, "completed")}
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "told"),
+    [
+        ("name: y\nagents: [{id: a, model: m}]\nconversations: [{prompt: 'Go: on'}]\n", 202, ""),
+        ("agents: [\n", 400, "not YAML"),
+        ("a: &a [1]\nb: [*a, *a]\n<<: {}\n", 400, "mappings are not merged"),
+        ("x" * 300_000, 400, "at most 262144 bytes; send it as JSON"),
+        ("[" * 200, 400, ""),
+    ],
+)
+def test_a_job_may_come_as_yaml(service: Service, text: str, status: int, told: str) -> None:
+    """As job files are written; bounded, since reading it is slow."""
+    answer = service.http.post("/v1/jobs", content=text, headers={"Content-Type": "application/yaml"})
+    assert (answer.status_code, told in answer.text) == (status, True), answer.text

@@ -60,10 +60,10 @@ def test_stock_clients_bring_their_keys(service: Service, clients: dict[str, ope
     assert clients["alice"].chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
     with (
         anthropic.Anthropic(base_url=service.url, api_key="none-of-ours", max_retries=0) as ours,
-        pytest.raises(anthropic.AuthenticationError, match="Authorization"),
+        pytest.raises(anthropic.AuthenticationError, match="key"),
     ):
         ours.messages.create(model="m", max_tokens=3, messages=[{"role": "user", "content": "Go."}])
-    with pytest.raises(openai.AuthenticationError, match="Authorization"):
+    with pytest.raises(openai.AuthenticationError, match="key"):
         clients["alice"].with_options(api_key="none-of-ours").models.list()
     answer = httpx.post(
         f"{service.url}/v1/chat/completions",

@@ -88,6 +88,7 @@ def test_every_view_fits_every_width_and_is_accessible(service: Service, page: P
         "conversation": (f"#/jobs/{debate}/cars", "opponent, round 1"),
         "growing": (f"#/jobs/{slow}/c0", "in flight"),
         "post": ("#/post", "Example: a debate"),
+        "again": (f"#/post/{debate}", "Post the job"),
         "pools": ("#/pools", "waits for a slot of slow"),
         "workers": ("#/workers", "slow-0"),
         "worker": ("#/workers/m-0", "No engine of this worker has broken"),
@@ -263,8 +264,8 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     go(shown, f"#/jobs/{job_id}", "c99")
     service.wait_ended(job_id)
     shown.wait_text("1,200 of 1,200")
-    assert shown.run("document.querySelectorAll('tbody tr').length") == 100
-    shown.click(".tools button:last-of-type")
+    assert shown.run("[...document.querySelectorAll('table')].at(-1).querySelectorAll('tbody tr').length") == 100
+    shown.run("[...document.querySelectorAll('button')].find((each) => each.textContent === 'Next').click()")
     shown.wait_text("c199")
     assert shown.end_trace().longest_cpu_ms <= LONGEST_TASK_MS  # by the clock other programs' work would count
 

@@ -101,7 +101,7 @@ def test_ten_thousand_conversations_cost_the_browser_little(service: Service, pa
         assert opening.longest_cpu_ms < TASK_MS, place
         assert looking.longest_cpu_ms < LOOKING_MS, place
         if place == f"#/jobs/{job}":
-            assert page.run("document.querySelectorAll('tbody tr').length") == A_PAGE
+            assert page.run("[...document.querySelectorAll('tbody')].at(-1).rows.length") == A_PAGE
 
 
 def test_going_from_view_to_view_leaves_nothing_behind(service: Service, page: Page, job: str) -> None:

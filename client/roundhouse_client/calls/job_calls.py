@@ -121,6 +121,15 @@ def get_prompts(job_id: str, conversation_id: str, agent: str, round_number: int
     return get(f"{JOBS}{place(job_id)}{turn}/prompt", into(AskedPrompts))
 
 
+def get_document(job_id: str, conversations: str = "all") -> Call[str]:
+    """Return the JSON of the job as it was posted, with ``all`` of its conversations, ``none``, or those in a state.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return get(f"{JOBS}{place(job_id)}/document", as_text, conversations=conversations)
+
+
 def get_timeline(job_id: str) -> Call[str]:
     """Return the JSON of which attempt of the job held which slot when; of a large job it is megabytes.
 

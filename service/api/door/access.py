@@ -58,6 +58,8 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/v1/jobs/{job_id}/deliveries"): _READ,
     ("POST", "/v1/jobs/{job_id}/cancel"): _END,
     ("DELETE", "/v1/jobs/{job_id}"): _END,
+    ("GET", "/v1/jobs/{job_id}/document"): _READ,
+    ("GET", "/v1/jobs/{job_id}/conversations/{conversation_id}/place"): _READ,
     ("GET", "/v1/workers"): _READ,
     ("GET", "/v1/workers/{worker_id}"): _READ,
     ("GET", "/v1/workers/{worker_id}/logs"): _ADMIN,

@@ -26,7 +26,7 @@ from service.web.page_files import page_files
 OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page asks for what it shows with a key
 BARE_PATH: Final = "/readyz"  # to whom has no key it tells a status, and no names
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us
-MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
+MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson", "application/yaml"})
 HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -41,7 +41,7 @@ async function answerTo(path, { method = "GET", body, headers = {}, signal } = {
   const key = keys.get();
   const sent = { ...headers };
   if (key) sent.Authorization = `Bearer ${key}`;
-  if (body !== undefined) sent["Content-Type"] = "application/json";
+  if (body !== undefined && !sent["Content-Type"]) sent["Content-Type"] = "application/json";
   let answer;
   try {
     answer = await fetch(path, { method, body, headers: sent, signal, cache: "no-store", credentials: "omit" });
@@ -68,6 +68,16 @@ export async function ask(path, { read = null, ...options } = {}) {
   } finally {
     clearTimeout(timer);
   }
+}
+
+/** Have the browser save an answer as a file; the key goes with the request, so no plain link can. */
+export async function download(path, name) {
+  const answer = await answerTo(path);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), LIMIT_MS);
 }
 
 /**

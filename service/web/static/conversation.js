@@ -1,9 +1,9 @@
 /** A conversation as it grows: what each agent said, and folded with it how it came about. */
 
-import { ask, poll } from "./api.js";
+import { ask, download, poll } from "./api.js";
 import { badge, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
 import { plural, to } from "./format.js";
-import { problemNode } from "./problem.js";
+import { problemNode, showing } from "./problem.js";
 import { turnNode } from "./turn.js";
 
 const LOOK_MS = 1000;
@@ -19,11 +19,25 @@ export function open(root, [jobId, id], title) {
   const reason = h("span", { class: "beside" });
   const faults = h("div");
   const turns = turnsOf(path);
+  const question = h("div", { class: "question", "aria-label": "Prompt", role: "group" });
+  const before = h("a", { class: "button", hidden: true }, "Previous");
+  const after = h("a", { class: "button", hidden: true }, "Next");
+  const where = h("span", { class: "beside" });
+  const save = h("button", { type: "button", onclick: () => showing(faults, () => download(path, `${id}.json`)) }, "Download");
+  ask(`${path}/place`).then((place) => {
+    setText(question, place.prompt);
+    setText(where, `${place.number} of ${place.total}, ${plural(place.rounds, "round")}`);
+    for (const [link, other] of [[before, place.previous], [after, place.next]]) {
+      link.hidden = other === null;
+      if (other !== null) link.setAttribute("href", to("jobs", jobId, other));
+    }
+  }, (problem) => question.replaceChildren(problemNode(problem)));
   let ended = []; // they do not change, so only what comes after them is asked for
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" },
       h("a", { href: "#/jobs" }, "Jobs"), " / ", h("a", { href: to("jobs", jobId) }, jobId)),
-    h("div", { class: "head" }, h("h1", {}, id), state, reason), faults, turns.node,
+    h("div", { class: "head" }, h("h1", {}, id), state, reason),
+    h("div", { class: "tools" }, before, after, where, save), faults, question, turns.node,
   );
   return poll(async () => {
     const transcript = await ask(`${path}?after=${ended.length}`);

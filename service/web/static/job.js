@@ -1,8 +1,9 @@
 /** A job: how far it is, and its conversations, a page at a time. */
 
-import { ask, follow } from "./api.js";
+import { ask, download, follow } from "./api.js";
 import { bar, badge, facts, folded, h, setBadge, setText } from "./dom.js";
-import { between, clock, pretty, to, whole } from "./format.js";
+import { between, clock, plural, pretty, to, whole } from "./format.js";
+import { glossary } from "./glossary.js";
 import { timelineNode } from "./job_timeline.js";
 import { progress, stateCell } from "./jobs_table.js";
 import { problemNode, showing } from "./problem.js";
@@ -19,6 +20,12 @@ export function open(root, [id], title) {
   const head = headOf(id);
   const faults = h("div"); // of what was asked of the job
   const trouble = h("div"); // of what is followed
+  const path = `/v1/jobs/${encodeURIComponent(id)}`;
+  const saves = ["json", "jsonl", "csv"].map((kind) => h("button", { type: "button", disabled: true, onclick: () => showing(faults, () =>
+    download(`${path}/result?format=${kind}`, `${heading.textContent}.${kind}`)) }, kind.toUpperCase()));
+  const again = h("a", { class: "button", href: to("post", id) }, "Post as new");
+  const failed = h("a", { class: "button", href: to("post", id, "failed"), hidden: true }, "Post the failed ones again");
+  const definition = definitionNode(path);
   const timeline = timelineNode(`/v1/jobs/${encodeURIComponent(id)}`);
   const conversations = conversationsTable(id);
   const pages = pager((query) => follow(
@@ -28,7 +35,10 @@ export function open(root, [id], title) {
     && showing(faults, () => ask(`/v1/jobs/${encodeURIComponent(id)}/cancel`, { method: "POST" })));
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/jobs" }, "Jobs")),
-    h("div", { class: "head" }, heading, state, cancel), faults, trouble, head.node, timeline.node, pages.node, conversations.node,
+    h("div", { class: "head" }, heading, state, cancel), faults, trouble,
+    h("div", { class: "tools" }, again, failed, h("span", { class: "beside" }, "Result"), ...saves),
+    head.node, definition.node, timeline.node, pages.node, conversations.node,
+    glossary("Ready", "Pending", "In flight"),
   );
   function update({ job, conversations: rows, next_after: next }) {
     trouble.replaceChildren();
@@ -36,6 +46,8 @@ export function open(root, [id], title) {
     title(job.name);
     setBadge(state, job.state);
     cancel.hidden = !IS_OPEN.has(job.state);
+    failed.hidden = IS_OPEN.has(job.state) || !job.progress.conversations.failed;
+    for (const save of saves) save.disabled = IS_OPEN.has(job.state);
     head.update(job);
     conversations.update(rows);
     pages.update(next);
@@ -45,6 +57,39 @@ export function open(root, [id], title) {
     pages.close();
     timeline.close();
   };
+}
+
+/** Return who speaks in a job, and how: as it was posted, which never changes. */
+function definitionNode(path) {
+  const agents = table({
+    caption: "Agents",
+    empty: "",
+    keyOf: (agent) => agent.id,
+    columns: [
+      { title: "Agent", text: (agent) => agent.id, kind: "name" },
+      { title: "Model", text: (agent) => agent.model },
+      { title: "System prompt", text: (agent) => agent.system ?? "", kind: "prompt" },
+      { title: "Speaks after", text: (agent) => (agent.speak_after_within_round ?? []).join(", "), says: "those of its round that it waits for, and hears" },
+      { title: "Parameters", text: (agent) => settingsOf(agent), kind: "prompt" },
+    ],
+  });
+  const told = facts();
+  const node = h("section", { "aria-label": "Definition" }, told.node, agents.node);
+  ask(`${path}/document?conversations=none`).then((job) => {
+    told.update([
+      ["Rounds", whole(job.rounds ?? 1)], ["Mode", job.mode ?? "rounds"], ["View", job.view ?? "turns"],
+      ["Priority", job.priority ? whole(job.priority) : null], ["Agents", plural(job.agents.length, "agent")],
+    ]);
+    agents.update(job.agents);
+  }, (problem) => node.replaceChildren(problemNode(problem)));
+  return { node };
+}
+
+function settingsOf({ params, tools, validation }) {
+  const parts = Object.entries(params ?? {}).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
+  if (tools?.length) parts.push(plural(tools.length, "tool"));
+  if (validation) parts.push(`answers held by ${Object.keys(validation)[0]}`);
+  return parts.join(", ");
 }
 
 function headOf(id) {
@@ -85,6 +130,7 @@ function conversationsTable(id) {
     columns: [
       { title: "Conversation", make: link((row) => to("jobs", id, row.id), (row) => row.id), kind: "name" },
       { title: "State", make: stateCell },
+      { title: "Prompt", text: (row) => row.prompt ?? "", kind: "prompt" },
       { title: "Ended turns", text: (row) => whole(row.turns), kind: "number" },
       { title: "Reason", text: (row) => row.reason ?? "" },
     ],

@@ -43,9 +43,9 @@ export function jobsTable(caption) {
       { title: "Turns", make: progress },
       { title: "Conversations", text: conversations, kind: "number" },
       { title: "Took", text: (job) => between(job.started_at, job.finished_at), kind: "number" },
-      { title: "Posted", text: (job) => clock(job.created_at), kind: "number wide" },
-      { title: "Key", text: (job) => job.key ?? "", kind: "wide" },
-      { title: "Id", text: (job) => job.id, kind: "id wide" },
+      { title: "Posted", text: (job) => clock(job.created_at), kind: "number" },
+      { title: "Key", text: (job) => job.key ?? "" },
+      { title: "Id", text: (job) => job.id, kind: "id" },
     ],
   });
 }

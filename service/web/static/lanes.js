@@ -45,8 +45,8 @@ function devicesTable() {
       { title: "Memory", make: memory },
       { title: "State", make: (first) => stateOf(first, (row) => (row.sick ? "sick" : "in use")) },
       { title: "Models", text: (row) => row.lanes.flatMap((lane) => lane.resident).join(", ") || "none" },
-      { title: "Lanes", text: (row) => whole(row.lanes.length), kind: "number wide" },
-      { title: "Because", text: (row) => row.sick ?? "", kind: "because wide" },
+      { title: "Lanes", text: (row) => whole(row.lanes.length), kind: "number" },
+      { title: "Because", text: (row) => row.sick ?? "", kind: "because" },
     ],
   });
 }
@@ -64,8 +64,8 @@ function lanesTable() {
       { title: "Swaps", text: (lane) => whole(lane.swaps), kind: "number" },
       { title: "Because", text: because, kind: "because" },
       { title: "Last loads", text: (lane) => Object.entries(lane.load_s).map(([model, s]) => `${model} ${seconds(s)}`).join(", "), kind: "because" },
-      { title: "Part", text: (lane) => mib(lane.memory_mib), kind: "number wide" },
-      { title: "Device", text: (lane) => lane.device, kind: "id wide" },
+      { title: "Part", text: (lane) => mib(lane.memory_mib), kind: "number" },
+      { title: "Device", text: (lane) => lane.device, kind: "id" },
     ],
   });
 }

@@ -20,7 +20,7 @@ import * as workers from "./workers.js";
 const VIEWS = [
   { at: "", title: "Overview", view: overview },
   { at: "jobs", title: "Jobs", view: history, inner: [job, conversation] },
-  { at: "post", title: "Post a job", view: post },
+  { at: "post", title: "Post a job", view: post, inner: [post, post] },
   { at: "pools", title: "Pools", view: pools },
   { at: "workers", title: "Workers", view: workers, inner: [worker] },
   { at: "lanes", title: "Lanes", view: lanes },
@@ -40,20 +40,12 @@ function placeNow() {
   }
 }
 
-/** Scroll the names of the views, which a phone shows in part, to the one that is shown. */
-function revealPlace() {
-  const nav = by("nav");
-  const current = nav.querySelector("[aria-current]");
-  if (current) nav.scrollLeft = current.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
-}
-
 function show(isFirst = false) {
   close();
   const { at, parts } = placeNow();
   const found = VIEWS.find((each) => each.at === at);
   const view = parts.length ? found?.inner?.[parts.length - 1] : found?.view;
   for (const each of by("nav").children) setAttribute(each, "aria-current", each.dataset.at === at ? "page" : null);
-  revealPlace();
   const root = h("div", { class: "view" });
   by("main").replaceChildren(root);
   const title = (text) => (document.title = `${text} · Roundhouse`);
@@ -100,6 +92,5 @@ by("forget").addEventListener("click", () => {
   begin();
 });
 window.addEventListener("hashchange", () => show());
-window.addEventListener("resize", revealPlace);
 subscribe(() => {});
 begin();

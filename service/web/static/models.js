@@ -127,7 +127,7 @@ function adaptersTable(name) {
       { title: "Loaded", text: (adapter) => (adapter.is_configured ? "configured" : clock(adapter.loaded_at)) },
       { title: "Size", text: (adapter) => bytes(adapter.size), kind: "number" },
       { title: "Workers", text: (adapter) => adapter.workers.join(", ") },
-      { title: "Source", text: (adapter) => adapter.source, kind: "wide because" },
+      { title: "Source", text: (adapter) => adapter.source, kind: "because" },
     ],
   });
 }

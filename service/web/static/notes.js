@@ -1,6 +1,14 @@
-/** What is amiss: the store, tool servers, and what waits for models that are elsewhere. */
+/** What is amiss: engines, the store, tool servers, and what waits for models that are elsewhere. */
 
 import { h, keyed, setText } from "./dom.js";
+import { causeOf } from "./format.js";
+
+const BROKEN = new Set(["failed", "backoff"]);
+
+/** Whether a worker's engine is gone, or a server that should be there is not; an engine of ours takes time to start. */
+function isDown({ state, engine, because }) {
+  return BROKEN.has(state) || (state === "starting" && engine === "attached" && because.includes("; not ready: "));
+}
 
 /** Return the list; it takes no place while all is well. */
 export function notesOf() {
@@ -10,6 +18,8 @@ export function notesOf() {
     update({ status }) {
       const notes = [
         ...(status.store.trouble ? [`The store: ${status.store.trouble}`] : []),
+        ...status.workers.filter(isDown)
+          .map((worker) => `${worker.id} of ${worker.model} is ${worker.state}: ${causeOf(worker)}`),
         ...status.tool_servers.filter((server) => server.trouble)
           .map((server) => `The tool server ${server.name} of ${server.model}: ${server.trouble}`),
         ...Object.values(status.unclaimed).map((text) => `Claimed by no node, ${text}`),

@@ -2,6 +2,7 @@
 
 import { h, keyed, setAttribute, setText } from "./dom.js";
 import { short, whole } from "./format.js";
+import { glossary } from "./glossary.js";
 import { jobsTable } from "./jobs_table.js";
 import { subscribe, tokensPerSecond } from "./live.js";
 import { notesOf } from "./notes.js";
@@ -21,6 +22,7 @@ export function open(root) {
     h("div", { class: "head" }, h("h1", {}, "Overview"), h("a", { class: "button main", href: "#/post" }, "Post a job")),
     notes.node, h("div", { class: "now" }, tiles, curve.node), jobs.node,
     h("p", {}, h("a", { href: "#/jobs" }, "All jobs")), workers.node,
+    glossary("Ready", "Pending", "In flight", "Slot", "Verdict", "Because"),
   );
   return subscribe((frame) => {
     keyed(tiles, tilesOf(frame), ([title]) => title, tile);
@@ -31,14 +33,15 @@ export function open(root) {
   });
 }
 
-function tilesOf({ status: { jobs, conversations, pools, workers } }) {
+function tilesOf({ status: { jobs, conversations, pools, workers }, sees_all: seesAll }) {
+  const ofAll = seesAll ? "" : "of all keys"; // the tables show the own ones alone
   const ready = workers.filter((worker) => worker.state === "ready").length;
   return [
-    ["Jobs under way", whole(jobs), ""],
-    ["Conversations", short(conversations.finished), `of ${short(conversations.total)} since the start`],
-    ["In flight", whole(pools.in_flight), `of ${whole(pools.capacity)} slots`],
-    ["Ready", short(pools.ready), "wait for a slot"],
-    ["Pending", short(pools.pending), "wait for others"],
+    ["Jobs under way", whole(jobs), ofAll],
+    ["Conversations", short(conversations.finished), `of ${short(conversations.total)} since the start${seesAll ? "" : ", of all keys"}`],
+    ["In flight", whole(pools.in_flight), `turns, of ${whole(pools.capacity)} slots`],
+    ["Ready", short(pools.ready), "turns wait for a slot"],
+    ["Pending", short(pools.pending), "turns wait for others"],
     ["Workers", whole(ready), `of ${whole(workers.length)} ready`],
   ];
 }
@@ -63,14 +66,18 @@ function curveOf() {
   setAttribute(drawing, "aria-hidden", "true");
   drawing.append(line);
   const told = h("figcaption");
+  const top = h("span");
   return {
-    node: h("figure", { class: "curve" }, drawing, told),
+    node: h("figure", { class: "curve" },
+      h("div", { class: "axis" }, top, h("span", {}, "tokens/s")), drawing,
+      h("div", { class: "axis" }, h("span", {}, "2 min ago"), h("span", {}, "now")), told),
     update(points) {
       const most = Math.max(1, ...points);
       const step = WIDTH / 119;
       const begin = WIDTH - step * (points.length - 1);
       const places = points.map((value, place) => `${(begin + place * step).toFixed(1)},${(HEIGHT - 2 - (HEIGHT - 4) * (value / most)).toFixed(1)}`);
       setAttribute(line, "points", places.join(" "));
+      setText(top, short(most));
       setText(told, `${short(points.at(-1) ?? 0)} tokens/s, at most ${short(Math.max(0, ...points))} in the last two minutes`);
     },
   };

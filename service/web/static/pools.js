@@ -2,6 +2,7 @@
 
 import { badge, h, keyed, setBadge, setText } from "./dom.js";
 import { causeOf, seconds, to, whole } from "./format.js";
+import { glossary } from "./glossary.js";
 import { subscribe } from "./live.js";
 
 /** Show them. */
@@ -9,7 +10,7 @@ export function open(root) {
   const pending = pool("Pending", "wait for other turns");
   const ready = pool("Ready", "wait for a slot");
   const flying = pool("In flight", "on one");
-  root.append(h("h1", {}, "Pools"), h("div", { class: "pools" }, pending.node, ready.node, flying.node));
+  root.append(h("h1", {}, "Pools"), h("div", { class: "pools" }, pending.node, ready.node, flying.node), glossary("Pending", "Ready", "In flight"));
   return subscribe(({ status: { pools, heads, workers } }) => {
     pending.update(pools.pending, "", heads.pending, headOf, keyOfHead);
     ready.update(pools.ready, "", heads.ready, headOf, keyOfHead);

@@ -21,8 +21,8 @@ const prompt = (model) => ({
   conversations: [{ id: "q1", prompt: "Why is the sky blue?" }],
 });
 
-/** Show the form. */
-export function open(root) {
+/** Show the form; with a job's document, of all its conversations or of those in a state. */
+export function open(root, [jobId, only] = []) {
   let model = "MODEL";
   let sent = { text: null, key: null };
   const faults = h("div", { id: "job-faults" });
@@ -36,31 +36,38 @@ export function open(root) {
     h("div", { class: "tools" },
       h("button", { type: "button", onclick: () => write(debate) }, "Example: a debate"),
       h("button", { type: "button", onclick: () => write(prompt) }, "Example: one question")),
-    h("label", { for: "job" }, "Job document, JSON"),
+    h("label", { for: "job" }, "Job document, JSON or YAML"),
     h("p", { id: "job-help", class: "beside" }, "Agents name a model of this Roundhouse. All faults are told at once, and nothing is stored then."),
     text, faults, send,
   );
   root.append(h("h1", {}, "Post a job"), form);
   write(debate);
+  if (jobId) {
+    text.value = "";
+    ask(`/v1/jobs/${encodeURIComponent(jobId)}/document?conversations=${encodeURIComponent(only ?? "all")}`)
+      .then((document) => (text.value = JSON.stringify(document, null, 2)), refuse);
+  }
   const before = text.value;
   ask("/v1/models").then(({ data }) => {
     model = data[0]?.id ?? model;
-    if (text.value === before && document.activeElement !== text) write(debate); // whoever writes is not disturbed
+    if (!jobId && text.value === before && document.activeElement !== text) write(debate); // whoever writes is not disturbed
   }, () => {}); // the post itself says what is wrong
 
   async function submit(event) {
     event.preventDefault();
     text.removeAttribute("aria-invalid");
+    const isJson = /^\s*[{[]/.test(text.value);
     try {
-      JSON.parse(text.value);
+      if (isJson) JSON.parse(text.value);
     } catch (error) {
       return refuse(new Error(`This is not JSON: ${error.message}`));
     }
+    const kind = isJson ? "application/json" : "application/yaml";
     // The same words again are the same job: who presses twice, or whose connection breaks, gets one.
     if (sent.text !== text.value) sent = { text: text.value, key: randomKey() };
     send.disabled = true;
     try {
-      const job = await ask("/v1/jobs", { method: "POST", body: text.value, headers: { "Idempotency-Key": sent.key } });
+      const job = await ask("/v1/jobs", { method: "POST", body: text.value, headers: { "Idempotency-Key": sent.key, "Content-Type": kind } });
       location.hash = to("jobs", job.id);
     } catch (error) {
       refuse(error);

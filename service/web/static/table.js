@@ -1,20 +1,21 @@
-/** A table whose rows are kept by their keys, in a frame that scrolls sideways where the screen is narrow. */
+/** A table whose rows are kept by their keys. On a phone each row is a card, whose cells say which column they are. */
 
-import { h, keyed, setText } from "./dom.js";
+import { h, keyed, setAttribute, setText } from "./dom.js";
 
 let tables = 0;
 
 /**
  * Return a table. A column has a `title`, and `text(row)` or `make(row)`, which returns `{node, update}`; `kind` is a
- * class of its cells: `number`, or `wide` for what a phone leaves out. The first column names its row.
+ * class of its cells, and `says` explains its title. The first column names its row.
  */
 export function table({ caption, columns, keyOf, empty }) {
   const id = `table-${(tables += 1)}`;
-  const body = h("tbody");
-  const heads = columns.map((column) => h("th", { scope: "col", class: column.kind }, column.title));
+  const body = h("tbody", { role: "rowgroup" });
+  const heads = columns.map((column) => h("th", { scope: "col", role: "columnheader", class: column.kind, title: column.says }, column.title));
   const none = h("p", { class: "empty" }, empty);
-  const head = h("thead", {}, h("tr", {}, ...heads));
-  const inner = h("table", {}, h("caption", { id }, caption), head, body);
+  const head = h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, ...heads));
+  // As cards they are no table to a browser any more: the roles say that they still are one.
+  const inner = h("table", { role: "table" }, h("caption", { id }, caption), head, body);
   const node = h("div", { class: "scroll", role: "region", "aria-labelledby": id, tabindex: "0" }, inner, none);
   return {
     node,
@@ -22,20 +23,23 @@ export function table({ caption, columns, keyOf, empty }) {
       keyed(body, rows, keyOf, (row) => rowOf(columns, row));
       none.hidden = rows.length > 0;
       head.hidden = rows.length === 0;
+      setAttribute(inner, "role", rows.length ? "table" : "none"); // one without rows is a caption alone
+      setAttribute(body, "role", rows.length ? "rowgroup" : "none");
     },
   };
 }
 
 function rowOf(columns, first) {
   const cells = columns.map((column, place) => {
-    const cell = place === 0 ? h("th", { scope: "row", class: column.kind }) : h("td", { class: column.kind });
+    const told = { class: column.kind, "data-title": place === 0 ? null : column.title };
+    const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", ...told }) : h("td", { role: "cell", ...told });
     if (!column.make) return { cell, update: (row) => setText(cell, column.text(row)) };
     const made = column.make(first);
     cell.append(made.node);
     return { cell, update: made.update };
   });
   return {
-    node: h("tr", {}, ...cells.map(({ cell }) => cell)),
+    node: h("tr", { role: "row" }, ...cells.map(({ cell }) => cell)),
     update: (row) => cells.forEach(({ update }) => update(row)),
   };
 }

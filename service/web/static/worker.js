@@ -3,6 +3,7 @@
 import { ask, poll } from "./api.js";
 import { badge, facts, folded, h, keyed, setBadge, setText } from "./dom.js";
 import { bytes, causeOf, clock, plural, pretty, seconds, short, whole } from "./format.js";
+import { glossary } from "./glossary.js";
 import { subscribe } from "./live.js";
 import { logNode } from "./log.js";
 import { evidenceOf } from "./pools.js";
@@ -30,7 +31,7 @@ export function open(root, [id], title) {
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/workers" }, "Workers")),
     h("div", { class: "head" }, h("h1", {}, id), state), because,
     h("div", { class: "tools" }, act("restart", "Replace the engine now? Its turns run again."), act("drain"), act("resume")),
-    faults, absent, told.node, requests.node, incidents.node, log.node,
+    faults, absent, told.node, requests.node, incidents.node, log.node, glossary("Because", "Incarnation", "Ready", "Slot", "Verdict"),
   );
   const leave = subscribe(({ status: { workers, lanes } }) => {
     const worker = workers.find((each) => each.id === id);

@@ -35,8 +35,8 @@ export function workersTable(caption) {
       { title: "Tokens/s", text: (worker) => short(worker.tokens_per_s), kind: "number" },
       { title: "Verdict", make: verdict },
       { title: "Restarts", text: (worker) => whole(worker.restarts), kind: "number" },
-      { title: "Model", text: (worker) => worker.model, kind: "wide" },
-      { title: "Because", text: causeOf, kind: "wide because" },
+      { title: "Model", text: (worker) => worker.model },
+      { title: "Because", text: causeOf, kind: "because" },
     ],
   });
 }

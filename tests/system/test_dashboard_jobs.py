@@ -1,0 +1,125 @@
+"""What a reader of results needs of the dashboard: the question, the neighbours, who spoke, and the job once more."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.harness.browser import Page, browsing, on_overview
+from tests.harness.service import Service, scripted_model, serving
+
+AGENTS = [
+    {"id": "pro", "model": "m", "system": "You argue for it.", "params": {"max_tokens": 9}},
+    {"id": "chair", "model": "m", "speak_after_within_round": ["pro"], "validation": {"choices": ["yes", "no"]}},
+]
+BUTTON = "[...document.querySelectorAll('button')].find((each) => each.textContent === %s)"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    models = {
+        "m": scripted_model(free_ports(1), echo="yes", reject=400, reject_on="NEVER"),
+        "gone": {"engine": "attached", "url": f"http://127.0.0.1:{free_ports(1)}", "model": "x"},
+    }
+    with serving(tmp_path_factory.mktemp("jobs"), free_ports(1), models, ready=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture
+def shown(service: Service, page: Page) -> Iterator[Page]:
+    with on_overview(page, service.url, 1280) as live:
+        yield live
+
+
+def go(page: Page, place: str, text: str) -> None:
+    page.run(f"location.hash = {json.dumps(place)}")
+    page.wait_text(text)
+
+
+def post(service: Service, *prompts: str, name: str = "debate") -> str:
+    talks = [{"id": f"q{number}", "prompt": f"{prompt} yes"} for number, prompt in enumerate(prompts)]
+    job_id = service.post_job({"name": name, "rounds": 1, "agents": AGENTS, "conversations": talks})
+    service.wait_ended(job_id)
+    return job_id
+
+
+def test_an_engine_that_is_down_is_told_on_the_overview(shown: Page) -> None:
+    """With its cause, and not as a number of workers alone."""
+    shown.wait_text("gone-0 of gone is starting: asked to start; not ready:")
+
+
+def test_a_job_shows_who_speaks_and_what_is_asked(service: Service, shown: Page) -> None:
+    """As it was posted; its conversations begin with their prompts."""
+    job_id = post(service, "Should towns ban cars?", "Should homework end?")
+    go(shown, f"#/jobs/{job_id}", "Should homework end?")
+    for text in ("You argue for it.", "max_tokens: 9", "answers held by choices", "completed"):
+        shown.wait_text(text)
+    shown.click('a[href$="/q0"]')
+    shown.wait_text("Should towns ban cars?")
+    shown.wait_text("1 of 2, 1 round")
+    shown.run("[...document.querySelectorAll('a')].find((each) => each.textContent === 'Next').click()")
+    shown.wait_text("2 of 2, 1 round")
+    assert "Should homework end?" in shown.text
+
+
+@pytest.mark.parametrize("name", ["a\u2028b", "a\u2029b", "\u202eabc"])
+def test_a_name_with_ends_of_lines_of_other_kinds_is_shown(service: Service, shown: Page, name: str) -> None:
+    """A separator of Unicode in somebody's text takes the page from nobody."""
+    job_id = post(service, "Go.", name=name)
+    go(shown, "#/", "Newest jobs")
+    shown.wait(f"document.querySelector('a[href=\"#/jobs/{job_id}\"]')", "it is among the newest")
+    go(shown, f"#/jobs/{job_id}", "Agents")
+    shown.wait(f"document.querySelector('h1').textContent === {json.dumps(name)}", "it has its name")
+
+
+def test_what_failed_is_posted_again(service: Service, shown: Page) -> None:
+    """The form has the failed ones alone, and the same agents."""
+    job_id = post(service, "Go.", "NEVER")
+    go(shown, f"#/jobs/{job_id}", "Post the failed ones again")
+    shown.run(
+        "[...document.querySelectorAll('a')].find((each) => each.textContent.startsWith('Post the failed')).click()"
+    )
+    shown.wait("document.querySelector('#job')?.value.includes('NEVER')", "the form is filled")
+    document = json.loads(shown.run("document.querySelector('#job').value"))
+    assert [talk["id"] for talk in document["conversations"]] == ["q1"]
+    assert document["agents"] == AGENTS
+    go(shown, f"#/post/{job_id}", "Post the job")
+    shown.wait("document.querySelector('#job')?.value.includes('q0')", "all of it is there")
+
+
+def test_a_job_is_posted_in_yaml(shown: Page) -> None:
+    """As the pages of the documentation write it; what is wrong is told with its line."""
+    go(shown, "#/post", "Example: a debate")
+    text = "name: in yaml\nagents: [{id: a, model: m}]\nconversations:\n  - {id: c, prompt: 'Go: yes'}\n"
+    shown.run(f"document.querySelector('#job').value = {json.dumps(text + '  - broken')}")
+    shown.click("form button.main")
+    shown.wait_text("conversations[1]")
+    shown.complaints.clear()  # the browser tells of each refusal
+    shown.run(f"document.querySelector('#job').value = {json.dumps(text)}")
+    shown.click("form button.main")
+    shown.wait_text("in yaml")
+    shown.wait_text("completed")
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv"])
+def test_a_result_is_saved_as_a_file(service: Service, shown: Page, kind: str) -> None:
+    """Named after its job; a browser without a key could follow a link, one with a key cannot."""
+    job_id = post(service, "Go.")
+    go(shown, f"#/jobs/{job_id}", "completed")
+    shown.run(
+        "window.saved = null; HTMLAnchorElement.prototype.click = function () { window.saved.name = this.download; };"
+        " window.make ??= URL.createObjectURL; URL.createObjectURL = (blob) => {"
+        " window.saved = {}; blob.text().then((text) => { window.saved.text = text; }); return window.make(blob); }"
+    )
+    shown.wait(f"{BUTTON % json.dumps(kind.upper())}?.disabled === false", "it can be saved")
+    shown.run(f"{BUTTON % json.dumps(kind.upper())}.click()")
+    shown.wait("window.saved?.text !== undefined", "it is saved")
+    assert shown.run("window.saved.name") == f"debate.{kind}"
+    assert shown.run("window.saved.text") == service.http.get(f"/v1/jobs/{job_id}/result?format={kind}").text
+    shown.run("delete HTMLAnchorElement.prototype.click")
