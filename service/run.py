@@ -17,9 +17,10 @@ from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import ConfigError, InvalidJob
 from service.export import Export, folder_for
+from service.formats.digest import digest_of
 from service.formats.documents import Place, line_of, parse_document
 from service.formats.faults import path_of
-from service.node.jobs import Jobs, JobView, canonical_json, hash_of
+from service.node.jobs import Jobs, JobView
 from service.node.node import Node, open_node
 from service.store import queries
 from workers.spec import WorkerSpec
@@ -83,7 +84,7 @@ async def run_jobs(
         await node.fleet.wait_ready(first_try_only=True)
         await node.catalog.wait_settled()
         posted = {
-            await _post(node, file): (Export(folder), hash_of(canonical_json(file.document)))
+            await _post(node, file): (Export(folder), digest_of(file.document))
             for file, folder in zip(files, folders, strict=True)
         }
         views = await _until_ended(node, posted, show)
@@ -98,8 +99,7 @@ async def _check_owner(node: Node, file: JobFile, folder: Path) -> None:
         ConfigError: they do; only their owner may throw them away.
     """
     owner = await anyio.to_thread.run_sync(lambda: Export(folder).owner)
-    text = canonical_json(file.document)
-    known = await node.store.read(queries.job_by_key(_key(file), hash_of(text), datetime.now(UTC)))
+    known = await node.store.read(queries.job_by_key(_key(file), digest_of(file.document), datetime.now(UTC)))
     if owner is not None and (known is None or known.id != owner):
         raise ConfigError(
             f"{file.source}: {folder} holds the transcripts of another job named {file.job.name!r}, or of this one "
@@ -108,7 +108,7 @@ async def _check_owner(node: Node, file: JobFile, folder: Path) -> None:
 
 
 def _key(file: JobFile) -> str:
-    return f"run:{file.job.name}:{hash_of(canonical_json(file.document))}"
+    return f"run:{file.job.name}:{digest_of(file.document)}"
 
 
 async def _post(node: Node, file: JobFile) -> JobId:
@@ -146,7 +146,7 @@ def ended_before(file: JobFile, output: Path) -> str | None:
     """Return the state in which a file's job has ended whose transcripts are in ``output``; None where it has not."""
     export = Export(folder_for(output, file.job.name))
     manifest = export.manifest
-    is_it = export.is_whole and manifest.get("document") == hash_of(canonical_json(file.document))
+    is_it = export.is_whole and manifest.get("document") == digest_of(file.document)
     state = manifest.get("state")
     return state if is_it and isinstance(state, str) and state in ENDED_JOBS else None
 

@@ -1,6 +1,5 @@
 """Jobs as callers use them: posted, watched, read, cancelled, deleted; shared by the HTTP surface and the terminal."""
 
-import hashlib
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from service.errors import (
     ShuttingDown,
     StoreUnavailable,
 )
+from service.formats.digest import digest_of
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.queue_bounds import QueueBounds
@@ -391,16 +391,6 @@ def new_job_id() -> JobId:
     return JobId(f"job-{secrets.token_hex(8)}")
 
 
-def canonical_json(document: object) -> bytes:
-    """Return the JSON of a document, the same bytes for the same content."""
-    return msgspec.json.encode(document, order="deterministic")
-
-
 def _written(document: object) -> tuple[bytes, str]:
     """Return the JSON of a document in its author's order, which prompts show, and its hash, which knows no order."""
-    return msgspec.json.encode(document), hash_of(canonical_json(document))
-
-
-def hash_of(canonical: bytes) -> str:
-    """Return what tells one document's canonical JSON from another's."""
-    return hashlib.sha256(canonical).hexdigest()
+    return msgspec.json.encode(document), digest_of(document)
