@@ -81,6 +81,7 @@ clean:
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip uninstall --quiet --yes setuptools  # what is built brings its own
 
 # What the demo runs with, and nothing that only developers need.
 $(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-INHABITANTS: Final = {"Lucerne": 83_840, "Andermatt": 1_640, "Zurich": 436_330}  # end of 2023, rounded
+INHABITANTS: Final = {"Zurich": 436_330}  # end of 2023
 
 
 def look_up(town: str) -> dict[str, object]:

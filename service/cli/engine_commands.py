@@ -126,6 +126,8 @@ def demo(port: int, http_port: int | None, *, stays: bool) -> None:
         typer.echo(f"{debates} debates of {agents} agents on two supervised llama.cpp engines with {model}")
         logging.getLogger().setLevel(logging.CRITICAL)  # what happens to the engine is told by the demo itself
         is_well = run_async(play, loaded, listener, jobs, stays)
+    if not stays:
+        typer.echo("The dashboard has ended with this; roundhouse demo --open keeps it.")
     typer.echo("One of your own: roundhouse run job.yaml --config roundhouse.yaml (docs/tutorial.md begins with one)")
     if not is_well:
         raise typer.Exit(Exit.FAILED)
