@@ -50,30 +50,10 @@ lint: $(READY) types
 types: $(READY)
 	$(BIN)/mypy
 
-# Each prints what it measures beside its rival or its bound; the makespans over HTTP take half an hour.
+# Each prints what it measures beside its rival or its bound; all is kept in bench/results.json, beside the commit. It
+# takes hours: the makespans over HTTP alone half of one. ONLY="--only token_path door" runs some.
 bench: $(READY)
-	$(BIN)/python -m bench.token_path
-	$(BIN)/python bench/worker.py
-	$(BIN)/python -m bench.decisions
-	$(BIN)/python -m bench.orders
-	$(BIN)/python -m bench.prefix
-	$(BIN)/python -m bench.capacity_gpu
-	$(BIN)/python -m bench.batches
-	$(BIN)/python -m bench.replicas
-	$(BIN)/python -m bench.posting
-	$(BIN)/python -m bench.loop
-	$(BIN)/python -m bench.queued
-	$(BIN)/python -m bench.prewarm
-	$(BIN)/python -m bench.relay
-	$(BIN)/python -m bench.programs
-	$(BIN)/python -m bench.door
-	$(BIN)/python -m bench.upgrade
-	$(BIN)/python -m bench.telemetry
-	$(BIN)/python -m bench.dashboard
-	$(BIN)/python -m bench.dashboard_page
-	$(BIN)/python -m bench.makespan --mixed --slots 8
-	$(BIN)/python -m bench.makespan --skewed --slots 4,8,16
-	$(BIN)/python -m bench.makespan --policies critical_path
+	$(BIN)/python -m bench.all $(ONLY)
 
 clean:
 	rm -rf $(VENV) .venv-3.13

@@ -34,7 +34,7 @@ CLIENTS = 64
 PACE = 1050  # jobs a second: what has to be reached, and a little more
 PROCESSES = 1
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
-ENGINE = Path(__file__).parents[1] / "tests" / "programs" / "engine.py"
+ENGINE = Path(__file__).parents[1] / "tests" / "harness" / "programs" / "engine.py"
 JOB = {
     "name": "posted",
     "agents": [{"id": "a", "model": "m", "system": "You answer.", "params": {"temperature": 0.7}}],
@@ -137,8 +137,9 @@ async def _clients(clients: int, seconds: float, pace: int | None) -> list[float
 async def _client(due: float, every_s: float, until: float, latencies: list[float]) -> None:
     """Post until the end; at a pace, each wait counts from when the post was due."""
     reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
-    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
-        BODY
+    head = (
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(BODY)
     )
     while time.perf_counter() < until:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))

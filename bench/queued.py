@@ -16,7 +16,7 @@ import psutil
 
 PORT = 9890
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
-ENGINE = Path(__file__).parents[1] / "tests" / "programs" / "engine.py"
+ENGINE = Path(__file__).parents[1] / "tests" / "harness" / "programs" / "engine.py"
 FEW, MANY, A_JOB = 1_000, 100_000, 10_000
 SLOTS = 8
 MEASURED_S = 20.0

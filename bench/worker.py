@@ -24,7 +24,7 @@ from workers.engine.embedded.tiny_model import ensure_tiny_model
 from workers.states import WorkerState
 
 ROOT = Path(__file__).parents[1]
-ENGINE = ROOT / "tests" / "programs" / "engine.py"
+ENGINE = ROOT / "tests" / "harness" / "programs" / "engine.py"
 IDLE_S = 30.0
 RESTARTS = 5
 IN_FLIGHT = 256
