@@ -251,6 +251,34 @@ def test_five_updates_in_mid_generation(
     print(f"turns by version of first and last token: {sorted(spans.items())}")
 
 
+def test_what_is_served_already_is_not_sent(service: Service, checkpoints: list[Path], vllm_python: str) -> None:
+    """A trainer that starts from the engines' checkpoint says so; one that is wrong about it is told."""
+    update(service, checkpoints[0])
+    version = weights_of(service)["version"]
+    with trainer(service, vllm_python) as tell:
+        assert tell(checkpoint=str(checkpoints[0]), version=version - 1, served=True)["code"] == "version_differs"
+        assert tell(checkpoint=str(checkpoints[0]), version=version, served=True)["state"] == "skipped"
+        assert weights_of(service)["version"] == version
+        sent = tell(checkpoint=str(checkpoints[1]), version=version + 1)
+        assert (sent["state"], sent["version"]) == ("completed", version + 1)
+
+
+def test_vllm_has_what_the_trainers_end_of_nccl_asks_for(vllm_python: str) -> None:
+    """Stand-ins play its classes where there is no GPU; this says that they are called as these are."""
+    program = """
+import inspect
+from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+from vllm.distributed.utils import StatelessProcessGroup
+place = dict(host="127.0.0.1", port=1, rank=0, world_size=2, store_timeout=1)
+inspect.signature(StatelessProcessGroup.create).bind(**place)
+inspect.signature(PyNcclCommunicator).bind("group", device="cuda:0")
+inspect.signature(PyNcclCommunicator.broadcast).bind("self", "tensor", src=0, stream="stream")
+print("bound")
+"""
+    ended = subprocess.run([vllm_python, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.endswith("bound\n"), ended.stderr
+
+
 def test_a_trainer_and_an_engine_agree_where_tensors_lie(vllm_python: str) -> None:
     """Two pieces of code, since the engine's imports nothing of ours: 2000 lists of tensors, buckets of any size."""
     program = str(ROOT / "tests" / "engines" / "buckets.py")

@@ -2,7 +2,8 @@
 
 A line is JSON: {"checkpoint": FOLDER, "version": N}, with "bucket_bytes" or without; the answer is a line as well. With
 ``"mute": true`` it sends nothing, says so, and waits to be killed. With ``"breaks": true`` its first broadcast says
-that it has begun, sends nothing, and breaks with the next line.
+that it has begun, sends nothing, and breaks with the next line. With ``"served": true`` it takes its checkpoint for
+what the engines have already.
 """
 
 import json
@@ -32,6 +33,8 @@ def main() -> None:
         if told.get("breaks"):
             weights._broadcast = partial(_break, weights)  # type: ignore[method-assign]
         try:
+            if told.get("served"):
+                weights.take_for_served(tensors, version=told["version"])
             answer = weights.update(tensors, version=told["version"]) or {"state": "skipped"}
         except WeightsError as error:
             answer = {"state": "failed", "error": str(error), "code": error.code}

@@ -29,6 +29,12 @@ class SentTensor:
         flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
         return cls(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape), raw=flat)
 
+    def on_device(self, device: Any) -> "torch.Tensor":  # noqa: ANN401 - torch's, which need not be there
+        """Return it as a tensor of its own type and shape, on a device."""
+        import torch  # noqa: PLC0415 - as above
+
+        return self.raw.to(device).view(getattr(torch, self.dtype)).view(self.shape)
+
     @property
     def document(self) -> dict[str, object]:
         """What the service is told of it before."""

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from roundhouse_client.errors import WeightsError
 from roundhouse_client.trainer import tensors as wire
+from roundhouse_client.trainer.nccl_group import NcclGroup
 from roundhouse_client.trainer.process_group import ProcessGroup
 from roundhouse_client.trainer.tensors import SentTensor, sent_tensors
 from roundhouse_client.trainer.weights_door import ASK_LIMIT_S, AWAY_S, WeightsDoor
@@ -23,15 +24,25 @@ class TrainerClient:
     """Changes the weights of one model of a running Roundhouse; a context manager that closes its connections.
 
     ``model`` is the model's name in the configuration. ``timeout_s`` bounds an update. Where ``url`` or ``api_key`` is
-    None, ``ROUNDHOUSE_URL`` or ``ROUNDHOUSE_API_KEY`` counts. Use one from one thread at a time. What is returned are
-    the service's documents.
+    None, ``ROUNDHOUSE_URL`` or ``ROUNDHOUSE_API_KEY`` counts. ``backend`` is the model's ``weights.backend``: ``gloo``,
+    or ``nccl``, which needs vLLM and a GPU here. Use one from one thread at a time. What is returned are the service's
+    documents.
     """
 
-    def __init__(self, url: str | None, model: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        model: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 1800.0,
+        backend: Literal["gloo", "nccl"] = "gloo",
+    ) -> None:
         self._model = model
+        self._backend = backend
         self._timeout_s = timeout_s
         self._door = WeightsDoor(url, model, api_key, timeout_s)
-        self._group = ProcessGroup()
+        self._group: ProcessGroup | NcclGroup = NcclGroup() if backend == "nccl" else ProcessGroup()
         self._group_number = 0
         self._place = ("127.0.0.1", 0, 300.0)  # where the store listens, and how long all may take to come together
         self._digests: dict[str, str] = {}
@@ -121,7 +132,12 @@ class TrainerClient:
         self._digests = {}
         self._place = (address, port, timeout_s)
         listens_at = self._group.listen(address, port, timeout_s)
-        body = {"master_address": address, "master_port": listens_at, "timeout_s": timeout_s}
+        body = {
+            "master_address": address,
+            "master_port": listens_at,
+            "timeout_s": timeout_s,
+            "backend": self._backend,
+        }
         group = self._door.init(body)["group"]
         self._group_number = group["number"]
         try:
@@ -131,6 +147,24 @@ class TrainerClient:
             failure = (document["group"] or {}).get("error") or error
             raise WeightsError(f"the group has not come together: {failure}", "group_missing", document) from error
         self._wait_joined(group["number"], timeout_s)
+
+    def take_for_served(
+        self, tensors: "Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]", *, version: int = 0
+    ) -> None:
+        """Take it that the engines have these tensors already: a trainer and they were started from one checkpoint.
+
+        The next ``update`` with the same bytes sends nothing. ``version`` is what the model has, 0 where nothing was
+        changed since the engines' start.
+
+        Raises:
+            WeightsError: the model has another version, so these are not its weights.
+        """
+        document = self.look()
+        if document["version"] != version:
+            told = f"the model has version {document['version']}, not {version}"
+            raise WeightsError(told, "version_differs", document)
+        self._digests = {each.name: each.digest() for each in sent_tensors(tensors)}
+        self._made = version
 
     def update(
         self,
