@@ -14,6 +14,7 @@ from pathlib import Path
 
 import anyio
 
+from tests.harness.ports import find_ports
 from transport.client import EngineClient
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.request import ChatRequest, Message
@@ -21,7 +22,7 @@ from workers import EngineKind, Worker, WorkerSpec
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 from workers.requests.generation import Generation
 
-PORT = 9893
+PORT = find_ports(4)
 WORDS = 600  # two batches of the default, where each letter is a token, as in the tiny model
 RIVAL = {"batch_size": 2048, "ubatch_size": 512}
 

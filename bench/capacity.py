@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.checkpoint import write_checkpoint
+from tests.harness.ports import find_ports
 from tests.harness.service import Service, serving
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 
-PORT = 9860
+PORT = find_ports(4)
 SLOTS = 4
 CONTEXTS = {"vllm": 16_384, "embedded": 4096, "llama-server": 4096}
 MOST = {"vllm": 64, "embedded": 16, "llama-server": 16}

@@ -23,7 +23,9 @@ from typing import Final
 import httpx
 import psutil
 
-PORT: Final = 9960
+from tests.harness.ports import find_ports
+
+PORT: Final = find_ports(4)
 ROUNDHOUSE: Final = str(Path(sys.executable).parent / "roundhouse")
 CONVERSATIONS: Final = 10_000
 SLOTS, TOKENS = 64, 16  # of 20 ms: 64 turns in 0.32 s are 200 a second

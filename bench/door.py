@@ -27,10 +27,11 @@ import aiohttp
 import psutil
 
 from bench.programs import wait_served
+from tests.harness.ports import find_ports
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 
 HERE: Final = Path(__file__).parent
-PORT: Final = 9850
+PORT: Final = find_ports(4)
 URL: Final = f"http://127.0.0.1:{PORT}"
 SLOTS: Final = 8
 TOKENS: Final = 10  # of an answer in a flood: 0.2 s

@@ -3,16 +3,13 @@
 Bounds: 20 ms at the 99th percentile, 100 ms at worst, on a machine that does nothing else.
 """
 
-import itertools
 import tempfile
 from pathlib import Path
 from statistics import quantiles
-from typing import Final
 
 from tests.harness.loads import LOADS, probing
+from tests.harness.ports import find_ports
 from tests.harness.service import scripted_model, serving
-
-PORTS: Final = itertools.count(9690)
 
 
 def main() -> None:
@@ -20,8 +17,8 @@ def main() -> None:
     idle_s = 0.0
     for name, load in LOADS.items():
         with tempfile.TemporaryDirectory() as folder:
-            model = {"m": scripted_model(next(PORTS), slots=4, tokens=30)}
-            with serving(Path(folder) / "service", next(PORTS), model) as service, probing(service) as probe:
+            model = {"m": scripted_model(find_ports(1), slots=4, tokens=30)}
+            with serving(Path(folder) / "service", find_ports(1), model) as service, probing(service) as probe:
                 load(service)
         p99 = quantiles(probe.latencies, n=100)[98]
         idle_s = idle_s or p99

@@ -27,9 +27,10 @@ from bench.as_a_user_would import AsAUserWould
 from bench.drawn_engine import duration
 from service.conversations.job import Job, Mode, TurnKey
 from service.scheduling.core.policies import POLICIES
+from tests.harness.ports import find_ports
 from tests.harness.simulation import WAITS, job_of, lower_bound, mixes
 
-PORT = 9880
+PORT = find_ports(4)
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
 CONVERSATIONS = 24
 

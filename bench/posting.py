@@ -28,8 +28,9 @@ from service.conversations.limits import Limits
 from service.store.claims import Claims
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 from service.store.records import NewJob
+from tests.harness.ports import find_ports
 
-PORT = 9885
+PORT = find_ports(4)
 CLIENTS = 64
 PACE = 1050  # jobs a second: what has to be reached, and a little more
 PROCESSES = 1

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import yaml
 
-PORT = 9895
+from tests.harness.ports import find_ports
+
+PORT = find_ports(4)
 SLOTS = 4
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
 SYSTEM = "You are a careful person who thinks about every matter at length and says so in simple words."

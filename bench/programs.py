@@ -21,9 +21,10 @@ from typing import Final
 import aiohttp
 
 from bench.relay import READY_S
+from tests.harness.ports import find_ports
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 
-PORT: Final = 9790
+PORT: Final = find_ports(4)
 SLOTS: Final = 4
 KEY: Final = "bench"
 WORDS: Final = 60  # that a session adds with each request

@@ -14,7 +14,9 @@ from pathlib import Path
 import httpx
 import psutil
 
-PORT = 9890
+from tests.harness.ports import find_ports
+
+PORT = find_ports(4)
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
 ENGINE = Path(__file__).parents[1] / "tests" / "harness" / "programs" / "engine.py"
 FEW, MANY, A_JOB = 1_000, 100_000, 10_000

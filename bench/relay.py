@@ -29,9 +29,10 @@ import psutil
 import uvloop
 
 from bench.rivals import rival_python
+from tests.harness.ports import find_ports
 
 HERE: Final = Path(__file__).parent
-PORT: Final = 9780
+PORT: Final = find_ports(4)
 READY_S: Final = 120.0
 RATE_HZ: Final = 50.0
 RIVALS: Final = ("sglang-router", "litellm")

@@ -25,7 +25,9 @@ from typing import Final
 import httpx
 import psutil
 
-PORT: Final = 9930
+from tests.harness.ports import find_ports
+
+PORT: Final = find_ports(11)
 ENGINE: Final = Path(__file__).parents[1] / "tests" / "harness" / "programs" / "engine.py"
 SERVE: Final = "from service.cli.main import main; main()"
 # Without it nothing is counted at a turn's end, which no configuration can switch off.

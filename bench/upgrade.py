@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import find_ports
+from tests.harness.ports import find_ports
 from tests.harness.service import Service, debate, scripted_model, serving
 from tests.harness.upgrade_stages import ORDER, STAGE_LIMIT_S, Stage, UpgradeWatch
 from tests.harness.upgrades import Engine, engines_of, probing_health, upgrade, upgrades_of

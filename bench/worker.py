@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.harness.ports import find_ports
 from workers import EngineKind, RestartPolicy, Worker, WorkerSpec
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 from workers.states import WorkerState
@@ -28,7 +29,7 @@ ENGINE = ROOT / "tests" / "harness" / "programs" / "engine.py"
 IDLE_S = 30.0
 RESTARTS = 5
 IN_FLIGHT = 256
-PORT = 9480
+PORT = find_ports(4)
 
 
 def cpu_s(process: psutil.Process) -> float:

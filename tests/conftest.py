@@ -1,9 +1,7 @@
 """What all tests share: a clean environment, the loop that we ship, limits instead of sleeps, ports, engines."""
 
-import itertools
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.harness.ports import find_ports
 from tests.harness.postgres import PostgresServer, running_postgres
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, wait_for
@@ -92,30 +91,6 @@ def _collect(child: psutil.Process) -> bool:
         return child.status() == psutil.STATUS_ZOMBIE and os.waitpid(child.pid, os.WNOHANG)[0] == child.pid
     except (psutil.NoSuchProcess, ChildProcessError):
         return True
-
-
-# Each of pytest's processes has ports of its own: one that was found free is taken by nobody before its engine does.
-_PORTS = range(20000, 32000)
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_SHARE = len(_PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-_next_port = itertools.cycle(_PORTS[_WORKER * _SHARE + os.getpid() % (_SHARE // 2) : (_WORKER + 1) * _SHARE])
-
-
-def find_ports(count: int) -> int:
-    """Return the first of so many ports in a row that nobody listens on."""
-    run: list[int] = []
-    for port in itertools.islice(_next_port, len(_PORTS)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                run = []
-                continue
-        run.append(port)
-        if len(run) == count:
-            return run[0]
-    raise RuntimeError("no free ports")
 
 
 @pytest.fixture(scope="session")

@@ -243,7 +243,8 @@ def test_a_request_that_the_engine_refuses_fails_its_conversation(
 @pytest.mark.system
 def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """SIGKILL of llama.cpp's own server in mid-answer: the turn runs again on the next incarnation."""
-    models = {"m": embedded_model(free_ports(1), replicas=1, slots=1, max_tokens=600)}
+    tokens = 4000  # so many that a test that is kept waiting for a second comes before their end
+    models = {"m": {**embedded_model(free_ports(1), replicas=1, slots=1, max_tokens=tokens), "context": 8192}}
     with serving(tmp_path, free_ports(1), models) as service:
         agents = [{"id": "a", "model": "m", "params": {"ignore_eos": True}}]
         job_id = service.post_job({"name": "long", "agents": agents, "conversations": [{"prompt": "Go."}]})
@@ -264,7 +265,7 @@ def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[i
         turn = service.get(f"/v1/jobs/{job_id}/conversations/c0")["turns"][0]
         assert [attempt["outcome"] for attempt in turn["attempts"]] == ["failed", "completed"]
         assert turn["attempts"][0]["text"]
-        assert (turn["incarnation"], turn["usage"]["completion_tokens"]) == (2, 600)
+        assert (turn["incarnation"], turn["usage"]["completion_tokens"]) == (2, tokens)
 
 
 @pytest.mark.system

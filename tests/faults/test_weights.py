@@ -14,9 +14,9 @@ from typing import TypedDict
 import anyio
 import pytest
 
-from tests.conftest import find_ports
 from tests.faults.test_submit import QUICK
 from tests.faults.test_worker import ask
+from tests.harness.ports import find_ports
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers import EngineKind, WorkerSpec, WorkerTimeouts

@@ -16,9 +16,9 @@ import pytest
 
 from service import InferenceEngine
 from tests.behaviour.test_lanes import lanes_at, lanes_of, talk, turns_of
-from tests.conftest import find_ports
 from tests.faults.test_submit import QUICK
 from tests.faults.test_worker import ask
+from tests.harness.ports import find_ports
 from tests.harness.programs import PROGRAMS
 from tests.harness.service import Document, Service, serving
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until

@@ -1,0 +1,28 @@
+"""Ports of this machine that are free, for tests and benchmarks that run beside one another."""
+
+import itertools
+import os
+import socket
+
+# Each of pytest's processes has ports of its own: one that was found free is taken by nobody before its engine does.
+_PORTS = range(20000, 32000)
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_SHARE = len(_PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_next_port = itertools.cycle(_PORTS[_WORKER * _SHARE + os.getpid() % (_SHARE // 2) : (_WORKER + 1) * _SHARE])
+
+
+def find_ports(count: int) -> int:
+    """Return the first of so many ports in a row that nobody listens on."""
+    run: list[int] = []
+    for port in itertools.islice(_next_port, len(_PORTS)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                run = []
+                continue
+        run.append(port)
+        if len(run) == count:
+            return run[0]
+    raise RuntimeError("no free ports")
