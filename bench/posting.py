@@ -118,26 +118,27 @@ def _stop(service: subprocess.Popen[bytes]) -> None:
 
 def _post_at_once(seconds: float, pace: int | None) -> list[float]:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        parts = pool.starmap(_post_in_process, [(CLIENTS // PROCESSES, seconds, pace)] * PROCESSES)
+        parts = pool.starmap(_post_in_process, [(PORT, CLIENTS // PROCESSES, seconds, pace)] * PROCESSES)
     return [latency for part in parts for latency in part]
 
 
-def _post_in_process(clients: int, seconds: float, pace: int | None) -> list[float]:
-    return asyncio.run(_clients(clients, seconds, pace))
+def _post_in_process(port: int, clients: int, seconds: float, pace: int | None) -> list[float]:
+    """Post to a port that is given: a process that is spawned imports this file anew, and would find another."""
+    return asyncio.run(_clients(port, clients, seconds, pace))
 
 
-async def _clients(clients: int, seconds: float, pace: int | None) -> list[float]:
+async def _clients(port: int, clients: int, seconds: float, pace: int | None) -> list[float]:
     latencies: list[float] = []
     begin = time.perf_counter()
     every_s = 0.0 if pace is None else clients / pace
     starts = [begin + every_s * number / clients for number in range(clients)]
-    await asyncio.gather(*(_client(at, every_s, begin + seconds, latencies) for at in starts))
+    await asyncio.gather(*(_client(port, at, every_s, begin + seconds, latencies) for at in starts))
     return latencies
 
 
-async def _client(due: float, every_s: float, until: float, latencies: list[float]) -> None:
+async def _client(port: int, due: float, every_s: float, until: float, latencies: list[float]) -> None:
     """Post until the end; at a pace, each wait counts from when the post was due."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         % len(BODY)
