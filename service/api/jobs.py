@@ -31,6 +31,7 @@ MAX_KEY_LENGTH: Final = 255
 MOST_WAIT_S: Final = 60.0
 MOST_TURNS: Final = 2**31
 MAX_DIGITS: Final = 18  # within 64 bits
+CURSOR: Final = f"^[0-9]{{1,{MAX_DIGITS}}}$"
 JSON: Final = "application/json"
 BODY: Final = {
     "requestBody": {
@@ -102,7 +103,9 @@ def _add_listing(router: APIRouter, jobs: Jobs) -> None:
         caller: CallerNow,
         state: JobState | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        cursor: Annotated[str | None, Query(description="next_cursor of the page before")] = None,
+        cursor: Annotated[
+            str | None, Query(description="next_cursor of the page before", json_schema_extra={"pattern": CURSOR})
+        ] = None,
     ) -> Response:
         if cursor is not None and not _is_number(cursor):
             raise InvalidParameter("cursor: not one of ours; take next_cursor of the page before")
@@ -182,7 +185,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         "/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
         response_model=schemas.PromptsOut,
         summary="Read what was really asked for a turn",
-        responses=refused(401, 404),
+        responses=refused(400, 401, 404),
     )
     async def get_prompt(job_id: str, conversation_id: str, agent: str, round_number: int) -> Response:
         asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number))

@@ -75,7 +75,7 @@ class AgentSpec(StrictModel):
 
     id: Identifier
     role: str = DEFAULT_ROLE
-    model: str
+    model: str = Field(json_schema_extra={"minLength": 1})  # the parser says which models there are
     system: str = ""
     params: dict[str, object] = Field(default_factory=dict)
     visible_to: list[str] | None = None

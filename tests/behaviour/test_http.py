@@ -374,6 +374,17 @@ def test_the_surface_describes_itself(service: Service) -> None:
     for path in ("/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/workers/{worker_id}/logs", "/healthz", "/readyz"):
         assert path in document["paths"]
     assert set(document["paths"]["/v1/jobs"]["post"]["responses"]) >= {"200", "202", "400", "409", "413", "422", "429"}
+    cursor = next(each for each in document["paths"]["/v1/jobs"]["get"]["parameters"] if each["name"] == "cursor")
+    assert (cursor["schema"]["pattern"], service.http.get("/v1/jobs?cursor=").status_code) == ("^[0-9]{1,18}$", 400)
+    assert document["components"]["schemas"]["AgentSpec"]["properties"]["model"]["minLength"] == 1
+
+
+def test_a_refused_number_of_a_path_is_described(service: Service) -> None:
+    """What answers 400 says so."""
+    path = "/v1/jobs/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt"
+    asked = service.http.get(path.replace("{round_number}", "first"))
+    assert str(asked.status_code) in service.get("/openapi.json")["paths"][path]["get"]["responses"]
+    assert asked.status_code == 400
 
 
 def test_the_calls_of_the_reference_are_the_surface(service: Service) -> None:
