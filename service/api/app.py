@@ -121,10 +121,6 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     for route in (route for path in description["paths"].values() for route in path.values()):
         if "HTTPValidationError" in str(route["responses"].get("422")):
             del route["responses"]["422"]
-        for status, response in route["responses"].items():
-            if status >= "400" and "content" in response:
-                (schema,) = response["content"].values()
-                response["content"] = {problems.MEDIA_TYPE: schema}
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return description

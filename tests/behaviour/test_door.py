@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from service.api.door.connections import MOST_FILES, Door
+from service.api.openai.forms import SERVED, is_of_surface
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -380,11 +381,16 @@ def test_a_mark_of_byte_order_is_passed_over(service: Service) -> None:
 
 def test_errors_are_described_in_the_form_in_which_they_come(service: Service) -> None:
     """A program that is made from the description reads them."""
-    for path in service.get("/openapi.json")["paths"].values():
-        for operation in path.values():
+    for path, operations in service.get("/openapi.json")["paths"].items():
+        form = "application/json" if is_of_surface(path) else "application/problem+json"
+        for operation in operations.values():
             for status, response in operation["responses"].items():
                 if status >= "400":
-                    assert list(response["content"]) == ["application/problem+json"]
+                    assert list(response["content"]) == [form], (path, status)
+        if path in SERVED | {"/v1/jobs"}:
+            asked = service.http.post(path, content=b"{", headers={"Content-Type": "application/json"})
+            assert (asked.status_code, asked.headers["Content-Type"]) == (400, form), path
+    assert service.http.get("/v1/models/none").headers["Content-Type"] == "application/json"
     assert list(service.get("/openapi.json")["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == [
         "text/plain"
     ]

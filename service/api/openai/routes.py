@@ -38,6 +38,7 @@ ANSWERED: Final[dict[int | str, dict[str, Any]]] = {
     **{status: {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": ERROR}}} for status in REFUSALS},
     "4XX": {"description": "The engine's own refusal", "content": {JSON: {"schema": ERROR}}},
 }
+REFUSED_EARLY: Final[dict[int | str, dict[str, Any]]] = {status: ANSWERED[status] for status in (401, 403, 408, 431)}
 SUMMARIES: Final = {
     "/v1/chat/completions": "Chat with a model",
     "/v1/completions": "Complete a text",
@@ -96,7 +97,7 @@ def openai_router(node: Node, limits: Limits, server: ServerConfig, *, has_sever
     async def read_version(model: str | None = None) -> Response:
         return Response(await relays.read_version(model), media_type="application/json")
 
-    @router.get("/v1/models", summary="List models and adapters", responses=refused(401))
+    @router.get("/v1/models", summary="List models and adapters", responses=REFUSED_EARLY)
     async def list_models() -> ModelsOut:
         return ModelsOut(data=models.listed())
 
@@ -111,7 +112,7 @@ def model_router(node: Node) -> APIRouter:
         "/v1/models/{model:path}",
         summary="Look at a model or adapter",
         response_model=ModelOut,
-        responses=refused(401, 404),
+        responses={**REFUSED_EARLY, 404: ANSWERED[404]},
     )
     async def get_model(model: str) -> ModelOut | Response:
         found = next((each for each in models.listed() if each.id == model), None)
