@@ -17,6 +17,7 @@ from service.store.store import Store
 from service.store.usage import UsageBy
 
 ALL = ", ".join(UsageBy)
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def _written_day(value: object) -> object:
@@ -26,7 +27,6 @@ def _written_day(value: object) -> object:
     return value
 
 
-DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 Day = Annotated[date, BeforeValidator(_written_day)]
 
 

@@ -30,6 +30,7 @@ from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
 
 DONE: Final = "completed"
+SECOND_S: Final = 1.0  # between two looks of a line of progress
 PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
 FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
 
@@ -255,12 +256,7 @@ class ProgressLine:
             typer.echo(f"\r{line}\x1b[K" if self._moves else line, err=True, nl=not self._moves)
             self._shown = line
         if is_end:
-            typer.echo(
-                f"\n{plain(job.name)}: {job.state}" if self._moves else f"{plain(job.name)}: {job.state}", err=True
-            )
-
-
-SECOND_S: Final = 1.0
+            typer.echo("\n" * self._moves + f"{plain(job.name)}: {job.state}", err=True)
 
 
 def _print_event(event: Event, *, as_json: bool, is_aside: bool) -> None:

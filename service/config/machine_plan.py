@@ -22,12 +22,8 @@ from workers.engine.launch.flags import named
 from workers.errors import InvalidLayout
 from workers.spec import LLAMA_CPP, EngineKind, WorkerSpec
 
-SPLITS: Final = (
-    "tensor-parallel-size",
-    "pipeline-parallel-size",
-    "tp",
-    "pp",
-)  # over how many devices vLLM puts a model
+# Over how many devices vLLM puts a model.
+SPLITS: Final = ("tensor-parallel-size", "pipeline-parallel-size", "tp", "pp")
 # With one of these the author has placed the engine.
 OF_AUTHORS: Final = frozenset(
     {"device", "dev", "main-gpu", "mg", "split-mode", "sm", "tensor-split", "ts", "data-parallel-size", "dp"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.axe import axe_script, violations
-from tests.harness.browser import Page, browsing, on_overview
+from tests.harness.browser import Page, on_overview
 from tests.harness.proxy import cutting
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
@@ -39,12 +39,6 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
     }
     with serving(folder, free_ports(1), models) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.harness.browser import Page, browsing, on_overview
+from tests.harness.browser import Page, on_overview
 from tests.harness.service import Service, scripted_model, serving
 
 AGENTS = [
@@ -23,12 +23,6 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
     }
     with serving(tmp_path_factory.mktemp("jobs"), free_ports(1), models, ready=False) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.behaviour.test_lanes import lanes_at, lanes_of, placed, talk
 from tests.behaviour.test_trainer_client import write_checkpoint
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.axe import axe_script, violations
-from tests.harness.browser import LIMIT_S, Page, browsing, on_overview
+from tests.harness.browser import LIMIT_S, Page, on_overview
 from tests.harness.devices import FIRST, SECOND, TOTAL_MIB, Machine
 from tests.harness.programs import PROGRAMS
 from tests.harness.service import Document, Service, serving
@@ -72,12 +72,6 @@ def service(machine: Machine, folder: Path, tiny_model: Path, free_ports: Callab
     lanes["ports"] = [lanes["ports"][0], lanes["ports"][0] + 1]  # one a GPU
     with serving(folder / "s", free_ports(1), models, {"roots": [str(folder)]}, gpus=lanes) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

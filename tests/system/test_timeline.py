@@ -1,7 +1,7 @@
 """The file of ``roundhouse timeline`` in a real browser: it draws, zooms, tells, and runs nothing of others."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +13,7 @@ from service.timeline.page import page_pieces
 from service.timeline.rows import lay_rows
 from service.timeline.spans import Span
 from service.timeline.timeline import Timeline, WorkerRows
-from tests.harness.browser import Page, browsing
+from tests.harness.browser import Page
 from tests.harness.service import debate, run_command, scripted_model, serving
 
 STATIC = Path(__file__).parents[2] / "service" / "web" / "static"
@@ -43,12 +43,6 @@ ZOOM = """(async () => {
   }
   return tasks;
 })()"""
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -45,17 +45,19 @@ class NcclGroup:
         Raises:
             RuntimeError: not all have come in time.
         """
+        import torch  # noqa: PLC0415 - only a broadcast needs it, and vLLM
+
         address, port = self._place
+        device = torch.device("cuda", torch.cuda.current_device())  # of the caller's thread: another's is the first GPU
 
         def make() -> object:
-            import torch  # noqa: PLC0415 - only a broadcast needs them
             from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # noqa: PLC0415
             from vllm.distributed.utils import StatelessProcessGroup  # noqa: PLC0415
 
             group = StatelessProcessGroup.create(
                 host=address, port=port, rank=0, world_size=world_size, store_timeout=max(1, int(timeout_s))
             )
-            return PyNcclCommunicator(group, device=torch.device("cuda", torch.cuda.current_device()))
+            return PyNcclCommunicator(group, device=device)
 
         self._communicator = _within(timeout_s, "all engines have joined", make)
 
@@ -74,7 +76,7 @@ class NcclGroup:
         def send() -> None:
             import torch  # noqa: PLC0415 - as above
 
-            stream = torch.cuda.current_stream()
+            stream = torch.cuda.current_stream(communicator.device)
             for each in sent:
                 communicator.broadcast(each.on_device(communicator.device), src=0, stream=stream)
             stream.synchronize()

@@ -33,7 +33,7 @@ def told() -> Iterator[list[Any]]:
             self.device = device
 
         def broadcast(self, tensor: object, src: int, stream: object) -> None:
-            if tensor == ("stuck", "cuda:0"):
+            if tensor == ("stuck", "cuda:1"):
                 stop.wait()
             asked.append(("broadcast", tensor, src, stream))
 
@@ -44,7 +44,9 @@ def told() -> Iterator[list[Any]]:
         return "group"
 
     stream = SimpleNamespace(synchronize=lambda: asked.append("synchronize"))
-    cuda = SimpleNamespace(current_device=lambda: 0, current_stream=lambda: stream)
+    chosen = threading.local()  # as CUDA's: another thread has the first
+    chosen.device = 1
+    cuda = SimpleNamespace(current_device=lambda: getattr(chosen, "device", 0), current_stream=lambda _device: stream)
     modules: dict[str, dict[str, Any]] = {
         "torch": {"cuda": cuda, "device": lambda kind, number: f"{kind}:{number}"},
         "vllm": {},
@@ -77,7 +79,7 @@ def test_tensors_are_sent_in_their_order(told: list[Any]) -> None:
     assert group.is_made
     told.clear()
     group.broadcast([Tensor("a"), Tensor("b")], 5, 7.0)  # type: ignore[list-item]
-    assert [each[1] for each in told[:-1]] == [("a", "cuda:0"), ("b", "cuda:0")]
+    assert [each[1] for each in told[:-1]] == [("a", "cuda:1"), ("b", "cuda:1")]
     assert {each[2] for each in told[:-1]} == {0}
     assert told[-1] == "synchronize"
     group.leave()
