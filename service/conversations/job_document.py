@@ -37,11 +37,11 @@ _decode_talks = msgspec.json.Decoder(list[Raw]).decode
 
 def with_conversations(document: str, wanted: Collection[str]) -> bytes:
     """Return the JSON of a document with these of its conversations alone; all else stays as it was written."""
-    fields: dict[str, object] = dict(_decode_fields(document))
+    fields = _decode_fields(document)
     names = [_id_of(talk, number) for number, talk in enumerate(_decode(document).conversations)]
-    talks = _decode_talks(bytes(_decode_fields(document)["conversations"]))
-    fields["conversations"] = [talk for name, talk in zip(names, talks, strict=True) if name in wanted]
-    return msgspec.json.encode(fields)
+    talks = _decode_talks(fields["conversations"])
+    kept = [talk for name, talk in zip(names, talks, strict=True) if name in wanted]
+    return msgspec.json.encode({**fields, "conversations": kept})
 
 
 def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
