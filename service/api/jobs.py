@@ -81,7 +81,9 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
     async def post_job(
         request: Request,
         caller: CallerNow,
-        idempotency_key: Annotated[str | None, Header()] = None,
+        idempotency_key: Annotated[
+            str | None, Header(json_schema_extra={"minLength": 1, "maxLength": MAX_KEY_LENGTH})
+        ] = None,
         queue: Annotated[bool, Query(description="false: refuse with 429 unless every first turn starts now")] = True,
     ) -> Response:
         if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
@@ -133,7 +135,10 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
             **refused(400, 401, 404),
         },
     )
-    async def get_events(job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
+    async def get_events(
+        job_id: str,
+        last_event_id: Annotated[str, Header(json_schema_extra={"pattern": f"^[0-9]{{0,{MAX_DIGITS}}}$"})] = "",
+    ) -> Response:
         if last_event_id and not _is_number(last_event_id):
             raise InvalidParameter("Last-Event-ID: not one of ours; it is the id of the last event that was read")
         return await follow(jobs, JobId(job_id), int(last_event_id or 0))

@@ -155,9 +155,16 @@ def _allowed(request: Request) -> str:
         return any(match(route, method) is Match.FULL for route in known)
 
     found = [route for route in request.app.routes if match(route, "GET") is not Match.NONE]
-    # One that takes slashes takes whatever is below it as well, and knows nothing of what is there.
-    known = [route for route in found if route.matches(below)[0] is Match.NONE] or found
+    # One that takes slashes takes whatever is below it as well, and knows nothing of what is there: where all do, the
+    # first is meant, since it says the most of the path.
+    exact = [route for route in found if route.matches(below)[0] is Match.NONE]
+    known = exact or [route for route in found if _shape_of(route) == _shape_of(found[0])]
     return ", ".join(method for method in METHODS if knows("GET" if method == "HEAD" else method))
+
+
+def _shape_of(route: BaseRoute) -> object:
+    """Return the path of one route; FastAPI has a whole router as one, of which there is one alone."""
+    return getattr(route, "path", route)
 
 
 def _fields(status: int, title: str, detail: str, code: str, faults: Sequence[Fault] = ()) -> dict[str, object]:

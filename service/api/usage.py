@@ -17,6 +17,8 @@ from service.store.store import Store
 from service.store.usage import UsageBy
 
 ALL = ", ".join(UsageBy)
+_ONE = "|".join(UsageBy)
+EACH_ONCE = rf"^(?!.*\b(\w+)\b.*\b\1\b)(({_ONE})(,({_ONE}))*)?$"
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -62,9 +64,13 @@ def usage_router(store: Store) -> APIRouter:
     @router.get("", summary="See what was used", response_model_exclude_unset=True, responses=refused(400, 401, 503))
     async def read_usage(
         caller: CallerNow,
-        by: Annotated[str, Query(description=f"any of {ALL}, separated by commas; empty is all in one")] = (
-            "key,model,day"
-        ),
+        by: Annotated[
+            str,
+            Query(
+                description=f"any of {ALL}, separated by commas; empty is all in one",
+                json_schema_extra={"pattern": EACH_ONCE},
+            ),
+        ] = "key,model,day",
         since: Annotated[Day | None, Query(description="the first day, in UTC")] = None,
         until: Annotated[Day | None, Query(description="the last day, in UTC")] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,

@@ -31,17 +31,33 @@ class Commands(TyperGroup):
         """Return a command by its name."""
         if cmd_name not in self.commands:
             self._complete()
-        return super().get_command(ctx, cmd_name)
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _name_no_type_of_flags(command.get_params(ctx))
+        return command
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
         """Return the names of all."""
         self._complete()
         return super().list_commands(ctx)
 
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Return the options that all commands share."""
+        params = super().get_params(ctx)
+        _name_no_type_of_flags(params)
+        return params
+
     def _complete(self) -> None:
         from service.cli.other_commands import commands  # noqa: PLC0415 - see above
 
         self.commands.update(commands())
+
+
+def _name_no_type_of_flags(params: Any) -> None:  # noqa: ANN401 - click's, see above
+    """Have flags shown without ``<bool>``, which reads as if a word were to follow."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
 
 
 app = typer.Typer(

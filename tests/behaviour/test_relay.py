@@ -261,7 +261,7 @@ def test_bytes_that_are_no_text_are_no_defect(service: Service) -> None:
 
 def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:
     """What is wrong with a request is said by its engine, and asked once."""
-    refused = chat(service, messages="no list")
+    refused = chat(service, messages=["no message"])
     assert refused.status_code == 400
     assert refused.headers["x-roundhouse-attempts"] == "1"
     assert refused.json()["error"]["type"] == "invalid_request_error"
@@ -281,6 +281,7 @@ def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:
         (b"[]", 400, "body_malformed"),
         (b'{"model": "tiny", "n": 0}', 400, "body_malformed"),
         (b'{"model": "tiny", "stream": "yes"}', 400, "body_malformed"),
+        (b'{"model": "tiny", "messages": {}}', 400, "body_malformed"),
     ],
 )
 def test_our_own_refusals_have_openais_form(service: Service, body: bytes, status: int, code: str) -> None:
@@ -402,6 +403,7 @@ def test_a_path_that_is_not_served_says_so_before_anything_else(service: Service
         ("GET", "/v1/chat/completions", "POST"),
         ("DELETE", "/v1/models/tiny", "GET, HEAD"),
         ("DELETE", "/v1/models/tiny/weights/update", "POST"),
+        ("OPTIONS", "/v1/models/tiny/adapters/poet", "DELETE"),  # which is below what a model's own path takes
     ],
 )
 def test_a_method_that_is_not_served_is_told_with_those_that_are(

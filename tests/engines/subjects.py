@@ -14,6 +14,12 @@ from workers import EngineKind, Worker, WorkerSpec
 from workers.engine.launch import command_for
 
 KEY = "key-of-the-tests"  # of llama.cpp's servers, so that tests may ask them as well
+VLLM_ENVIRONMENT = {  # of vLLM on two cores
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 @dataclass
@@ -130,12 +136,7 @@ def vllm_spec(spec: WorkerSpec, python: str, checkpoint: Path) -> WorkerSpec:
         model=str(checkpoint),
         command=[python, "-m", "vllm.entrypoints.openai.api_server"],
         args={"enforce_eager": True, "dtype": "bfloat16"},
-        env={
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        },
+        env=VLLM_ENVIRONMENT,
         timeouts=timeouts,
     )
 

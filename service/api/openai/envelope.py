@@ -95,6 +95,8 @@ def open_envelope(
         raise BodyMalformed("the body cannot be used: background: answers are given while one waits; leave it out")
     if path in NEEDS and read.messages == _NOTHING:
         raise BodyMalformed("the body cannot be used: messages: has to be given")
+    if path in NEEDS and not bytes(read.messages).startswith(b"["):  # llama.cpp takes {} for an empty list
+        raise BodyMalformed("the body cannot be used: messages: must be a list")
     asked = next((each for each in (read.messages, read.prompt, read.input, read.content) if each != _NOTHING), None)
     texts = b"" if asked is None else bytes(asked)
     bounds = map(_number, (read.max_completion_tokens, read.max_tokens, read.max_output_tokens, read.n_predict))

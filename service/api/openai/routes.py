@@ -278,7 +278,7 @@ def _request_body(path: str) -> dict[str, Any]:
     needed = NEEDS.get(path, ())
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {"model": {"type": "string"}, **{name: {"type": "array"} for name in needed}},
+        "properties": {"model": {"type": ["string", "null"]}, **{name: {"type": "array"} for name in needed}},
     }
     if needed:
         schema["required"] = list(needed)
