@@ -48,7 +48,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(name="posting", module="posting", least=("--seconds", "1")),
     Benchmark(name="loop", module="loop"),
     Benchmark(name="queued", module="queued"),
-    Benchmark(name="prewarm", module="prewarm", least=("--jobs", "1")),
     Benchmark(
         name="relay", module="relay", least=("--rivals", "", "--streams", "4", "--tokens", "10", "--rounds", "1")
     ),

@@ -23,9 +23,9 @@ from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.kv_pool import KvPool
 from workers.requests.prompts.bios import CONTEXT, seed_words
 from workers.requests.relay import Relay, relay
-from workers.requests.request import Request, without_answer
+from workers.requests.request import Request
 from workers.requests.thoughts import EngineThoughts
-from workers.requests.tool_loop import RequestSettings, converse, read_prompt
+from workers.requests.tool_loop import RequestSettings, converse
 from workers.spec import EngineKind, WorkerSpec
 
 OWNER_BYTES: Final = 8
@@ -77,10 +77,10 @@ class RequestRunner:
     def __repr__(self) -> str:
         return f"<RequestRunner {self._spec.id} {self._in_flight!r}>"
 
-    def prepare(self, request: Request | Relay, answer: Answer, *, is_ahead: bool = False) -> InFlightRequest:
+    def prepare(self, request: Request | Relay, answer: Answer) -> InFlightRequest:
         """Return a request with its id, not yet in flight."""
         job_name = request.job_name.encode("utf-8", "replace").decode()  # it stands in logs, incidents and answers
-        return InFlightRequest(self._in_flight.next_id(), job_name, answer, is_ahead=is_ahead)
+        return InFlightRequest(self._in_flight.next_id(), job_name, answer)
 
     async def perform(self, request: Request | Relay, answer: Answer, running: InFlightRequest) -> Outcome:
         """Run one request to its ending; ``answer`` holds what came."""
@@ -118,24 +118,6 @@ class RequestRunner:
     async def count(self, request: Relay, answer: Answer) -> Outcome:
         """Pass on a request that counts tokens; it holds no slot and no cache, and its engine is not judged by it."""
         return await relay(self._client, replace(self._manner, admit_prompt=None), request, answer)
-
-    async def read_ahead(self, request: Request, answer: Answer, running: InFlightRequest) -> None:
-        """Have the engine read a prompt and write one token; it is watched like any request, and nothing is learned."""
-        params = {**self._spec.defaults_beside(request.params), **request.params}
-        asked = replace(request, params={**without_answer(params), "max_tokens": 1})
-        with self._in_flight.admit(running):
-            try:
-                with running.scope:
-                    running.end(await read_prompt(self._client, self._manner, asked, answer))
-            finally:
-                self._watch.note_end(running)
-        logger.debug(
-            "worker %s: request %d of %s read its prompt: %s",
-            self._spec.id,
-            running.id,
-            running.job_name,
-            running.ending,
-        )
 
     def _log_ending(self, running: InFlightRequest) -> None:
         ending, worker = running.ending, self._spec.id

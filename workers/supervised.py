@@ -110,7 +110,6 @@ class SupervisedWorker:
         self._runner = RequestRunner(
             spec, self._client, self.supervisor, self._watch, recovery, adapted=self._asked, weights=self.weights
         )
-        self.read_ahead = self._runner.read_ahead  # on a slot that is not leased: whoever leases it ends that first
         self.count = self._runner.count  # on no slot at all
         self.read_version = self._client.read_version
         self._pool = self._runner.pool
@@ -309,9 +308,9 @@ class SupervisedWorker:
             raise NoSlot(f"worker {self.spec.id} is {self.state}")
         return self._slots.lease_nowait(count)
 
-    def prepare(self, request: Request | Relay, answer: Answer, *, is_ahead: bool = False) -> InFlightRequest:
+    def prepare(self, request: Request | Relay, answer: Answer) -> InFlightRequest:
         """Return a request of this worker with its id, not yet in flight."""
-        return self._runner.prepare(request, answer, is_ahead=is_ahead)
+        return self._runner.prepare(request, answer)
 
     async def perform(self, request: Request | Relay, answer: Answer, own: InFlightRequest | None = None) -> Outcome:
         """Run one request; the caller holds a lease of this worker meanwhile.

@@ -1,5 +1,6 @@
 """From a file to a configuration, and what is wrong with it in lines that name the place and the mend."""
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,12 @@ from service.formats.documents import Place, line_of, parse_document, read_text
 from service.formats.faults import faults_of, path_of
 
 API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # the keys of the HTTP surface, comma separated
+# Keys that are gone, passed over for one minor version: to refuse them would refuse a start, and an upgrade.
+REMOVED: Final[Mapping[tuple[str, str], str]] = {
+    ("scheduling", "prewarm"): "prompts are not read beforehand any more",
+}
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+logger = logging.getLogger(__name__)
 
 
 def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Config:
@@ -55,6 +61,7 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a configuration is a mapping with the key 'models'")
+    document = _without_removed(document, source, lines)
     document = {**document, "server": _server(document.get("server"), overrides)}
     try:
         return Config.model_validate(document)
@@ -66,6 +73,17 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
         faults = faults_of(error, Config)
         messages = [f"{source}{line_of(lines, place)}: {fault}" for place, fault in zip(places, faults, strict=True)]
         raise ConfigError("\n".join(messages)) from error
+
+
+def _without_removed(document: dict[str, object], source: str, lines: Mapping[Place, int]) -> dict[str, object]:
+    for (section, key), why in REMOVED.items():
+        given = document.get(section)
+        if isinstance(given, dict) and key in given:
+            document = {**document, section: {name: value for name, value in given.items() if name != key}}
+            logger.warning(
+                "%s%s: %s.%s has no effect: %s; remove it", source, line_of(lines, (section, key)), section, key, why
+            )
+    return document
 
 
 def _server(given: object, overrides: Mapping[str, object]) -> object:

@@ -122,7 +122,6 @@ class SchedulingConfig(StrictModel):
     policy: Annotated[str, AfterValidator(_known_policy)] = "critical_path"
     group_by: GroupBy | None = None
     swap: SwapRule = SwapRule.FAIR
-    prewarm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ The scheduler asks with it, and a prompt that was asked long ago is told again w
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -54,22 +53,6 @@ def agent_request(
         adapter=agent.adapter,
         frame=BiosFrame(words=wording.bios, context=writer.context(agent), now=now),
     )
-
-
-def request_ahead(
-    job: Job,
-    place: tuple[Conversation, Agent, int],
-    words: ConversationWords,
-    known: Iterable[Utterance],
-    asked_at: datetime,
-    *,
-    is_told: bool,
-) -> Request:
-    """Return a request whose prompt begins as that of a turn will, as far as what it hears is ``known``."""
-    conversation, agent, round_number = place
-    writer = PromptWriter(job, words.models[agent.model])
-    turn = agent_request(job, place, words, (), (), PromptRecord(is_told=is_told), asked_at)
-    return replace(turn, conversation=writer.beginning(conversation, agent, round_number, known))
 
 
 def changes_of_retry(params: Mapping[str, object], rejections: int) -> dict[str, object]:

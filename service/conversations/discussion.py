@@ -6,7 +6,6 @@ from service.conversations.job import Agent, Job, Mode, View
 from service.conversations.visibility import (
     Utterance,
     is_visible_later,
-    known_before,
     shared_before,
     visible_before,
 )
@@ -46,11 +45,6 @@ class Discussion:
         if is_shared:
             return shared_before(self._job, agent, round_number, self._spoken)
         return visible_before(self._job, agent, round_number, self._spoken)
-
-    def known_to(self, agent: Agent, round_number: int) -> tuple[Utterance, ...]:
-        """Return what an agent will read first in its turn, whatever is said until then (rounds mode)."""
-        is_shared = self._job.view is View.SHARED
-        return known_before(self._job, agent, round_number, self._spoken, is_shared=is_shared)
 
     def heard_turns(self, agent_id: str, round_number: int) -> int | None:
         """Return how many turns were visible when the prompt of a turn was made (free mode), None where it was not."""

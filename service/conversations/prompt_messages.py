@@ -79,21 +79,6 @@ class PromptWriter:
         last = messages[-1]
         return (*messages[:-1], Message(role=last.role, content=_joined(last.content, addition)))
 
-    def beginning(
-        self, conversation: Conversation, agent: Agent, round_number: int, known: Iterable[Utterance]
-    ) -> tuple[Message, ...]:
-        """Return messages that begin as those of a turn will; what stands behind the discussion is left out.
-
-        ``known`` is what it will read first. The last message is cut short, and the number of the round ends it in a
-        view of one's own: many chat templates take no empty one.
-        """
-        audible = [utterance for utterance in known if utterance.text.strip()]
-        if not self._is_shared:
-            return self._alternating(conversation, agent, round_number, audible)
-        text = _joined(conversation.prompt, *map(self._quote, audible))
-        cue = _fill(self._wording.shared_cue, agent, round=round_number + 1, rounds=conversation.rounds)
-        return (Message(role="user", content=text or cue),)
-
     def _alternating(
         self, conversation: Conversation, agent: Agent, round_number: int, heard: Iterable[Utterance]
     ) -> tuple[Message, ...]:

@@ -4,7 +4,7 @@ An agent's place is its index in the job, so that nothing here compares names. E
 ready, in the order in which they do.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from graphlib import TopologicalSorter
 from typing import NamedTuple, Protocol
@@ -46,9 +46,6 @@ class SpeakingOrder(Protocol):
 
     def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait for others: those of the present round, and the next one's first."""
-
-    def upcoming(self, speaking: Collection[int]) -> list[Place]:
-        """Return the turns that wait for nobody but ``speaking``, agents whose turns are in flight."""
 
 
 def speaking_order(job: Job, dependencies: "Dependencies", rounds: int) -> SpeakingOrder:
@@ -157,16 +154,6 @@ class RoundsOrder:
             silent = self._dependencies.everybody & ~self._spoken
             yield WaitingTurn(Place(0, self._round + 1), tuple(_agents(silent)), self._round)
 
-    def upcoming(self, speaking: Collection[int]) -> list[Place]:
-        """Return who would be next; of the next round not those who speak now: what they will have heard they say."""
-        masks, heard = self._dependencies.masks, self._spoken | _mask(speaking)
-        if heard != self._dependencies.everybody:
-            return [Place(agent, self._round) for agent in _agents(self._pending) if not masks[agent] & ~heard]
-        if self._round + 1 >= self._rounds:
-            return []
-        others = (agent for agent in range(len(masks)) if agent not in speaking)
-        return [Place(agent, self._round + 1) for agent in others if not masks[agent]]
-
     def _open(self) -> list[Place]:
         if self.is_over:
             return []
@@ -223,7 +210,3 @@ class FreeOrder:
         for agent, spoken in enumerate(self._spoken):
             if spoken + 1 < self._rounds:
                 yield WaitingTurn(Place(agent, spoken + 1), (agent,), spoken)
-
-    def upcoming(self, speaking: Collection[int]) -> list[Place]:  # noqa: ARG002 - of the protocol
-        """Return nobody: each agent waits for its own words alone, and all before these its engine has read."""
-        return []

@@ -8,7 +8,6 @@ words.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from itertools import takewhile
 
 from service.conversations.job import Agent, Job
 
@@ -30,7 +29,7 @@ def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken)
     The order is the one in which it could have heard the words: before each of its own turns the words of the agents
     that it waits for, after it those of the others. So the discussion in a later prompt extends that in an earlier one.
     """
-    return _said(audible_before(job, listener, round_number), spoken)
+    return _said(_audible_before(job, listener, round_number), spoken)
 
 
 def shared_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
@@ -38,19 +37,11 @@ def shared_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) 
     return _said(_shared_order(job, listener, round_number), spoken)
 
 
-def known_before(
-    job: Job, listener: Agent, round_number: int, spoken: Spoken, *, is_shared: bool
-) -> tuple[Utterance, ...]:
-    """Return what of it stands fast while some still speak: all before the first words that are to come."""
-    order = _shared_order if is_shared else audible_before
-    return _said(takewhile(lambda turn: turn in spoken, order(job, listener, round_number)), spoken)
-
-
-def audible_before(job: Job, listener: Agent, round_number: int, since: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield the turns that ``listener`` may read of from round ``since`` on, in its own order."""
+def _audible_before(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
+    """Yield the turns that ``listener`` may read of, in its own order."""
     waited = [agent for agent in job.agents if agent.id in listener.waits_for]
     others = [agent for agent in job.agents if agent.id not in listener.waits_for and agent.id != listener.id]
-    for number in range(since, round_number):
+    for number in range(round_number):
         for speaker in (*waited, listener, *others):
             if is_visible_later(speaker, listener.id):
                 yield speaker.id, number

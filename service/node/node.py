@@ -203,7 +203,6 @@ async def open_node(
                 order.group_by,
                 live.shares,
                 queue=QueueLimits(requests=config.server.queue, bytes=config.limits.queue_bytes),
-                prewarm=order.prewarm,
             )
             own_ends.append(scheduler.note_own_end)
             scheduler.requests.subscribe(telemetry.take_request)

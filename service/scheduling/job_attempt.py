@@ -19,7 +19,6 @@ from service.scheduling.core.blame.blame import Trial
 from service.scheduling.counts import RunCounters
 from service.scheduling.lent_slots import LentSlots, TurnSlot
 from service.scheduling.outlet import SchedulerStore
-from service.scheduling.prewarmer import RunningPreWarm
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.scheduling.turn import TurnRun
@@ -50,12 +49,11 @@ class JobTurnsState:
 
 
 class JobAttempt:
-    """An ``OnSlot`` over a ``TurnRun``; ``ahead`` still reads its prompt when it begins."""
+    """An ``OnSlot`` over a ``TurnRun``."""
 
-    def __init__(self, run: TurnRun, state: JobTurnsState, ahead: RunningPreWarm | None = None) -> None:
+    def __init__(self, run: TurnRun, state: JobTurnsState) -> None:
         self._run = run
         self._state = state
-        self._ahead = ahead
         self._slot: TurnSlot | None = None  # while it runs
 
     def __repr__(self) -> str:
@@ -116,8 +114,6 @@ class JobAttempt:
         outcome: Outcome
         try:
             with self._state.slots.hold(run.key, worker.spec.name, attempt, lease) as self._slot, attempt.scope:
-                if self._ahead is not None:
-                    await self._ahead.finish()
                 outcome = await self._ask(worker)
             if attempt.scope.cancelled_caught:
                 reason = CancelReason.LEASE_LOST if attempt.is_interrupted else CancelReason.CONVERSATION_ENDED

@@ -1,6 +1,6 @@
 """The turns of jobs, which are stored: a ``Work`` that knows prompts, transcripts and records."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
@@ -13,7 +13,6 @@ from service.scheduling.counts import RunCounters
 from service.scheduling.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.lent_slots import LentSlots, Post
 from service.scheduling.outlet import SchedulerStore
-from service.scheduling.prewarmer import Prewarmer
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turns import Turns
 from service.store import records
@@ -22,11 +21,9 @@ from workers.fleet import Fleet
 from workers.requests.prompts.bios import BiosPolicy
 from workers.supervised import SupervisedWorker
 
-Prompts = Mapping[JobId, JobPrompts]
-
 
 class JobTurns:
-    """Written by the scheduler alone; ``prompts`` are jobs that have not ended, ``ahead`` has prompts read early.
+    """Written by the scheduler alone; ``prompts`` are jobs that have not ended.
 
     ``post`` tells the core of turns whose tools run: their slots may be lent meanwhile. ``has_several_keys``: what is
     told of prompt caches is kept apart by key.
@@ -37,13 +34,11 @@ class JobTurns:
         blame: Blame,
         outlet: SchedulerStore,
         counters: RunCounters,
-        prewarmer: Callable[[Prompts], Prewarmer],
         fleet: Fleet,
         post: Post,
         has_several_keys: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prompts: dict[JobId, JobPrompts] = {}
-        self.ahead = prewarmer(self.prompts)
         self.turns = Turns()
         self._slots = LentSlots(fleet, post)
         self._state = JobTurnsState(
@@ -111,7 +106,7 @@ class JobTurns:
         moved = records.TurnMoved(
             key=key, state=TurnState.IN_FLIGHT, worker=worker.spec.id, at=now, model=agent.model, waited_s=waited_s
         )
-        return JobAttempt(run, self._state, self.ahead.take_over(key)), [
+        return JobAttempt(run, self._state), [
             *self._choose_words(key, worker.spec.bios, now),
             moved,
         ]
@@ -122,12 +117,9 @@ class JobTurns:
             return []
         return [records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)]
 
-    def act(self, action: events.Ahead | events.OfSlot, start_soon: Callable[..., None]) -> None:
-        """Carry out what is decided about prompts read early, and about slots while tools run."""
-        if isinstance(action, events.Ahead):
-            self.ahead.act(action, start_soon)
-        else:
-            self._slots.act(action, start_soon)
+    def act(self, action: events.OfSlot, start_soon: Callable[..., None]) -> None:
+        """Carry out what is decided about slots while tools run."""
+        self._slots.act(action, start_soon)
 
     def cut_off(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
@@ -135,7 +127,6 @@ class JobTurns:
 
     def interrupt_all(self) -> None:
         """End every attempt that is running; its turn is ready again, and charged with nothing."""
-        self.ahead.end_all()
         self.turns.interrupt_all()
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:

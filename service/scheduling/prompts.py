@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from service.conversations.agent_request import agent_request, changes_of_retry, request_ahead
+from service.conversations.agent_request import agent_request, changes_of_retry
 from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.prompt_messages import Rejected
@@ -187,16 +187,6 @@ class JobPrompts:
         heard = discussion.heard_by(agent, key.round)
         place = (conversation, agent, key.round)
         return agent_request(self.job, place, words, heard, rejected, record, asked_at), record
-
-    def request_ahead(self, key: TurnKey, now: datetime, spec: WorkerSpec, *, is_told: bool) -> Request:
-        """Return what a turn will be asked, as far as that is known while others still speak (rounds mode).
-
-        It begins as the turn's own prompt will, and nothing is noted of it.
-        """
-        agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
-        words = self._words_with(key, spec.bios, now.astimezone())
-        known = self.discussion(key.conversation_id).known_to(agent, key.round)
-        return request_ahead(self.job, (conversation, agent, key.round), words, known, now, is_told=is_told)
 
 
 def _prompted_at(attempts: Sequence[Attempt]) -> datetime | None:

@@ -31,7 +31,6 @@ from service.scheduling.job_turns import JobTurns
 from service.scheduling.kept_slots import KeptSlots
 from service.scheduling.kv_uses import KvUses
 from service.scheduling.outlet import Pause, SchedulerStore
-from service.scheduling.prewarmer import Prewarmer
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
 from service.scheduling.turn import Progress, TurnRun
 from service.scheduling.turn_endings import TurnEndings
@@ -70,7 +69,6 @@ class Scheduler:
         shares: Shares = None,
         *,
         queue: QueueLimits,
-        prewarm: bool = False,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
         self._is_fair = shares is not None
@@ -82,9 +80,8 @@ class Scheduler:
         self._is_forgetting = False
         self.counters = RunCounters()
         self._blame = Blame(lambda job_id: self.owner(job_id))  # noqa: PLW0108 - its works are not yet there
-        read = partial(Prewarmer, fleet=fleet, blame=self._blame, on_end=self._post, is_wanted=prewarm and not group_by)
         self._job_turns = JobTurns(
-            self._blame, outlet, self.counters, read, fleet, self._post, lambda: shares is not None and len(shares) > 1
+            self._blame, outlet, self.counters, fleet, self._post, lambda: shares is not None and len(shares) > 1
         )
         self.requests = RelayedRequests(self._blame, self.counters, self._post, queue)
         self.turns = self._job_turns.turns  # others only look
@@ -333,7 +330,7 @@ class Scheduler:
                 facts += self._work(action.key.job_id).note_ready(action.key, now)
             case events.StartTurn():
                 facts += self._start(action, now)
-            case _ if isinstance(action, events.Ahead | events.OfSlot):
+            case _ if isinstance(action, events.OfSlot):
                 self._job_turns.act(action, self._start_soon)
             case events.DeferTurn():
                 self._start_soon(self._end_hold, action)
@@ -437,7 +434,6 @@ class Scheduler:
                     kv_block=worker.kv.block,
                     most_answer=spec.most_answer,
                     shares_prefixes=spec.engine is EngineKind.VLLM,
-                    reads_ahead=self._job_turns.ahead.may_read(spec),
                 )
             )
         else:

@@ -4,15 +4,13 @@ No label is anybody's to invent: models, tools, routes and reasons are bounded i
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.scheduling.core.ahead.yields import ReadFor
 from service.store.news import FactsLost, JobsCommitted, LeaseRenewed, StoreEvent
 from service.telemetry.capped_names import CappedNames
 from service.telemetry.turn_metrics import MOST_TOOLS, WAIT_BUCKETS, TurnMetrics
@@ -72,10 +70,6 @@ class Metrics:
         """Tell what a collector reads too."""
         self._registry.register(collector)
 
-    def watch_read_ahead(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
-        """Tell of tokens that were read beforehand too, by model and what became of them."""
-        self.add(_ReadAheadCollector(read_ahead))
-
     def watch_starts(self, fleet: Fleet) -> None:
         """Count a fleet's starts and restarts too."""
         fleet.subscribe(self._note_worker)
@@ -123,19 +117,3 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-class _ReadAheadCollector(Collector):
-    """Reads what the scheduler has counted."""
-
-    def __init__(self, read_ahead: Callable[[], Mapping[tuple[str, ReadFor], int]]) -> None:
-        self._read_ahead = read_ahead
-
-    def collect(self) -> Iterable[Metric]:
-        """Return what is so now."""
-        tokens = CounterMetricFamily(
-            "roundhouse_prewarm_tokens", "Tokens of prompts that were read beforehand.", labels=("model", "result")
-        )
-        for place, count in self._read_ahead().items():
-            tokens.add_metric(place, count)
-        return (tokens,)

@@ -88,7 +88,6 @@ def watch(
     """Tell of the parts of a node in its metrics; return what must run beside it."""
     sampler = Sampler(fleet, store)
     metrics.watch_starts(fleet)
-    metrics.watch_read_ahead(lambda: scheduler.view.read_ahead)
     metrics.add(FleetCollector(fleet, lambda: scheduler.view, lambda: sampler.views))
     metrics.add(PoolCollector(scheduler, store, fleet.models, metrics.model_name))
     metrics.add(McpCollector(mcp_states))

@@ -240,7 +240,8 @@ def test_every_command_option_and_variable_is_on_its_page() -> None:
     shared = set(names(section(page, "Options of commands that speak to a service")))
     all_variables = {str(each.envvar) for each in group.params if each.envvar}
     assert isinstance(group, Commands)
-    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    context = typer.Context(group)
+    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
     assert {"serve", "top", "upgrade"} <= set(commands)
     for name, command in commands.items():
         assert command is not None

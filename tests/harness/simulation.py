@@ -13,7 +13,6 @@ from random import Random
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
 from service.conversations.turn_order import dependencies_of
 from service.scheduling.core import events
-from service.scheduling.core.ahead.yields import ReadFor
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
@@ -28,7 +27,7 @@ class Cache:
     """What workers' engines have in their caches: of each agent of a conversation the newest prompt, at one worker.
 
     ``tokens`` is how long a prompt is, ``answer`` an answer, ``token_s`` what reading costs; ``is_told`` whether the
-    core learns of it. What a prompt ends with, an answer long, is not known before its turn is ready.
+    core learns of it.
     """
 
     def __init__(self, tokens: Callable[[TurnKey], int], token_s: float, *, is_told: bool, answer: int = 0) -> None:
@@ -50,62 +49,9 @@ class Cache:
             answer_tokens=self._answer,
         )
 
-    def look_ahead(self, key: TurnKey, worker: str) -> tuple[int, int]:
-        """Return how much of what is known of a pending turn's prompt is there, and how much could be read."""
-        cached = self._cached(key, worker)
-        return cached, max(0, self._tokens(key) - self._answer - cached)
-
-    def read_ahead(self, key: TurnKey, worker: str, tokens: int) -> None:
-        """Let so much of it be known there."""
-        self._known[key[:3]] = worker, self._cached(key, worker) + tokens
-
     def _cached(self, key: TurnKey, worker: str) -> int:
         where, known = self._known.get(key[:3], (worker, 0))
         return known if where == worker else 0
-
-
-class _Reader:
-    """The prompts that are being read beforehand, on the virtual clock."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self._running: dict[TurnKey, tuple[str, float, int, int]] = {}
-        self.ends: dict[TurnKey, events.PreWarmEnded] = {}  # the one that counts, of each
-
-    def act(self, action: events.PreWarm | events.EndPreWarm, now: float) -> tuple[float, events.PreWarmEnded]:
-        """Begin or end one; return when its end comes, and what that is if nothing else happens before."""
-        if isinstance(action, events.EndPreWarm):
-            return now, self._cut_off(action.key, now)
-        cached, fresh = self._cache.look_ahead(action.key, action.worker)
-        self._running[action.key] = action.worker, now, cached, fresh
-        return now + fresh * self._cache.token_s, self._end(action.key, action.worker, cached, fresh)
-
-    def _cut_off(self, key: TurnKey, now: float) -> events.PreWarmEnded:
-        worker, began, cached, fresh = self._running.pop(key)
-        read = min(fresh, round((now - began) / self._cache.token_s))
-        self._cache.read_ahead(key, worker, read)
-        return self._end(key, worker, cached, read)
-
-    def finish(self, key: TurnKey) -> float:
-        """Read to the end what is left; return when that is reached. Nothing where nothing is read for the turn."""
-        if key not in self._running:
-            return 0.0
-        worker, began, _, fresh = self._running.pop(key)
-        self._cache.read_ahead(key, worker, fresh)
-        return began + fresh * self._cache.token_s
-
-    def counts(self, event: events.Event) -> bool:
-        """Whether an event of the clock still stands: a prompt that was cut off has ended before."""
-        if not isinstance(event, events.PreWarmEnded):
-            return True
-        if self.ends[event.key] is not event:
-            return False
-        self.finish(event.key)
-        return True
-
-    def _end(self, key: TurnKey, worker: str, cached: int, fresh: int) -> events.PreWarmEnded:
-        self.ends[key] = events.PreWarmEnded(key=key, worker=worker, cached_tokens=cached, fresh_tokens=fresh)
-        return self.ends[key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +61,6 @@ class Schedule:
     makespan: float
     bound: float
     mean_completion: float
-    wasted: float  # of the tokens that were read beforehand
     starts: tuple[tuple[float, TurnKey], ...]
 
     @property
@@ -132,16 +77,11 @@ def simulate(
     *,
     workers: int = 1,
     cache: Cache | None = None,
-    prewarm: bool = False,
 ) -> Schedule:
-    """Run jobs that are all there at the start on workers of model ``m``; ``cache`` says what reading costs there.
-
-    With ``prewarm`` prompts are read beforehand on idle slots, and no turn is slower for it.
-    """
+    """Run jobs that are all there at the start on workers of model ``m``; ``cache`` says what reading costs there."""
     core = SchedulingCore(POLICIES[policy])
     now, numbers = 0.0, count()
     due: list[Due] = []
-    reader = _Reader(cache or Cache(lambda _: 0, 1.0, is_told=False))
     starts: list[tuple[float, TurnKey]] = []
     ended: dict[JobId, float] = {}
 
@@ -150,16 +90,12 @@ def simulate(
             match action:
                 case events.StartTurn():
                     starts.append((now, action.key))
-                    waits = max(0.0, reader.finish(action.key) - now)
                     reading = cache.read(action.key, action.worker) if cache else None
-                    takes = seconds(action.key) + waits + (reading.seconds if reading else 0.0)
+                    takes = seconds(action.key) + (reading.seconds if reading else 0.0)
                     told = reading if cache and cache.is_told else None
                     heapq.heappush(due, (now + takes, next(numbers), _completed(action.key, takes, told)))
                 case events.DeferTurn():
                     heapq.heappush(due, (now + action.seconds, next(numbers), events.DeferralOver(key=action.key)))
-                case events.PreWarm() | events.EndPreWarm():
-                    at, over = reader.act(action, now)
-                    heapq.heappush(due, (at, next(numbers), over))
                 case events.JobEnded():
                     ended[action.job_id] = now
                 case _:
@@ -168,16 +104,15 @@ def simulate(
     for job in jobs:
         act(core.handle(events.JobAdmitted(job=job)))
     for number in range(workers):
-        act(core.handle(events.WorkerReady(worker=f"w{number}", model="m", slots=slots, reads_ahead=prewarm)))
+        act(core.handle(events.WorkerReady(worker=f"w{number}", model="m", slots=slots)))
     while due:
         now, happened = _next_moment(due)
-        act(core.handle(*(event for event in happened if reader.counts(event))))
+        act(core.handle(*happened))
     assert set(ended) == {job.id for job in jobs}
     return Schedule(
         makespan=max(ended.values()),
         bound=lower_bound(jobs, slots, seconds),
         mean_completion=sum(ended.values()) / len(ended),
-        wasted=core.view.read_ahead.get(("m", ReadFor.WASTED), 0) / max(1, sum(core.view.read_ahead.values())),
         starts=tuple(starts),
     )
 

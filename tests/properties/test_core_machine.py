@@ -46,8 +46,6 @@ class Auditor(RuleBasedStateMachine):
         self.trials: set[TurnKey] = set()
         self.held: set[TurnKey] = set()  # at any time in this life
         self.cancelled: set[JobId] = set()
-        self.read_for: dict[TurnKey, str] = {}  # whose prompts are being read beforehand, and where
-        self.were_read: set[TurnKey] = set()  # in this life
         self.waiting: set[TurnKey] = set()  # ready turns
         self.is_paused = False
         self.tools: dict[TurnKey, int] = {}  # turns whose tools run, and the number of their hold
@@ -69,8 +67,6 @@ class Auditor(RuleBasedStateMachine):
                     self.waiting.add(action.key)
                 case events.StartTurn():
                     self.audit_start(action)
-                case _ if isinstance(action, events.Ahead):
-                    self.follow_reading(action)
                 case events.DeferTurn():
                     self.audit_wait(action)
                 case _ if isinstance(action, events.OfSlot):
@@ -106,34 +102,11 @@ class Auditor(RuleBasedStateMachine):
             case events.LoseSlot():
                 self.lost.add(action.key)
 
-    def follow_reading(self, action: events.Ahead) -> None:
-        if isinstance(action, events.PreWarm):
-            self.audit_reading(action)
-        else:
-            del self.read_for[action.key]
-
-    def audit_reading(self, action: events.PreWarm) -> None:
-        """What is read beforehand is of a turn that waits for nobody but those in flight, for the first time."""
-        key, job = action.key, self.jobs[action.key.job_id]
-        assert not self.is_paused
-        assert action.worker in self.ready_workers
-        assert not self.trials & {other for other, worker in self.flying.items() if worker == action.worker}
-        assert key not in self.were_read | self.flying.keys() | self.ended | self.waiting
-        agents = {each.id: each for each in job.agents}
-        assert SLOTS[action.worker][0] == agents[key.agent_id].model
-        waited = [TurnKey(*key[:2], other, key.round) for other in agents[key.agent_id].waits_for]
-        if key.round:
-            waited += [TurnKey(*key[:2], other, key.round - 1) for other in agents]
-        assert all(turn in self.completed or turn in self.flying for turn in waited)
-        assert any(turn in self.flying for turn in waited)
-        self.were_read.add(key)
-        self.read_for[key] = action.worker
-
     def audit_end(self, action: events.ConversationEnded) -> None:
         conversation = (action.job_id, action.conversation_id)
         assert conversation not in self.ended_talks
         self.ended_talks.add(conversation)
-        assert not any(key[:2] == conversation for key in {*self.flying, *self.read_for})
+        assert not any(key[:2] == conversation for key in self.flying)
         self.waiting = {key for key in self.waiting if key[:2] != conversation}
         assert not self.ended & set(action.unspoken)
         self.ended.update(action.unspoken)
@@ -147,8 +120,6 @@ class Auditor(RuleBasedStateMachine):
         key = action.key
         assert not self.is_paused
         self.waiting.discard(key)
-        if key in self.read_for:
-            assert self.read_for.pop(key) == action.worker, "or it would have been ended"
         job = self.jobs[key.job_id]
         agent = next(each for each in job.agents if each.id == key.agent_id)
         assert not self.is_closing
@@ -237,11 +208,11 @@ class Auditor(RuleBasedStateMachine):
         self.jobs[job_id] = job
         self.tell(events.JobAdmitted(job=job))
 
-    @rule(worker=st.sampled_from(sorted(SLOTS)), reads_ahead=st.booleans())
-    def worker_gets_ready(self, worker: str, *, reads_ahead: bool = True) -> None:
+    @rule(worker=st.sampled_from(sorted(SLOTS)))
+    def worker_gets_ready(self, worker: str) -> None:
         model, slots = SLOTS[worker]
         self.ready_workers.add(worker)
-        self.tell(events.WorkerReady(worker=worker, model=model, slots=slots, reads_ahead=reads_ahead))
+        self.tell(events.WorkerReady(worker=worker, model=model, slots=slots))
 
     @rule(worker=st.sampled_from(sorted(SLOTS)))
     def worker_is_lost(self, worker: str) -> None:
@@ -297,22 +268,12 @@ class Auditor(RuleBasedStateMachine):
     def nothing_is_to_start(self) -> None:
         self.is_paused = True
         self.tell(events.Paused())
-        assert not self.read_for
 
     @precondition(lambda self: self.is_paused)
     @rule()
     def turns_may_start(self) -> None:
         self.is_paused = False
         self.tell(events.Unpaused())
-
-    @precondition(lambda self: self.were_read)
-    @rule(data=st.data())
-    def prompt_was_read(self, data: st.DataObject) -> None:
-        """Or was cut off, or is its turn's by now."""
-        key = data.draw(st.sampled_from(sorted(self.were_read)))
-        worker = self.read_for.pop(key, "w0")
-        fresh = data.draw(st.integers(0, 1000))
-        self.tell(events.PreWarmEnded(key=key, worker=worker, fresh_tokens=fresh))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -359,8 +320,6 @@ class Auditor(RuleBasedStateMachine):
         """What was told to the store is all that the next life knows."""
         self.core = self.make_core()
         self.held.clear()
-        self.read_for.clear()
-        self.were_read.clear()
         self.waiting.clear()
         self.is_paused = False
         self.flying.clear()
@@ -424,13 +383,6 @@ class Auditor(RuleBasedStateMachine):
             worker = self.flying[key]
             assert worker in self.ready_workers, "it is lost"
             assert len(self.seated(worker)) == SLOTS[worker][1] or worker in self.core._in_flight._trials
-
-    @invariant()
-    def nothing_is_read_where_no_slot_is_idle(self) -> None:
-        assert set(self.read_for.values()) <= self.ready_workers
-        for worker, (_, slots) in SLOTS.items():
-            users = len(self.seated(worker)) + [*self.read_for.values()].count(worker)
-            assert worker not in self.read_for.values() or users <= slots
 
     @invariant()
     def the_keys_that_wait_are_known(self) -> None:

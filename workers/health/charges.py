@@ -29,8 +29,5 @@ def ending_of(running: InFlightRequest, action: EndRequests, *, owns_engine: boo
 
 
 def may_be_cause(running: InFlightRequest) -> bool:
-    """Whether a request can be found to have brought its engine down; one that waits for its tools had nothing on it.
-
-    A prompt that is read beforehand is not tried: its turn is asked the same, and is then.
-    """
-    return running.answer.phase is not Phase.TOOLS and not running.is_ahead
+    """Whether a request can be found to have brought its engine down: not while its tools run, with nothing on it."""
+    return running.answer.phase is not Phase.TOOLS

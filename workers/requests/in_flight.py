@@ -15,15 +15,11 @@ from workers.requests.request import RequestId
 
 
 class InFlightRequest:
-    """One request in flight: what it has brought, the scope it runs in, and how it ended. The first ending stands.
+    """One request in flight: what it has brought, the scope it runs in, and how it ended. The first ending stands."""
 
-    One that ``is_ahead`` has its prompt read for a later one, and is blamed for nothing.
-    """
-
-    def __init__(self, request_id: RequestId, job_name: str, answer: Answer, *, is_ahead: bool = False) -> None:
+    def __init__(self, request_id: RequestId, job_name: str, answer: Answer) -> None:
         self.id = request_id
         self.job_name = job_name
-        self.is_ahead = is_ahead
         self.answer = answer
         self.scope = anyio.CancelScope()
         self.ending: Outcome | None = None

@@ -85,11 +85,6 @@ def user_conversation(user_prompt: str) -> tuple[Message, ...]:
     return (Message(role="user", content=user_prompt),)
 
 
-def without_answer(params: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters without those that say what an answer is to be, or how long: the prompt alone is wanted."""
-    return {name: value for name, value in params.items() if name not in CONSTRAINTS | BOUNDS}
-
-
 def parse_tools(documents: Sequence[object]) -> tuple[ToolDefinition, ...]:
     """Return tools of OpenAI definitions; what is a ``ToolDefinition`` already stays as it is.
 

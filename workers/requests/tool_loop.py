@@ -62,11 +62,6 @@ async def converse(client: EngineClient, manner: RequestSettings, request: Reque
     )
 
 
-async def read_prompt(client: EngineClient, manner: RequestSettings, request: Request, answer: Answer) -> Outcome:
-    """Have the engine read the prompt of ``request``'s first generation; no tool is run, whatever it answers."""
-    return await ToolLoop(client, manner, request, answer).read()
-
-
 class ToolLoop:
     """The loop of one request; one assistant message with calls costs one iteration, however many they are."""
 
@@ -107,10 +102,6 @@ class ToolLoop:
             failed = await self._run_tools(reading, calls)
             if failed is not None:
                 return failed
-
-    async def read(self) -> Outcome:
-        """Ask once, and look at nothing that comes."""
-        return await self._ask(is_constrained=False)
 
     @property
     def _left(self) -> int:

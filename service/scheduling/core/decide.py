@@ -12,7 +12,6 @@ from typing import Final
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
-from service.scheduling.core.ahead.prewarms import PreWarms
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.capacity.room_keeper import RoomKeeper
@@ -87,12 +86,10 @@ class SchedulingCore:
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
         self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight, self._room)
-        self._prewarms = PreWarms(self._jobs, self._in_flight)
         self._orders = count(1)
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
-        seen = (group_by, self._room.working_set, self._prewarms.yields)
-        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, *seen)
+        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room.working_set)
 
     def __repr__(self) -> str:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -101,8 +98,7 @@ class SchedulingCore:
         """Return what follows from ``events``; ends at the same moment are all applied before the next start."""
         actions = [action for event in events for action in self._apply(event)]
         actions += self._dispatcher.lending.give_back()  # before others start, and though nothing is to be started
-        actions += self._dispatch()
-        return self._prewarms.follow(events, actions, is_paused=self._is_paused)
+        return [*actions, *self._dispatch()]
 
     @property
     def kept(self) -> Mapping[TurnKey, int]:

@@ -50,8 +50,7 @@ class WorkerReady:
 
     ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then each turn holds whole
     blocks of ``kv_block`` tokens, ``most_answer`` bounds an answer, in tokens, where its agent does not, and
-    ``shares_prefixes`` says that what prompts begin with alike is held once. ``reads_ahead`` says that its engine may
-    read prompts beforehand on slots that are idle.
+    ``shares_prefixes`` says that what prompts begin with alike is held once.
     """
 
     worker: str
@@ -62,7 +61,6 @@ class WorkerReady:
     kv_block: int = 1
     most_answer: int = 0
     shares_prefixes: bool = False
-    reads_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,19 +190,6 @@ class Unpaused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreWarmEnded:
-    """A prompt was read beforehand, or as much of it as there was time for; in tokens, as the engine has counted them.
-
-    ``cached_tokens`` it had already, ``fresh_tokens`` it has read.
-    """
-
-    key: TurnKey
-    worker: str
-    cached_tokens: int = 0
-    fresh_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsBegan:
     """A turn in flight asks nothing of its engine: these tools run, for ``model``, and then it goes on.
 
@@ -238,7 +223,7 @@ SlotEvent = ToolsBegan | HoldOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
-Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver | PreWarmEnded
+Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 
@@ -298,25 +283,6 @@ class TakeBackSlot:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoseSlot:
     """Interrupt a turn that has lent its slot: the engine that it was on is not there any more."""
-
-    key: TurnKey
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreWarm:
-    """Have a worker read what is known of a pending turn's prompt, on a slot that is idle, and tell when it has.
-
-    It takes no slot from a turn: ``EndPreWarm`` ends it for any that starts. With ``StartTurn`` of the turn itself on
-    that worker it is the turn's: what is left of it is read first.
-    """
-
-    key: TurnKey
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndPreWarm:
-    """End the reading at once: the slot is another turn's, or the prompt is of no use any more."""
 
     key: TurnKey
 
@@ -383,7 +349,6 @@ class JobEnded:
 
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-Ahead = PreWarm | EndPreWarm
 OfSlot = HoldSlot | LendSlot | TakeBackSlot | LoseSlot
 Step = TurnIsReady | StartTurn | DeferTurn | OfSlot | AbandonTurn | CutOffTurn
-Action = Step | Ahead | ContinueCancel | ContinueDispatch | Move
+Action = Step | ContinueCancel | ContinueDispatch | Move

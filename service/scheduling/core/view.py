@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
-from service.scheduling.core.ahead.yields import ReadFor, Yields
 from service.scheduling.core.capacity.working_set import WorkingSet
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveJob
@@ -25,7 +24,6 @@ class PoolsView:
         lost: Mapping[str, bool],
         group_by: GroupBy | None,
         working_set: WorkingSet,
-        yields: Yields,
     ) -> None:
         self._jobs = jobs
         self._ready = ready
@@ -33,7 +31,6 @@ class PoolsView:
         self._lost = lost  # models, and whether another node has them
         self.group_by = group_by
         self._working_set = working_set
-        self._yields = yields
 
     def __repr__(self) -> str:
         return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -121,11 +118,6 @@ class PoolsView:
         """
         budget = self._in_flight.kv_budget(model)
         return None if budget is None else (self._in_flight.kv_reserved(model), budget)
-
-    @property
-    def read_ahead(self) -> Mapping[tuple[str, ReadFor], int]:
-        """Tokens that were read beforehand, by model and what became of them."""
-        return self._yields.by_model
 
     def has_free(self, model: str) -> bool:
         """Whether a slot of a model is free, whoever waits for it."""

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service.cli.app import app
-from service.config.load import load_config
+from service.config.load import REMOVED, load_config
 from service.config.schema import Config
 from service.config.workers import worker_specs
 from service.errors import ConfigError
@@ -266,3 +266,16 @@ def test_a_server_that_is_not_ours_has_time_for_its_first_prompt(
     assert load_config(path).models["m"].timeouts.prefill_stall_s == limit_s
     path.write_text("models: {m: {engine: llama-server, model: x.gguf}}")
     assert load_config(path).models["m"].timeouts.prefill_stall_s == 120.0
+
+
+def test_a_key_that_is_gone_is_passed_over_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A service is upgraded with the configuration that it has; whatever else is unknown is refused."""
+    path = tmp_path / "roundhouse.yaml"
+    models = "models: {m: {engine: embedded, model: roundhouse:tiny}}\n"
+    path.write_text(f"{models}scheduling:\n  policy: fifo\n  prewarm: true\n")
+    assert load_config(path).scheduling.policy == "fifo"
+    (told,) = caplog.messages
+    assert told == f"{path}:4: scheduling.prewarm has no effect: {REMOVED['scheduling', 'prewarm']}; remove it"
+    path.write_text(f"{models}scheduling: {{prewarmed: true}}\n")
+    with pytest.raises(ConfigError, match="prewarmed"):
+        load_config(path)

@@ -163,10 +163,6 @@ class Blame:
         engine.serves.add(key)
         self._places[key] = place
 
-    def note_company(self, model: str, worker: str, incarnation: int) -> None:
-        """Note that an engine is asked something beside turns: a later death may have another cause than these."""
-        self._engine(model, worker, incarnation)[1].had_company = True
-
     def _engine(self, model: str, worker: str, incarnation: int) -> tuple[Place, _Engine]:
         place = (worker, model, incarnation)
         if self._newest.get(place[:2]) != incarnation:

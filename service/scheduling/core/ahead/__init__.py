@@ -1,1 +1,0 @@
-"""Reading prompts beforehand, where slots are idle."""
