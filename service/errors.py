@@ -1,7 +1,7 @@
 """What can go wrong in the service, as its callers see it: the leaves of one tree.
 
-Refusals before a body is read are in ``service/api/door/errors.py``; what goes wrong in workers is
-answered by the table of ``service/api/problems.py``.
+Refusals before a body is read are in ``service/api/errors/refusals.py``; what goes wrong in workers is
+answered by the table of ``service/api/errors/problems.py``.
 """
 
 from collections.abc import Mapping, Sequence

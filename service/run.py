@@ -9,16 +9,14 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from service.config.rules import rules_of
-from service.config.schema import Config
+from service.config.schema import Config, rules_of
 from service.conversations.job import Job, JobId
 from service.conversations.job_parser import parse_job
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import ConfigError, InvalidJob
 from service.export import Export, folder_for
-from service.formats.digest import digest_of
-from service.formats.documents import Place, line_of, parse_document
+from service.formats.documents import Place, digest_of, line_of, parse_document
 from service.formats.faults import path_of
 from service.node.jobs import Jobs, JobView
 from service.node.node import Node, open_node

@@ -2,12 +2,15 @@
 
 import contextlib
 import gc
+import hashlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -15,10 +18,9 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from fastapi import FastAPI
 
-from service.api.app import build_app
+from service.api.app import Front, build_app
 from service.api.door.connections import most_connections
 from service.api.door.http_server import BACKLOG, HttpServer, server_config
-from service.api.front import Front
 from service.config.source import LoadedConfig
 from service.conversations.callers import shares_of
 from service.errors import ConfigError
@@ -28,10 +30,35 @@ from service.node.retention import release_always
 from service.node.webhooks import Webhooks
 from service.systemd import ServiceManager
 from service.telemetry.logs import set_format
-from service.upgrade.fingerprint import fingerprint
 from service.upgrade.handover import Inherited, let_signals_in
 from service.upgrade.upgrader import Upgrader
 from workers.notifier import Notifier
+
+PACKAGES: Final = ("service", "workers", "transport", "roundhouse_client")
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """Return a digest of some files and of the code as they are on the disk now."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        try:
+            digest.update(repr(str(file)).encode() + file.read_bytes())
+        except OSError as error:
+            digest.update(repr((str(file), error.errno)).encode())
+    for spec in map(find_spec, PACKAGES):
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for source in sorted(Path(folder).rglob("*.py")):
+                digest.update(repr(_state_of(source)).encode())
+    return digest.hexdigest()
+
+
+def _state_of(file: Path) -> tuple[str, int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return str(file), 0, 0
+    return str(file), found.st_mtime_ns, found.st_size
+
 
 COLLECTOR_THRESHOLDS: Final = (50_000, 10, 10)
 logger = logging.getLogger(__name__)

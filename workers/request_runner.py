@@ -9,7 +9,11 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from transport.client import EngineClient
+from transport.errors import EngineError
+from transport.request import Thought
 from workers.engine.launch import takes_tools
 from workers.engine.supervisor import Supervisor
 from workers.health.latency_record import LatencyRecord
@@ -24,9 +28,43 @@ from workers.requests.kv_pool import KvPool
 from workers.requests.prompts.bios import CONTEXT, seed_words
 from workers.requests.relay import Relay, relay
 from workers.requests.request import Request
-from workers.requests.thoughts import EngineThoughts
 from workers.requests.tool_loop import RequestSettings, converse
 from workers.spec import EngineKind, WorkerSpec
+
+KNOWN: Final = 100  # ways to render a prompt of which it is known where their thought stands
+
+
+class EngineThoughts:
+    """One worker's; written by its requests. What an engine does not tell now is asked again by the next request.
+
+    Another incarnation may have another template.
+    """
+
+    def __init__(self, client: EngineClient, incarnation: Callable[[], int]) -> None:
+        self._client = client
+        self._incarnation = incarnation
+        self._known: dict[tuple[int, bytes], Thought] = {}
+
+    def __repr__(self) -> str:
+        return f"<EngineThoughts known={len(self._known)}>"
+
+    async def before_answer(self, params: Mapping[str, object]) -> Thought:
+        """Return what stands before the answer to a request with these parameters."""
+        query = self._client.dialect.thoughts
+        if query is None:
+            return Thought.NONE
+        shaping = {name: params[name] for name in query.params if name in params}
+        key = self._incarnation(), msgspec.json.encode(shaping, order="sorted")
+        if key not in self._known:
+            try:
+                thought = await self._client.read_thought(shaping)
+            except EngineError:
+                return Thought.NONE
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[key] = thought
+        return self._known[key]
+
 
 OWNER_BYTES: Final = 8
 logger = logging.getLogger(__name__)

@@ -10,39 +10,47 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import __version__
-from service.api import problems
-from service.api.configuration import configuration_router
-from service.api.door.access import AccessCheck
-from service.api.door.gate import Gate
-from service.api.door.heads import Heads
-from service.api.door.held_bodies import HeldBodies
-from service.api.door.key_ring import KeyRing
-from service.api.door.measuring import Measuring
-from service.api.door.rates import Rates
-from service.api.jobs import job_router, jobs_router
-from service.api.lanes import lanes_router
-from service.api.metrics import metrics_router
-from service.api.models.adapters import ADAPTER_BODIES, adapters_router
-from service.api.models.tools import tools_router
-from service.api.models.weights import WEIGHTS_BODIES, weights_router
+from service.api.body import HeldBodies
+from service.api.door.access import AccessCheck, Rates
+from service.api.door.gate import Gate, Heads, KeyRing
+from service.api.door.http_server import Measuring
+from service.api.errors import problems
 from service.api.openai.routes import model_router, openai_router
-from service.api.overview import overview_router
-from service.api.page import page_router
+from service.api.routes.adapters import ADAPTER_BODIES, adapters_router
+from service.api.routes.configuration import configuration_router
+from service.api.routes.jobs import job_router, jobs_router
+from service.api.routes.overview import overview_router, page_router, speaking_router
+from service.api.routes.status import metrics_router, status_router
+from service.api.routes.timeline import timeline_router
+from service.api.routes.tools import tools_router
+from service.api.routes.upgrades import upgrade_router
+from service.api.routes.usage import usage_router
+from service.api.routes.weights import WEIGHTS_BODIES, weights_router
+from service.api.routes.workers import health_router, lanes_router, workers_router
 from service.api.schemas import BatchLine, Problem
-from service.api.speaking_route import speaking_router
-from service.api.status import status_router
-from service.api.timeline_route import timeline_router
-from service.api.upgrades import upgrade_router
-from service.api.usage import usage_router
-from service.api.workers import health_router, workers_router
 from service.config.schema import Config
 from service.conversations.callers import Caller
 from service.conversations.spec import JobSpec
 from service.node.node import Node
 from service.node.reloader import Reloader
 from service.upgrade.upgrader import Upgrader
+
+
+class Front:
+    """An ASGI application that passes on to the current one; a request ends with the one that it began with."""
+
+    def __init__(self, current: ASGIApp) -> None:
+        self.current = current
+
+    def __repr__(self) -> str:
+        return f"<Front of {self.current!r}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on."""
+        await self.current(scope, receive, send)
 
 
 def build_app(

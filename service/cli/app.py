@@ -9,10 +9,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from service import __version__
-from service.cli import local
+from service.cli.commands import local
+from service.cli.displays.console import plain
 from service.cli.exits import Exit
 from service.cli.panels import Panel
-from service.cli.plain import plain
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
@@ -48,7 +48,7 @@ class Commands(TyperGroup):
         return params
 
     def _complete(self) -> None:
-        from service.cli.other_commands import commands  # noqa: PLC0415 - see above
+        from service.cli.commands.other_commands import commands  # noqa: PLC0415 - see above
 
         self.commands.update(commands())
 
@@ -147,6 +147,6 @@ def _exit_code(error: BaseException) -> int | None:
 def _is_of_service(error: BaseException) -> bool:
     """Whether a running service refuses, or is away."""
     from roundhouse_client import RoundhouseError  # noqa: PLC0415 - of the other commands
-    from service.cli.remote import ServiceAway  # noqa: PLC0415
+    from service.cli.connection import ServiceAway  # noqa: PLC0415 - as well
 
     return isinstance(error, (RoundhouseError, ServiceAway))

@@ -17,8 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_
 from service.conversations.callers import API_KEYS, USUAL_SCOPES, Caller, KeyScope
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
-from service.formats.faults import StrictModel, path_of
-from service.formats.phrases import phrase
+from service.formats.faults import StrictModel, path_of, phrase
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]

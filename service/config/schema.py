@@ -3,6 +3,7 @@
 Source: specification, "Configuration files".
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +14,7 @@ from service.config.keys import KeyConfig, SentKey, repeated
 from service.config.model import ModelConfig, ModelName
 from service.config.values import LAST_PORT, Kept, Place, Port, Text
 from service.conversations.job import GroupBy
+from service.conversations.job_parser import JobRules
 from service.conversations.limits import Limits
 from service.formats.faults import StrictModel
 from service.formats.hosts import canonical_host, canonical_origin
@@ -191,3 +193,23 @@ class Config(StrictModel):
                         "give one of them another (replicas take the ports that follow)"
                     )
         return self
+
+
+def adapters_of(config: Config) -> dict[str, str]:
+    """Return the names of LoRA adapters, each with the model that it stands on."""
+    return {adapter: name for name, model in config.models.items() for adapter in model.adapters}
+
+
+def rules_of(config: Config, adapters: Mapping[str, str] | None = None, elsewhere: Iterable[str] = ()) -> JobRules:
+    """Return the rules of a configuration; ``elsewhere`` are models of other nodes on the same store.
+
+    ``adapters`` are the names of adapters, each with the model that it stands on; None is those of the configuration.
+    """
+    return JobRules(
+        models=tuple(dict.fromkeys((*config.models, *elsewhere))),
+        adapters=adapters_of(config) if adapters is None else adapters,
+        limits=config.limits,
+        webhook_hosts=tuple(config.webhooks.hosts),
+        webhook_secrets=tuple(config.webhooks.secrets),
+        key_s=config.store.keep_keys_s,
+    )

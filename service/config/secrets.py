@@ -1,9 +1,26 @@
 """The effective configuration as it may be shown: every secret in it masked, wherever it stands."""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Final
+
+OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")
+
+
+def child_environment(named: Collection[str]) -> dict[str, str]:
+    """Return the environment of a child, without what is ours and what the configuration has read of it by ``named``.
+
+    Those are mostly keys, passwords and addresses with one. A child that is to have one has it in its own ``env``.
+    Places and settings of devices stay, whoever reads them.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(OURS) and (name not in named or HARMLESS.fullmatch(name))
+    }
+
 
 MASK: Final = "********"
 WHOLLY_SECRET: Final = frozenset({"api_keys", "headers", "secrets", "sha256"})

@@ -13,9 +13,9 @@ from typing import Final, cast
 import anyio
 from anyio.abc import TaskGroup
 
-from service.config.child_environment import child_environment
 from service.config.model import McpServerConfig, ToolsConfig
 from service.config.schema import Config
+from service.config.secrets import child_environment
 from service.errors import ConfigError
 from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec

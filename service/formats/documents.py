@@ -5,6 +5,7 @@ choices, say), and a date is text.
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -15,9 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
 import yaml
 
 from service.errors import ConfigError
+
+
+def digest_of(document: object) -> str:
+    """Return the digest of a JSON document: the same for the same content."""
+    return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
+
 
 MOST_NODES: Final = 1_000_000
 PIPE_WAIT_MS: Final = 5000

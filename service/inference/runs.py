@@ -9,13 +9,43 @@ from typing import Final
 from service.inference.event_log import INFER_DONE, INFER_START, EventLog
 from service.inference.failures import EngineClosed, InferenceFailed
 from service.inference.lane_news import LaneNews, NewsReaders
-from service.inference.patience import Patience
 from service.inference.turnstile import Seat, Turnstile
 from workers.lanes.lane_pool import LanePool
 from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.policy.backoff import Backoff
 from workers.requests.answer import Answer
 from workers.requests.request import Request
 from workers.supervised import SupervisedWorker
+
+MOST_DEATHS: Final = 5  # of engines under one run, which may be the cause of them
+PAUSES: Final = Backoff(first_s=0.1, last_s=5.0)
+
+
+class Patience:
+    """What one run has behind it. Deaths by a signal from outside count towards nothing."""
+
+    def __init__(self) -> None:
+        self.deaths = 0
+        self._refusals = 0
+        self._refused_since: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Patience deaths={self.deaths} refusals={self._refusals}>"
+
+    def pause_s(self, failed: EngineFailed, now: float, refusal_s: float | None) -> float | None:
+        """Return how long to wait before the next try, None where there is to be none.
+
+        ``refusal_s`` is for how long the worker may refuse one request.
+        """
+        if failed.brought_down:
+            self.deaths += not failed.is_outside
+            return 0.0 if self.deaths < MOST_DEATHS else None
+        self._refusals += 1
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if refusal_s is not None and now - self._refused_since >= refusal_s:
+            return None
+        return failed.retry_after_s or PAUSES.after(self._refusals)
+
 
 CLOSED: Final = "the engine was shut down"
 MS: Final = 1000.0

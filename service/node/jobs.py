@@ -27,7 +27,7 @@ from service.errors import (
     ShuttingDown,
     StoreUnavailable,
 )
-from service.formats.digest import digest_of
+from service.formats.documents import digest_of
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.queue_bounds import QueueBounds

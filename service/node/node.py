@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from service.config.child_environment import child_environment
-from service.config.rules import rules_of
-from service.config.schema import Config, StoreConfig
+from service.config.schema import Config, StoreConfig, rules_of
+from service.config.secrets import child_environment
 from service.config.tools import Equipment, open_tools
 from service.conversations.job_parser import JobRules
 from service.conversations.states import TurnState

@@ -1,5 +1,6 @@
 """What an attempt has used, as its key is told of it, and what it was like."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -7,9 +8,52 @@ from typing import Final
 from service.conversations.job import Agent, Job, TurnKey
 from service.conversations.measures import AttemptMeasures, UsageCounts
 from service.conversations.states import TurnState
-from service.scheduling.core.events import TurnSpent
-from service.store.records import UsageKey, Used
+from service.scheduling.core.events import SlotsKept, TurnSpent
+from service.store.records import RequestUsed, UsageKey, Used
 from workers.requests.answer import Answer
+
+
+class _Keeping:
+    def __init__(self, whose: UsageKey) -> None:
+        self.whose = whose
+        self.slots = 0
+        self.slot_s = 0.0
+
+
+class KeptSlots:
+    """Adds up the seconds for which slots were kept; ``whose`` tells where a waiting turn's use is counted."""
+
+    def __init__(self, whose: Callable[[TurnKey], UsageKey]) -> None:
+        self._whose = whose
+        self._keeping: dict[TurnKey, _Keeping] = {}
+        self._over: list[SlotsKept] = []
+        self._at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<KeptSlots {self._keeping}>"
+
+    def look(self, kept: Mapping[TurnKey, int], now: float) -> list[RequestUsed]:
+        """Take how many slots are kept from ``now`` on, and for which turns; return what others have had."""
+        if not (kept or self._keeping):
+            return []
+        for keeping in self._keeping.values():
+            keeping.slot_s += keeping.slots * (now - self._at)
+        self._at = now
+        over = [self._keeping.pop(key) for key in self._keeping.keys() - kept.keys()]
+        for key, slots in kept.items():
+            if key not in self._keeping:
+                self._keeping[key] = _Keeping(whose=self._whose(key))
+            self._keeping[key].slots = slots
+        self._over += (
+            SlotsKept(owner=each.whose.key_name or None, model=each.whose.model, slot_s=each.slot_s) for each in over
+        )
+        return [RequestUsed(used=(each.whose, UsageCounts(slot_s=each.slot_s))) for each in over]
+
+    def take_over(self) -> list[SlotsKept]:
+        """Take what was kept since the last time, to be told to the core."""
+        over, self._over = self._over, []
+        return over
+
 
 LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
 

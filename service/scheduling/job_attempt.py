@@ -16,9 +16,8 @@ from service.errors import StoreUnavailable
 from service.scheduling.attempt_usage import key_of, measures_of, used_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
-from service.scheduling.counts import RunCounters
 from service.scheduling.lent_slots import LentSlots, TurnSlot
-from service.scheduling.outlet import SchedulerStore
+from service.scheduling.outlet import RunCounters, SchedulerStore
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.tool_calls import TurnCalls, describe_calls
 from service.scheduling.turn import TurnRun

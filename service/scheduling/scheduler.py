@@ -19,24 +19,21 @@ from service.conversations.job import GroupBy, Job, JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
-from service.scheduling.attempt_usage import spent_by
+from service.scheduling.attempt_usage import KeptSlots, spent_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame, Finding, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
-from service.scheduling.counts import RunCounters
 from service.scheduling.job_turns import JobTurns
-from service.scheduling.kept_slots import KeptSlots
-from service.scheduling.kv_uses import KvUses
-from service.scheduling.outlet import Pause, SchedulerStore
+from service.scheduling.outlet import Pause, RunCounters, SchedulerStore
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
 from service.scheduling.turn import Progress, TurnRun
 from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.turn_runner import Ended, TurnRunner
 from service.scheduling.work import End, Work
-from service.scheduling.worker_findings import WorkerFindings
+from service.scheduling.worker_findings import KvUses, WorkerFindings
 from service.store import records
 from service.store.records import Record, UsageKey
 from workers.fleet import Fleet

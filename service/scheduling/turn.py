@@ -9,12 +9,22 @@ from service.conversations.job import Agent, TurnKey
 from service.conversations.prompt_messages import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
-from service.scheduling.answer_validity import judge
+from service.conversations.validation import Validation
 from service.scheduling.attempt import RunningAttempt
 from transport.request import Constraint, Thought
+from workers.offload.pool import judge as judge_offloaded
 from workers.outcome import FailureReason, Outcome
 from workers.policy.liveness import Verdict
 from workers.requests.request import Demand
+
+
+async def judge(validation: Validation, answer: str) -> str | None:
+    """Return what is wrong with an answer, None where nothing is; one that cannot be judged is not valid."""
+    try:
+        return await judge_offloaded(validation.fault_of, answer, size=max(len(answer), validation.chars))
+    except TimeoutError:
+        return "its validation did not end in time"
+
 
 QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 

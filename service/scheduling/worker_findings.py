@@ -1,7 +1,8 @@
 """Tells workers what was found out of their engines' deaths: what counts against them, and what they cannot bear."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from service.conversations.job import TurnKey
@@ -13,10 +14,86 @@ from service.scheduling.core.blame.blame import (
     SourceTrusted,
     SuspectsCleared,
 )
-from service.scheduling.core.blame.load_limits import LoadLimits
+from service.scheduling.core.capacity.kv_budgets import KvUse
 from service.scheduling.core.events import Suspicion
+from service.scheduling.work import Work
 from workers.fleet import Fleet
 from workers.health.snapshot import SlotLimit
+
+
+class KvUses:
+    """Owned by the scheduler, which tells the core; only of workers that lend their cache by tokens."""
+
+    def __init__(self, fleet: Fleet, works: Sequence[Work]) -> None:
+        self._fleet = fleet
+        self._works = works
+        self._seen: dict[TurnKey, KvUse] = {}
+
+    def __repr__(self) -> str:
+        return f"<KvUses of {len(self._seen)} turns>"
+
+    def look(self) -> Mapping[TurnKey, KvUse]:
+        """Return what each turn takes that takes something else than at the last look; tokens."""
+        lenders = {worker.spec.id for worker in self._fleet if worker.kv.budget is not None}
+        if not lenders:
+            return {}
+        seen: dict[TurnKey, KvUse] = {}
+        for turn in (turn for work in self._works for turn in work.on_slots()):
+            answer = turn.answer
+            prompt = answer.told_prompt_tokens if turn.worker in lenders else None
+            if prompt is not None:
+                seen[turn.key] = KvUse(prompt=prompt, answer=answer.generation.output_tokens)
+        before, self._seen = self._seen, seen
+        return {key: use for key, use in seen.items() if use != before.get(key)}
+
+
+KEPT_SHARE: Final = 0.75  # of the turns that were on the engine when it died
+PROBATION: Final = 50  # ends with every slot in use, before one more is tried
+PROBATION_MAX: Final = 1600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLimit:
+    """What one worker is lowered to, and how many ends there are still to be before one slot more is tried."""
+
+    slots: int
+    probation: int
+    ends_left: int
+
+
+class LoadLimits:
+    """The workers that are lowered; written by the scheduler alone."""
+
+    def __init__(self) -> None:
+        self._limits: dict[str, LoadLimit] = {}
+
+    def __repr__(self) -> str:
+        return f"<LoadLimits {self._limits}>"
+
+    def lower(self, worker: str, company: int) -> int:
+        """Return how many slots a worker keeps whose engine died with ``company`` turns on it."""
+        before = self._limits.get(worker)
+        slots = max(1, min(company - 1, int(company * KEPT_SHARE)))
+        if before is not None:
+            slots = min(slots, before.slots)
+        probation = min(PROBATION_MAX, 2 * before.probation) if before is not None else PROBATION
+        self._limits[worker] = LoadLimit(slots=slots, probation=probation, ends_left=probation)
+        return slots
+
+    def note_end(self, worker: str, in_flight: int, full: int) -> int | None:
+        """Take an end with ``in_flight`` turns on the worker, itself included; return the new number, if it is raised.
+
+        ``full`` is how many slots the worker has without a limit.
+        """
+        limit = self._limits.get(worker)
+        if limit is None or in_flight < limit.slots or limit.slots >= full:
+            return None
+        if limit.ends_left > 1:
+            self._limits[worker] = replace(limit, ends_left=limit.ends_left - 1)
+            return None
+        self._limits[worker] = LoadLimit(slots=limit.slots + 1, probation=limit.probation, ends_left=limit.probation)
+        return limit.slots + 1
+
 
 logger: Final = logging.getLogger(__name__)
 

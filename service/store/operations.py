@@ -25,8 +25,8 @@ from service.store.records import (
     TurnEnded,
     TurnMoved,
     TurnRequeued,
+    encode_turn,
 )
-from service.store.turn_codec import encode_turn
 
 PLACE = "job_id = ? AND conversation_id = ? AND agent = ? AND round = ?"  # of a turn
 

@@ -12,8 +12,16 @@ from service.conversations.transcript import Turn, UnfinishedTurn, rfc3339
 from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
 from service.store.databases.database import Connection
-from service.store.records import ConversationRow, StoredConversation, StoredEvent, StoredJob, StoredToolCall, Tally
-from service.store.turn_codec import decode_turn, decode_unfinished
+from service.store.records import (
+    ConversationRow,
+    StoredConversation,
+    StoredEvent,
+    StoredJob,
+    StoredToolCall,
+    Tally,
+    decode_turn,
+    decode_unfinished,
+)
 
 T = TypeVar("T")
 Query = Callable[[Connection], T]

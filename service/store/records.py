@@ -4,11 +4,31 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.conversations.wording import ConversationWords
+
+_decode = msgspec.json.Decoder(Turn).decode
+_decode_unfinished = msgspec.json.Decoder(UnfinishedTurn).decode
+
+
+def encode_turn(turn: Turn | UnfinishedTurn) -> str:
+    """Return the JSON of a turn."""
+    return msgspec.json.encode(turn).decode()
+
+
+def decode_turn(record: str) -> Turn:
+    """Return the turn of its JSON."""
+    return _decode(record)
+
+
+def decode_unfinished(record: str) -> UnfinishedTurn:
+    """Return the unfinished turn of its JSON."""
+    return _decode_unfinished(record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ No label is anybody's to invent: models, tools, routes and reasons are bounded i
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Final
 
@@ -12,12 +12,40 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.registry import Collector
 
 from service.store.news import FactsLost, JobsCommitted, LeaseRenewed, StoreEvent
-from service.telemetry.capped_names import CappedNames
 from service.telemetry.turn_metrics import MOST_TOOLS, WAIT_BUCKETS, TurnMetrics
 from workers.fleet import Fleet
 from workers.policy.weights import UpdatePhase
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
+
+OTHER: Final = "other"
+MOST_CHARS: Final = 64
+
+
+class CappedNames:
+    """Gives names their places in the order in which they come; those that are ``known`` have theirs from the start."""
+
+    def __init__(self, most: int, known: Iterable[str] = ()) -> None:
+        self._most = most
+        self._shown = {name: _shown(name) for name in known}
+
+    def __repr__(self) -> str:
+        return f"<CappedNames {len(self._shown)} of {self._most}>"
+
+    def __call__(self, name: str) -> str:
+        """Return a name as a label shows it; ``other`` where there are as many as may be."""
+        shown = self._shown.get(name)
+        if shown is not None:
+            return shown
+        if len(self._shown) >= self._most:
+            return OTHER
+        shown = self._shown[name] = _shown(name)
+        return shown
+
+
+def _shown(name: str) -> str:
+    return name[:MOST_CHARS].encode("utf-8", "replace").decode()
+
 
 PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 WRITE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

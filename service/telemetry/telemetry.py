@@ -16,9 +16,8 @@ from service.errors import ConfigError
 from service.scheduling.scheduler import Scheduler
 from service.store.records import Record
 from service.store.store import Store
-from service.telemetry.fleet_metrics import FleetCollector
+from service.telemetry.fleet_metrics import FleetCollector, McpCollector, PoolCollector
 from service.telemetry.metrics import Metrics
-from service.telemetry.pool_metrics import McpCollector, PoolCollector
 from service.telemetry.sampler import Sampler
 from workers.fleet import Fleet
 from workers.tools.mcp import McpState
@@ -108,7 +107,7 @@ async def tracing(
         yield
         return
     try:
-        from service.telemetry.tracing.otlp import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
+        from service.telemetry.tracing.engines import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
     except ImportError as error:
         raise ConfigError(f"telemetry.traces: pip install 'roundhouse[otel]' ({error})") from error
     provider = await anyio.to_thread.run_sync(exporting_provider, instance)

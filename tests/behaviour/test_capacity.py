@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.cli.status_table import plain_lines
+from service.cli.displays.status_table import plain_lines
 from tests.behaviour.test_lanes import talk
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.service import scripted_model, serving

@@ -33,7 +33,7 @@ from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_c
 from roundhouse_client.flows import following
 from roundhouse_client.request import Call
 from roundhouse_client.values.events import KINDS, JobEnd, TurnChange
-from service.api.openai.forms import SERVED
+from service.api.errors.forms import SERVED
 from tests.harness.proxy import CuttingProxy, cutting
 from tests.harness.service import Document, Service, check_debate, debate, scripted_model, serving
 from tests.harness.waiting import wait_until

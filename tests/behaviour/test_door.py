@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from service.api.door.connections import MOST_FILES, Door
-from service.api.openai.forms import SERVED, is_of_surface
+from service.api.errors.forms import SERVED, is_of_surface
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from service import InferenceEngine
-from service.api.lanes import lane_document
+from service.api.routes.workers import lane_document
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.devices import FIRST, LOOK_S, Machine
 from tests.harness.waiting import LIMIT_S, wait_until

@@ -12,8 +12,8 @@ import httpx2
 import openai
 import pytest
 
+from service.api.errors.forms import SERVED, is_of_surface
 from service.api.openai.envelope import fill_body
-from service.api.openai.forms import SERVED, is_of_surface
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.service import Document, Service, recorded, scripted_model, serving
 

@@ -15,8 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from service import InferenceEngine
-from service.api.lanes import lane_document, lanes_router
-from service.api.workers import workers_router
+from service.api.routes.workers import lane_document, lanes_router, workers_router
 from service.inference.event_log import INFER_START, replay
 from service.inference.failures import InferenceFailed
 from tests.conftest import ENGINE_PROGRAM, SpecFactory

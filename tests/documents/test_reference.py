@@ -11,16 +11,17 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
+import service.api.errors.refusals  # noqa: F401 - the classes in it are of the tree too
 from roundhouse_client import Client, RoundhouseError
 from roundhouse_client import errors as client_errors
 from service import InferenceEngine
-from service.api import events, schemas
-from service.api.models.adapters import AdapterOut
-from service.api.models.weights_schemas import GroupOut, UpdateOut
-from service.api.problems import ANSWERS
-from service.api.timeline_schemas import TimelineAttempt, TimelineOut
-from service.api.usage import UsageOut
+from service.api import schemas
+from service.api.errors.problems import ANSWERS
+from service.api.routes import events
+from service.api.routes.adapters import AdapterOut
+from service.api.routes.timeline import TimelineAttempt, TimelineOut
+from service.api.routes.usage import UsageOut
+from service.api.routes.weights_schemas import GroupOut, UpdateOut
 from service.cli.app import Commands
 from service.cli.app import app as command_line
 from service.cli.exits import Exit

@@ -14,10 +14,10 @@ from service.conversations.charges import Charges
 from service.conversations.job import Job, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame, DeathExplained, DeathUnexplained, Finding, SuspectsCleared
-from service.scheduling.core.blame.load_limits import LoadLimits
-from service.scheduling.core.blame.retry import refuse
+from service.scheduling.core.blame.deaths import refuse
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
+from service.scheduling.worker_findings import LoadLimits
 from workers.outcome import EngineFailed, FailureReason
 from workers.policy import lifecycle
 from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits

@@ -138,7 +138,7 @@ def test_a_base_without_a_python_gets_one() -> None:
     with built(BASE="ghcr.io/ggml-org/llama.cpp:server", EXTRAS="gpus") as made:
         told = made.place.run([*made.entrypoint, "version"])
         assert told.strip() == tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["version"]
-        made.place.run(["python", "-c", "import gguf, pynvml, service.cli.engine_commands"])
+        made.place.run(["python", "-c", "import gguf, pynvml, service.cli.commands.engine_commands"])
         missing = "import importlib.util as u, sys; sys.exit(u.find_spec('xllamacpp') is not None)"
         made.place.run(["python", "-c", missing])
 

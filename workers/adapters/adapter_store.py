@@ -17,10 +17,32 @@ from typing import Final
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 
-from workers.adapters.adapter import StoredAdapters
 from workers.adapters.validation import PEFT_FILES
 from workers.files.atomic import replace_file, sync_folder
+
+
+class Adapter(Struct, frozen=True, kw_only=True):
+    """One version of an adapter; ``digest`` is that of its files, ``size`` in bytes, ``source`` where it came from."""
+
+    name: str
+    digest: str
+    size: int
+    source: str
+    loaded_at: str
+
+
+class StoredAdapters(Struct, frozen=True, kw_only=True):
+    """What a model has by name, and which digest each name stood for that it has no more: a name means one version.
+
+    ``model`` is what they were loaded on.
+    """
+
+    model: str | None = None
+    adapters: tuple[Adapter, ...] = ()
+    past: dict[str, str] = {}
+
 
 INDEX: Final = "adapters.json"
 PIECE_BYTES: Final = 1024 * 1024

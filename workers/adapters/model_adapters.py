@@ -16,8 +16,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
-from workers.adapters.adapter import Adapter, StoredAdapters
-from workers.adapters.adapter_store import AdapterStore
+from workers.adapters.adapter_store import Adapter, AdapterStore, StoredAdapters
 from workers.adapters.provision import bring, unload
 from workers.adapters.validation import check_gguf, check_peft, check_source
 from workers.engine.launch.vllm import most_rank

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,15 +18,14 @@ from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from transport.errors import EngineError
 from workers.devices.device_health import DeviceHealth
-from workers.engine import oom_kills
 from workers.engine.held_engine import HeldEngine
-from workers.engine.launch.keys import VARIABLES, operators_key
+from workers.engine.launch.flags import named
 from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
-from workers.errors import SpawnFailed, WorkerError
+from workers.errors import InvalidSpec, SpawnFailed, WorkerError
 from workers.process.child import Command, EngineExit, EngineProcess, HeldProcess, adopt_engine, run_engine
 from workers.process.registry import ProcessRegistry
-from workers.spec import WorkerSpec
+from workers.spec import EngineKind, WorkerSpec
 
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
@@ -107,7 +106,7 @@ class Incarnation:
             ended is not None
             and ended.signal in OUTSIDE_SIGNALS
             and not self._is_told
-            and (ended.signal != signal.SIGKILL or oom_kills.kills() == self._oom_kills)
+            and (ended.signal != signal.SIGKILL or count_oom_kills() == self._oom_kills)
         )
 
     @property
@@ -173,7 +172,7 @@ class Incarnation:
         on_begun()
         if held.key is not None:
             self._client.use_key(held.key)
-        self._oom_kills = oom_kills.kills()
+        self._oom_kills = count_oom_kills()
         with self._device_noted():
             async with adopt_engine(held.process, self._log.feed) as self._engine:
                 limit_s = ANSWER_LIMIT_S if held.was_ready else None
@@ -194,7 +193,7 @@ class Incarnation:
             await _wait_address(self._client.endpoint)
             with await self._on_device():
                 on_begun()
-                self._oom_kills = oom_kills.kills()
+                self._oom_kills = count_oom_kills()
                 ended = await self._serve(command, ready)
         finally:
             turn.release()
@@ -314,3 +313,68 @@ def _port_fault(host: str, port: int) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+ROOT: Final = Path("/")
+
+
+def count_oom_kills(root: Path = ROOT) -> int | None:
+    """Count kills for want of memory in our control group, else on the machine; None where the kernel tells none.
+
+    Source: the kernel's admin guides, cgroup v2 (memory.events), cgroup v1 memory (memory.oom_control), vmstat.
+    """
+    files = [*_group_files(root), root / "proc/vmstat"]
+    counts = (_count(file) for file in files)
+    return next((count for count in counts if count is not None), None)
+
+
+def _group_files(root: Path) -> list[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            files.append(root / "sys/fs/cgroup" / group.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            files.append(root / "sys/fs/cgroup/memory" / group.lstrip("/") / "memory.oom_control")
+    return files
+
+
+def _count(file: Path) -> int | None:
+    try:
+        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    counts = (line.split() for line in lines if line.startswith("oom_kill "))
+    return next((int(words[1]) for words in counts if len(words) > 1 and words[1].isdigit()), None)
+
+
+VARIABLES: Final[Mapping[EngineKind, str]] = {
+    EngineKind.LLAMA_SERVER: "LLAMA_API_KEY",
+    EngineKind.EMBEDDED: "LLAMA_API_KEY",
+    EngineKind.VLLM: "VLLM_API_KEY",
+}
+
+
+def operators_key(spec: WorkerSpec) -> str | None:
+    """Return the key that ``args`` or ``env`` give the engine, the first of several; None where there is none.
+
+    Raises:
+        InvalidSpec: it cannot be read.
+    """
+    given = named(spec.args)
+    key = given.get("api-key")
+    if isinstance(key, list | tuple):
+        key = key[0] if key else None
+    if key is not None:
+        return str(key).partition(",")[0]
+    file = given.get("api-key-file")
+    if file is not None:
+        try:
+            return next(iter(Path(str(file)).read_text(encoding="utf-8").split()), None)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidSpec(f"args.api-key-file: {file}: cannot be read: {error}") from error
+    return spec.env.get(VARIABLES[spec.engine])

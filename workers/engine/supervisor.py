@@ -3,8 +3,10 @@
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final, assert_never
 
 import anyio
@@ -16,7 +18,6 @@ from workers.engine.held_engine import HeldEngine
 from workers.engine.incarnation import Incarnation, Starter
 from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
-from workers.engine.moves import Moves
 from workers.engine.start_gate import StartGate
 from workers.errors import StartFailed, StopTimedOut
 from workers.log_context import Fields, about, of_worker
@@ -27,6 +28,40 @@ from workers.process.child import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
 from workers.states import LASTING, Hold, WorkerState
+
+KEPT: Final = 1000  # of one worker, the newest: an engine that dies once a minute is seen over four hours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMove:
+    """A worker is in another state since ``at_utc``; ``model`` is the one that it serves."""
+
+    at_utc: datetime
+    model: str
+    incarnation: int
+    state: WorkerState
+    because: str
+
+
+class Moves:
+    """The newest moves of one worker, in memory; its supervisors alone write them."""
+
+    def __init__(self) -> None:
+        self._kept: deque[WorkerMove] = deque(maxlen=KEPT)
+
+    def __repr__(self) -> str:
+        return f"<Moves {len(self._kept)}>"
+
+    def __iter__(self) -> Iterator[WorkerMove]:
+        """Iterate from the oldest to the newest."""
+        return iter(tuple(self._kept))
+
+    def note(self, model: str, incarnation: int, state: WorkerState, because: str) -> None:
+        """Note that the worker is in another state now."""
+        self._kept.append(
+            WorkerMove(at_utc=datetime.now(UTC), model=model, incarnation=incarnation, state=state, because=because)
+        )
+
 
 ERROR_TAIL_LINES: Final = 20
 logger = logging.getLogger(__name__)

@@ -1,14 +1,75 @@
-"""What an engine is asked before its first request: how fast it is, and to read what stands first in every prompt."""
+"""What is asked of an engine that is idle: how fast it reads and writes, and whether it still answers."""
 
+from collections.abc import Callable
 from typing import Final
 
+from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import Observations
-from workers.health.probes import Calibration, Probes
+from workers.health.probes import Calibration, ProbeResult, Probes
+from workers.outcome import FailureReason
 from workers.spec import EngineKind, WorkerSpec
 
+PROBE_S: Final = 15.0  # between two probes
+
+PROBES_REFUSED: Final = 3
+
+
+class IdleProbe:
+    """Asks whether an engine without work is ready, now and then; ``limit_s`` bounds its silence, None never does."""
+
+    def __init__(
+        self,
+        probes: Probes,
+        owner: EngineOwner,
+        limit_s: float | None,
+        is_idle: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._probes = probes
+        self._owner = owner
+        self._limit_s = limit_s
+        self._is_idle = is_idle
+        self._clock = clock
+        self.begin()
+
+    def __repr__(self) -> str:
+        return f"<IdleProbe refusals={self._refusals}>"
+
+    def begin(self) -> None:
+        """Begin anew, with another engine."""
+        self._refusals = 0
+        self._silent_since: float | None = None
+        self._due_at = self._clock() + PROBE_S
+
+    def is_due(self, now: float) -> bool:
+        """Whether the engine is to be asked now; the next time is later."""
+        if now < self._due_at:
+            return False
+        self._due_at = now + PROBE_S
+        return True
+
+    async def run(self) -> None:
+        """Ask once; have an engine replaced that refuses again and again, or is silent for too long."""
+        result = await self._probes.probe()
+        now = self._clock()
+        if result is ProbeResult.ANSWERED or not self._is_idle():
+            self._refusals, self._silent_since = 0, None
+            return
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        self._refusals = self._refusals + 1 if result is ProbeResult.REFUSED else 0
+        is_hung = self._limit_s is not None and now - self._silent_since >= self._limit_s
+        if self._refusals >= PROBES_REFUSED or is_hung:
+            reason = FailureReason.ENGINE_UNREACHABLE
+            because = f"{reason}: without work it has not answered for {now - self._silent_since:.0f} s"
+            self._owner.break_engine(reason, because, {})
+
+
 LEAST_STEP: Final = 16  # tokens of an answer: fewer tell nothing of the rate
+
 MOST_WORDS: Final = 200  # of a prompt
+
 TOKENS_A_WORD: Final = 8  # at most: the prompt has to fit
+
 TIMES: Final = 2  # what one measurement alone tells may be of a cold cache
 
 

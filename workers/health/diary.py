@@ -5,7 +5,7 @@ from typing import Self
 from urllib.parse import quote
 
 from workers.engine.log_ring import LogRing
-from workers.engine.moves import Moves
+from workers.engine.supervisor import Moves
 from workers.health.incident import Incidents
 from workers.spec import WorkerId, WorkerSpec
 

@@ -8,9 +8,9 @@ from msgspec import Struct
 from transport.counters import EngineCounters
 from workers.health.incident import Evidence
 from workers.health.probes import KernelView, Probes
+from workers.policy.leaked_slots import SlotTasks
 from workers.policy.liveness import BUSY_CORES, EngineObservations, RequestObservations
 from workers.policy.pace import EnginePace
-from workers.policy.slot_tasks import SlotTasks
 from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import RequestId

@@ -13,6 +13,29 @@ from dataclasses import dataclass
 from transport.counters import EngineCounters, SlotWork
 
 
+class SlotTasks:
+    """Keeps of each task when it was first seen and when it last got on, in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[SlotWork, float, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<SlotTasks {len(self._seen)}>"
+
+    def take(self, counters: EngineCounters, now: float) -> None:
+        """Take a look at all slots; tasks that are over are forgotten."""
+        seen = {}
+        for work in counters.busy_work:
+            before, first_at, advanced_at = self._seen.get(work.task, (work, now, now))
+            seen[work.task] = (work, first_at, advanced_at if before == work else now)
+        self._seen = seen
+
+    def newest_advance(self, since: float, until: float) -> float | None:
+        """Return when one that was first seen within that time last got on; None where there is none."""
+        within = (advanced_at for _, first_at, advanced_at in self._seen.values() if since <= first_at <= until)
+        return max(within, default=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOff:
     """A generation that was ended before the engine had; in monotonic seconds."""

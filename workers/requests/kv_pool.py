@@ -14,7 +14,7 @@ from transport.errors import EngineError
 from transport.request import ChatRequest
 from workers.log_context import line_about
 from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome, RequestFailed
-from workers.policy.giving_way import Holding, room_for, youngest_without_room
+from workers.policy.kv_share import Holding, room_for, youngest_without_room
 from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 

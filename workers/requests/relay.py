@@ -14,9 +14,8 @@ from transport.relay import Passage, is_about_the_request
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
-from workers.requests.cache_veil import CacheVeil
+from workers.requests.cache_veil import CacheVeil, WholeLines
 from workers.requests.tool_loop import RequestSettings, broken_off, rejected
-from workers.requests.whole_lines import WholeLines
 
 UNBOUNDED: Final = 1 << 30  # tokens: what no request may have
 

@@ -23,8 +23,23 @@ from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
 from workers.tools.call_parser import Fallback, ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
-from workers.tools.forced_call import call_constraint
+from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
+
+
+def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
+    """Return the constraint of one call as text, of whichever of ``tools``: what ``Fallback.JSON`` reads."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or {"type": "object"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return Constraint(json_schema=calls[0] if len(calls) == 1 else {"anyOf": calls})
+
 
 # Lets a generation have its room in a KV cache that requests share, or says how its request ends for want of it.
 Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]

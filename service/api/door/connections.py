@@ -6,6 +6,7 @@ uvicorn itself bounds none of these: a half-sent request holds its connection fo
 import asyncio
 import logging
 import resource
+from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any, ClassVar, Final
 
@@ -14,11 +15,60 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.api.door.errors import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
-from service.api.door.parser_behind_head import framing_head, parser_behind_head
 from service.api.door.writer import WRITER, BodyWriter
-from service.api.problems import problem
+from service.api.errors.problems import problem
+from service.api.errors.refusals import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
 from service.errors import ServiceError
+
+FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+
+def parser_behind_head(door: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """Return a parser that tells ``door`` of all that follows the first head that it is fed."""
+    parser = httptools.HttpRequestParser(_BehindHead(door))
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+    return parser
+
+
+def framing_head(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return a head that says no more than how long the body is that follows a head with these headers."""
+    framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in FRAMING)
+    return b"POST / HTTP/1.1\r\n%b\r\n" % framing
+
+
+class _BehindHead:
+    """Tells a door of what a parser finds behind the first head."""
+
+    def __init__(self, door: HttpToolsProtocol) -> None:
+        self._door = door
+        self._is_behind = False
+        self.on_body = door.on_body
+        self.on_message_complete = door.on_message_complete
+
+    def __repr__(self) -> str:
+        return f"<_BehindHead of {self._door!r}>"
+
+    def on_message_begin(self) -> None:
+        """Take the first byte of a request."""
+        if self._is_behind:
+            self._door.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of its target."""
+        if self._is_behind:
+            self._door.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, or one that trails a body."""
+        if self._is_behind:
+            self._door.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Take the end of its head."""
+        if self._is_behind:
+            self._door.on_headers_complete()
+        self._is_behind = True
+
 
 MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs walk over all of it
 FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and webhooks

@@ -4,24 +4,85 @@ A browser sends a POST of another page's making unasked, and lets that page read
 rebinds to our address it lets it read everything. Neither knows a key, and without keys neither gets past here.
 """
 
+import hashlib
+import hmac
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.door.access import CALLER
 from service.api.door.connections import CROWDED
-from service.api.door.errors import ForeignOrigin, MediaTypeUnknown, RequestMalformed, TooManyConnections
-from service.api.door.key_ring import KeyRing
-from service.api.openai.forms import error_of_service, is_of_surface, is_served, not_served
-from service.api.problems import problem
-from service.conversations.callers import Caller
+from service.api.errors.forms import error_of_service, is_of_surface, is_served, not_served
+from service.api.errors.problems import problem
+from service.api.errors.refusals import ForeignOrigin, MediaTypeUnknown, RequestMalformed, TooManyConnections
+from service.conversations.callers import ANYBODY, Caller
 from service.errors import NotAuthorised, PathNotFound, ServiceError
 from service.web.page_files import page_files
+
+
+class KeyRing:
+    """The callers by the SHA-256 digests of their keys; without any key everybody who gets here is ``ANYBODY``."""
+
+    def __init__(self, callers: Mapping[bytes, Caller]) -> None:
+        self._callers = dict(callers)
+
+    def __repr__(self) -> str:
+        return f"<KeyRing of {len(self._callers)}>"
+
+    def __len__(self) -> int:
+        """Count the keys."""
+        return len(self._callers)
+
+    def find(self, authorization: str) -> Caller | None:
+        """Return who brings a header ``Authorization: Bearer KEY``; None where no key is that one.
+
+        Every digest is compared in constant time, whichever fits: so the time is the same for all keys and for none.
+        """
+        if not self._callers:
+            return ANYBODY
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        found: Caller | None = None
+        for known, caller in self._callers.items():
+            if hmac.compare_digest(digest, known):
+                found = caller
+        return found if scheme.lower() == "bearer" else None
+
+
+_END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+class Heads:
+    """ASGI middleware: what is behind it knows GET alone, its scopes and limits too.
+
+    An answer is over with its headers, so that a stream, which has no end of its own, does not go on for nobody.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on; a HEAD as a GET, in a scope of its own, since the server goes by the other to leave out a body."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send(_END)
+
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send_head)
+        finally:
+            scope["route"] = asked.get("route")  # what is measured goes by it
+
 
 OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page asks for what it shows with a key
 BARE_PATH: Final = "/readyz"  # to whom has no key it tells a status, and no names

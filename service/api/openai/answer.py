@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.door.writer import WRITER, BodyWriter
-from service.api.openai.forms import MESSAGES, ClientError, error_of_failure
+from service.api.errors.forms import MESSAGES, ClientError, error_of_failure
 from service.scheduling.relayed.request import RelayedRequest, RelayFailure, WholeAnswer
 from workers.outcome import FailureReason
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from service.api.openai.forms import NATIVE, NEEDS, RESPONSES
+from service.api.errors.forms import NATIVE, NEEDS, RESPONSES
 from service.errors import BodyMalformed
 from transport.dialects.openai import UNDECODABLE
 

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.body import check_depth, check_nodes, read_body
 from service.api.door.access import caller_of
+from service.api.errors.forms import ALIASES, MODELS, NEEDS, PATHS, SLOTLESS, WRITING, error_of_service
+from service.api.errors.problems import refused
 from service.api.openai.answer import RelayedAnswer
 from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, open_envelope
-from service.api.openai.forms import ALIASES, MODELS, NEEDS, PATHS, SLOTLESS, WRITING, error_of_service
-from service.api.problems import refused
 from service.api.schemas import Body
 from service.config.schema import ServerConfig
 from service.conversations.callers import Caller

@@ -3,7 +3,7 @@
 import logging
 import math
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,13 +18,45 @@ from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.counts import RunCounters
-from service.scheduling.relayed.programs import Programs
+from service.scheduling.outlet import RunCounters
 from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
 from service.store.records import Record
 from workers.outcome import FailureReason
 from workers.supervised import SupervisedWorker
+
+REMEMBERED: Final = 16_384  # programs; some 4 MB
+
+
+class Programs:
+    """The newest programs, each by what it is known by: a session's name, or a digest of all that it has said so far.
+
+    Source: specification, "Programs of clients".
+    """
+
+    def __init__(self, most: int = REMEMBERED) -> None:
+        self._most = most
+        self._places: OrderedDict[bytes, CacheLocation] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Programs {len(self._places)}>"
+
+    def find(self, marks: Sequence[bytes]) -> CacheLocation | None:
+        """Return where the program was that is known by the first of these marks that any is known by."""
+        for mark in marks:
+            place = self._places.get(mark)
+            if place is not None:
+                self._places.move_to_end(mark)
+                return place
+        return None
+
+    def note(self, mark: bytes, place: CacheLocation) -> None:
+        """Note where a program is from now on."""
+        self._places[mark] = place
+        self._places.move_to_end(mark)
+        if len(self._places) > self._most:
+            self._places.popitem(last=False)
+
 
 QUEUE_FULL: Final = "queue_full"
 MOST_AFTER_S: Final = 60

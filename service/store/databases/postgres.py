@@ -2,13 +2,15 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from itertools import islice
-from typing import Final, cast
+from typing import Final, Protocol, cast
+from weakref import WeakSet
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -17,7 +19,57 @@ from service.errors import StoreError
 from service.store.databases.database import Cursor
 from service.store.databases.membership_shared import SharedMembership
 from service.store.databases.migrations import migrate, migrations_of, schema_fault
-from service.store.databases.stalled_connections import ConnectionWatchdog
+
+LOOK_S: Final = 0.5
+
+
+class PendingReply(Protocol):
+    """A connection; ``waits_since`` is when the present wait for an answer began, None where there is none."""
+
+    waits_since: float | None
+
+    def cut(self) -> None:
+        """End the connection under its waiting user; called in another thread."""
+
+
+class ConnectionWatchdog:
+    """Cuts every connection that was waited on for longer than ``limit_s``; its thread ends with the last."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._connections: WeakSet[PendingReply] = WeakSet()
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<ConnectionWatchdog {self._limit_s:g} s connections={len(self._connections)}>"
+
+    def add(self, connection: PendingReply) -> None:
+        """Watch a connection until it is closed or garbage."""
+        with self._lock:
+            self._connections.add(connection)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="silence", daemon=True)
+                self._thread.start()
+
+    def discard(self, connection: PendingReply) -> None:
+        """Watch it no more."""
+        with self._lock:
+            self._connections.discard(connection)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(LOOK_S, self._limit_s / 2))
+            with self._lock:
+                if not self._connections:
+                    self._thread = None
+                    return
+                now = time.monotonic()
+                silent = [each for each in self._connections if now - (each.waits_since or now) > self._limit_s]
+                for connection in silent:  # within the lock: no thread closes it meanwhile
+                    connection.cut()
+                    self._connections.discard(connection)
+
 
 CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_S: Final = 30

@@ -4,13 +4,13 @@ import httpx
 import pytest
 
 import roundhouse_client
-import service.api.door.errors  # noqa: F401 - the classes in it are of the tree too
+import service.api.errors.refusals  # noqa: F401 - the classes in it are of the tree too
 from roundhouse_client import errors
 from roundhouse_client.calls.job_calls import get_job
 from roundhouse_client.drivers.exchange import AFTER, BEFORE, Address, translated
 from roundhouse_client.errors import AnswerLost, AnswerMalformed, Refused, RoundhouseError, Unreachable, refusal
 from roundhouse_client.request import Reply, checked
-from service.api.problems import ANSWERS
+from service.api.errors.problems import ANSWERS
 from service.errors import ServiceError
 from tests.documents.test_reference import classes_below
 from tests.unit.client.answers import problem

@@ -10,8 +10,9 @@ from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
 from roundhouse_client.values.value import Value
-from service.api import configuration, schemas, speaking_route, status_schemas, upgrades, usage
-from service.api.models import adapters, tools, weights_schemas
+from service.api import schemas
+from service.api.routes import adapters, configuration, overview, tools, upgrades, usage, weights_schemas
+from service.api.routes import status as status_schemas
 from service.conversations import spec
 from service.conversations.transcript import TokenUsage
 from service.node import speaking, status
@@ -53,15 +54,15 @@ PAIRS: list[tuple[type[Value], type]] = [
     (workers.MemoryAtIncident, schemas.MemoryAtIncident),
     (workers.Pools, status.Pools),
     (node.Status, status_schemas.StatusOut),
-    (node.Configuration, status_schemas.ConfigurationOut),
-    (node.ReloadFailure, status_schemas.ReloadFailureOut),
+    (node.Configuration, configuration.ConfigurationOut),
+    (node.ReloadFailure, configuration.ReloadFailureOut),
     (node.Reload, configuration.ReloadOut),
     (node.ConversationsSoFar, status.ConversationsSoFar),
     (node.PrefixTokens, status.PrefixTokens),
     (node.PoolHeads, status_schemas.HeadsOut),
     (node.WaitingTurn, status.Head),
     (node.StoreStatus, status_schemas.StoreOut),
-    (node.Speaking, speaking_route.SpeakingOut),
+    (node.Speaking, overview.SpeakingOut),
     (node.SpeakingTurn, speaking.SpeakingTurn),
     (node.ToolServer, schemas.ToolServerOut),
     (node.Lane, schemas.LaneOut),

@@ -15,7 +15,7 @@ from service.scheduling.core.blame.blame import (
     Trial,
 )
 from service.scheduling.core.blame.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
-from service.scheduling.core.blame.load_limits import PROBATION, LoadLimits
+from service.scheduling.worker_findings import PROBATION, LoadLimits
 from tests.harness.jobs import key
 
 A, B, C = key("a"), key("b"), key("c")

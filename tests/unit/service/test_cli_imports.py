@@ -5,15 +5,18 @@ import sys
 
 import pytest
 
-HEAVY = ("fastapi", "uvicorn", "service.serve", "roundhouse_client", "service.cli.top")
+HEAVY = ("fastapi", "uvicorn", "service.serve", "roundhouse_client", "service.cli.displays.top")
 
 
 @pytest.mark.parametrize(
     ("module", "needless"),
     [
         ("service.cli.app", HEAVY),
-        ("service.cli.configuration_check", HEAVY),
-        ("service.cli.engine_commands", ("roundhouse_client", "service.cli.top", "service.cli.run_display", "numpy")),
+        ("service.cli.commands.local", HEAVY),
+        (
+            "service.cli.commands.engine_commands",
+            ("roundhouse_client", "service.cli.displays.top", "service.cli.displays.run_display", "numpy"),
+        ),
     ],
 )
 def test_a_command_imports_what_it_needs(module: str, needless: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from roundhouse_client import Client
 from roundhouse_client.flows import following
-from service.cli.remote import follow
+from service.cli.commands.remote import follow
 
 AT = "2026-01-31T12:00:00.000000Z"
 END = f"event: end\nid: 1\ndata: {json.dumps({'state': 'completed', 'at': AT})}\n\n"

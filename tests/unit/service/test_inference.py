@@ -6,10 +6,10 @@ from pathlib import Path
 import anyio.lowlevel
 import pytest
 
-from service.inference.allocator import Allocator
+from service.inference.checkpoints import Allocator
 from service.inference.event_log import EventLog, replay
 from service.inference.failures import EngineClosed, NoLane
-from service.inference.patience import MOST_DEATHS, Patience
+from service.inference.runs import MOST_DEATHS, Patience
 from service.inference.turnstile import Turnstile
 from workers.devices.device import Gpu
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.api.door.key_ring import KeyRing
-from service.api.door.rates import TokenBucket
+from service.api.door.access import TokenBucket
+from service.api.door.gate import KeyRing
 from service.config.keys import callers_of
 from service.config.load import build_config
 from service.config.schema import Config

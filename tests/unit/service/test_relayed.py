@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from service.api.errors.forms import ClientError, error_of_failure
 from service.api.openai.envelope import CHUNK, Envelope, open_envelope
-from service.api.openai.forms import ClientError, error_of_failure
 from service.errors import BodyMalformed
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.relayed.programs import Programs
 from service.scheduling.relayed.request import RelayFailure
+from service.scheduling.relayed.requests import Programs
 from workers.outcome import FailureReason
 from workers.requests.relay import Renaming
 

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from service.api.shared_frames import INTERVAL_S, KEEP_ALIVE_S, MOST_KEPT, REST, FramesBySubject, SharedFrames
+from service.api.routes.overview import INTERVAL_S, KEEP_ALIVE_S, MOST_KEPT, REST, FramesBySubject, SharedFrames
 from tests.harness.virtual import pass_time, virtually
 
 MANY = 100

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import pytest
 from starlette.types import Message
 
-from service.api.door.held_bodies import HELD, SHARE, HeldBodies, HeldBody
+from service.api.body import HELD, SHARE, HeldBodies, HeldBody
 from service.errors import QueueFull
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
-from service.scheduling.counts import RunCounters
+from service.scheduling.outlet import RunCounters
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
 

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from service.cli.changes import changes
-from service.cli.pace import Pace, about, bar, pace_text
-from service.cli.status_table import last_words, plain_lines, rates, table, who
+from service.cli.displays.pace import Pace, about, bar, pace_text
+from service.cli.displays.status_table import changes, last_words, plain_lines, rates, table, who
 
 Document = dict[str, Any]
 

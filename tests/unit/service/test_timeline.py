@@ -13,7 +13,7 @@ import pytest
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
-from service.store.turn_codec import encode_turn
+from service.store.records import encode_turn
 from service.timeline.chart import LEGEND, chart, length
 from service.timeline.page import page_pieces
 from service.timeline.rows import lay_rows

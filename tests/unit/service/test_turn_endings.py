@@ -8,10 +8,9 @@ import pytest
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame.blame import Blame, Trial
 from service.scheduling.core.events import TurnInterrupted
-from service.scheduling.counts import RunCounters
 from service.scheduling.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.lent_slots import LentSlots
-from service.scheduling.outlet import SchedulerStore
+from service.scheduling.outlet import RunCounters, SchedulerStore
 from service.scheduling.prompts import JobPrompts
 from service.scheduling.turn import TurnRun
 from service.scheduling.turn_endings import TurnEndings

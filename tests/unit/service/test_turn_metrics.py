@@ -10,8 +10,7 @@ from service.conversations.measures import AttemptMeasures, RequestMeasures, Usa
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn
 from service.store.records import ConversationMoved, TurnEnded, TurnMoved
-from service.telemetry.capped_names import OTHER, CappedNames
-from service.telemetry.metrics import MOST_MODELS, Metrics
+from service.telemetry.metrics import MOST_MODELS, OTHER, CappedNames, Metrics
 from service.telemetry.turn_metrics import MOST_TOOLS
 from workers.tools.calls import ToolRecord
 

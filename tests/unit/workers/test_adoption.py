@@ -9,8 +9,7 @@ from workers.engine.held_engine import HeldEngine, HeldPace, HeldWorker
 from workers.engine.log_ring import LogRing
 from workers.handover import HeldFleet, launch_of
 from workers.policy.adoption import NOT_WANTED, OTHER_ADAPTERS, OTHER_LAUNCH, Adoption, Launch, plan_adoption
-from workers.process.child import EngineExit, HeldProcess, OutputFrames
-from workers.process.guardian_link import HeldGuardian
+from workers.process.child import EngineExit, HeldGuardian, HeldProcess, OutputFrames
 from workers.spec import EngineKind, WorkerId, WorkerSpec
 
 ONE = Launch(worker="m-0", model="m", digest="a", adapters={}, may_have_more=False)

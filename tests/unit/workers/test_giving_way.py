@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.policy.giving_way import GROWTH, Holding, room_for, youngest_without_room
+from workers.policy.kv_share import GROWTH, Holding, room_for, youngest_without_room
 
 HOLDINGS = st.lists(
     st.builds(Holding, request=st.integers(1, 40), tokens=st.integers(1, 500)),

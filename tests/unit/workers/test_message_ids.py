@@ -1,6 +1,6 @@
 """Numbers of requests to an MCP server, over an upgrade in place."""
 
-from workers.tools.message_ids import MessageIds
+from workers.tools.stdio import MessageIds
 
 
 def test_the_first_program_tells_its_own_numbers() -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from transport.counters import EngineCounters, SlotWork
+from workers.policy.leaked_slots import SlotTasks
 from workers.policy.liveness import EngineObservations, RequestObservations, Scope, StallLimits, judge
 from workers.policy.refusals import SICK_S, SICK_TURNS, Refusals
-from workers.policy.slot_tasks import SlotTasks
 
 LIMITS = StallLimits(prefill_s=120, decode_s=60)
 

@@ -1,0 +1,1 @@
+"""The routes of Roundhouse's own surface, a file for each resource."""

@@ -1,0 +1,132 @@
+"""The HTTP surface of LoRA adapters: they come and go as models of their own names while engines work."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from service.api.body import body_of, read_document
+from service.api.errors.problems import refused
+from service.api.schemas import Body
+from service.config.model import ModelName
+from service.config.roots import outside_with_files
+from service.conversations.limits import Limits
+from service.errors import AdapterInvalid, Fault
+from service.formats.faults import StrictModel, faults_of
+from service.node.node import Node
+from workers.adapters.model_adapters import ModelAdapters
+
+
+class AdapterSpec(StrictModel):
+    """An adapter that the engines' machine can read: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp."""
+
+    name: ModelName
+    path: Path
+
+
+ADAPTER_BODIES: Final = (AdapterSpec,)
+
+
+class AdapterOut(Body):
+    """One adapter; ``workers`` are those whose engines have it at this moment. None of the configuration is dated."""
+
+    name: str
+    is_configured: bool
+    source: str
+    digest: str | None
+    size: int | None
+    loaded_at: datetime | None
+    workers: list[str]
+
+
+class AdaptersOut(Body):
+    """A model's adapters, how many there may be, and the change that is under way."""
+
+    model: str
+    room: int
+    changing: str | None
+    adapters: list[AdapterOut]
+
+
+def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRouter:
+    """Return the routes of adapters."""
+    router = APIRouter(prefix="/v1/models/{model:path}/adapters", tags=["adapters"])
+    adapters = node.adapters
+
+    @router.get("", summary="The adapters of a model", responses=refused(401, 404))
+    async def look(model: str) -> AdaptersOut:
+        return _adapters(adapters.of(model))
+
+    @router.post(
+        "",
+        status_code=201,
+        summary="Have a model's engines serve an adapter by its name",
+        description="Answered when agents may ask for it: 201, or 200 where they could before.",
+        responses={200: {"model": AdapterOut}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
+        openapi_extra=body_of(AdapterSpec),
+    )
+    async def load(model: str, request: Request, response: Response) -> AdapterOut:
+        changing = adapters.of(model)
+        document = await read_document(request, limits)
+        try:
+            spec = AdapterSpec.model_validate(document)
+        except ValidationError as error:
+            raise AdapterInvalid(faults_of(error, AdapterSpec)) from error
+        fault = outside_with_files(roots, spec.path)
+        if fault is not None:
+            raise AdapterInvalid([Fault(path="path", message=fault)])
+        is_new = await adapters.load(model, spec.name, spec.path)
+        response.status_code = 201 if is_new else 200
+        return _loaded(changing, spec.name)
+
+    @router.delete(
+        "/{name:path}",
+        status_code=204,
+        summary="Have a model's engines forget an adapter that no unfinished job uses",
+        responses=refused(401, 404, 409, 502, 503),
+    )
+    async def unload(model: str, name: str) -> None:
+        await adapters.unload(model, name, node.jobs, node.scheduler.view.users)
+
+    return router
+
+
+def _adapters(adapters: ModelAdapters) -> AdaptersOut:
+    configured = [
+        AdapterOut(
+            name=name,
+            is_configured=True,
+            source=path,
+            digest=None,
+            size=None,
+            loaded_at=None,
+            workers=_workers(adapters, name),
+        )
+        for name, path in adapters.configured.items()
+    ]
+    return AdaptersOut(
+        model=adapters.name,
+        room=adapters.spec.adapter_room,
+        changing=adapters.changing,
+        adapters=[*configured, *(_loaded(adapters, name) for name in adapters.loaded)],
+    )
+
+
+def _loaded(adapters: ModelAdapters, name: str) -> AdapterOut:
+    known = adapters.loaded[name]
+    return AdapterOut(
+        name=name,
+        is_configured=False,
+        source=known.source,
+        digest=known.digest,
+        size=known.size,
+        loaded_at=datetime.fromisoformat(known.loaded_at),
+        workers=_workers(adapters, name),
+    )
+
+
+def _workers(adapters: ModelAdapters, name: str) -> list[str]:
+    return [worker.spec.id for worker in adapters.workers if worker.is_serving and name in worker.adapters.loaded]

@@ -1,0 +1,367 @@
+"""The HTTP surface of jobs."""
+
+import csv
+import io
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Annotated, Final, Literal
+
+import anyio.lowlevel
+import msgspec
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from msgspec import Struct
+from starlette.responses import StreamingResponse
+
+from service.api import schemas
+from service.api.body import YAML, decode_soon, decode_yaml, read_body
+from service.api.door.access import CallerNow
+from service.api.errors.problems import refused
+from service.api.routes.batch import MEDIA_TYPE as NDJSON
+from service.api.routes.batch import is_batch, post_batch
+from service.api.routes.events import follow
+from service.conversations.job import JobId, TurnKey
+from service.conversations.limits import Limits
+from service.conversations.states import ENDED_TURNS, ConversationState, JobState
+from service.conversations.transcript import rfc3339
+from service.errors import InvalidParameter
+from service.node.jobs import Jobs, JobView
+from service.node.prompt_history import AskedPrompt, PromptHistory
+from service.store.records import StoredJob
+from transport.dialects.openai import message_document
+
+CSV: Final = "text/csv"
+COLUMNS: Final = (
+    *("job", "conversation", "round", "agent", "state", "reason", "detail", "text", "worker"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at"),
+)
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Turn(Struct):
+    agent: str
+    round: int
+    state: str
+    usage: _Usage
+    text: str = ""
+    reason: str | None = None
+    detail: str | None = None
+    worker: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+
+
+class _Transcript(Struct):
+    id: str
+    turns: list[_Turn]
+
+
+_decode = msgspec.json.Decoder(_Transcript).decode
+
+
+async def csv_rows(job_id: str, transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
+    """Yield a heading and the rows of each conversation, in the order of the job document."""
+    yield _line(COLUMNS)
+    async for pieces in transcripts:
+        transcript = _decode(b"".join(pieces))
+        for turn in transcript.turns:
+            yield _line(
+                (
+                    *(job_id, transcript.id, turn.round, turn.agent, turn.state, turn.reason, turn.detail),
+                    *(turn.text, turn.worker, turn.usage.prompt_tokens, turn.usage.cached_tokens),
+                    *(turn.usage.completion_tokens, turn.started_at, turn.finished_at),
+                )
+            )
+        await anyio.lowlevel.checkpoint()
+
+
+def _line(cells: tuple[object, ...]) -> bytes:
+    written = io.StringIO(newline="")
+    csv.writer(written).writerow(cells)
+    return written.getvalue().encode()
+
+
+MAX_KEY_LENGTH: Final = 255
+MOST_WAIT_S: Final = 60.0
+MOST_TURNS: Final = 2**31
+MAX_DIGITS: Final = 18  # within 64 bits
+CURSOR: Final = f"^[0-9]{{1,{MAX_DIGITS}}}$"
+JSON: Final = "application/json"
+BODY: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": {"$ref": "#/components/schemas/JobSpec"}} for kind in (JSON, NDJSON, YAML)},
+    }
+}
+
+
+def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
+    """Return the routes of all jobs."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    _add_posting(router, jobs, limits)
+    _add_listing(router, jobs)
+    return router
+
+
+def job_router(jobs: Jobs, prompts: PromptHistory) -> APIRouter:
+    """Return the routes of one job: to whom it is another's, it is not there."""
+
+    async def check_seen(job_id: str, caller: CallerNow) -> None:
+        await jobs.check_seen(JobId(job_id), caller)
+
+    router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], dependencies=[Depends(check_seen)])
+    _add_looking(router, jobs)
+    _add_reading(router, jobs, prompts)
+    _add_ending(router, jobs)
+    return router
+
+
+def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
+    @router.post(
+        "",
+        status_code=202,
+        response_model=schemas.JobOut,
+        openapi_extra=BODY,
+        summary="Post a job",
+        responses={
+            200: {
+                "model": schemas.JobOut,
+                "description": "The job of the same Idempotency-Key and body; of a batch, a line for each job",
+                "content": {NDJSON: {"schema": {"$ref": "#/components/schemas/BatchLine"}}},
+            },
+            **refused(400, 401, 409, 413, 422, 429, 503),
+        },
+    )
+    async def post_job(
+        request: Request,
+        caller: CallerNow,
+        idempotency_key: Annotated[
+            str | None, Header(json_schema_extra={"minLength": 1, "maxLength": MAX_KEY_LENGTH})
+        ] = None,
+        queue: Annotated[bool, Query(description="false: refuse with 429 unless every first turn starts now")] = True,
+    ) -> Response:
+        if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
+            raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
+        if is_batch(request):
+            return await post_batch(request, partial(jobs.post, queue=queue, caller=caller), limits, idempotency_key)
+        content = await read_body(request, limits)
+        is_yaml = request.headers.get("content-type", "").partition(";")[0].strip().lower() == YAML
+        document = await (decode_yaml if is_yaml else decode_soon)(content, limits)
+        stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
+        body = job_document(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
+        location = {"Location": f"/v1/jobs/{stored.id}"}
+        return _json(body, status=202 if is_new else 200, headers=location)
+
+
+def _add_listing(router: APIRouter, jobs: Jobs) -> None:
+    @router.get("", response_model=schemas.JobList, summary="List jobs, the newest first", responses=refused(400, 401))
+    async def list_jobs(
+        caller: CallerNow,
+        state: JobState | None = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        cursor: Annotated[
+            str | None, Query(description="next_cursor of the page before", json_schema_extra={"pattern": CURSOR})
+        ] = None,
+    ) -> Response:
+        if cursor is not None and not _is_number(cursor):
+            raise InvalidParameter("cursor: not one of ours; take next_cursor of the page before")
+        views = await jobs.page(state, limit, int(cursor) if cursor else None, caller)
+        more = str(views[-1].stored.number) if len(views) == limit else None
+        return _json({"jobs": [job_document(view) for view in views], "next_cursor": more})
+
+
+def _add_looking(router: APIRouter, jobs: Jobs) -> None:
+    @router.get("", response_model=schemas.JobOut, summary="Look at a job", responses=refused(400, 401, 404))
+    async def get_job(
+        job_id: str,
+        wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="wait so long for its end")] = 0.0,
+    ) -> Response:
+        if wait_s:
+            await jobs.wait_ended(JobId(job_id), wait_s)
+        return _json(job_document(await jobs.get(JobId(job_id))))
+
+    @router.get(
+        "/events",
+        summary="Follow a job as server-sent events",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+            **refused(400, 401, 404),
+        },
+    )
+    async def get_events(
+        job_id: str,
+        last_event_id: Annotated[str, Header(json_schema_extra={"pattern": f"^[0-9]{{0,{MAX_DIGITS}}}$"})] = "",
+    ) -> Response:
+        if last_event_id and not _is_number(last_event_id):
+            raise InvalidParameter("Last-Event-ID: not one of ours; it is the id of the last event that was read")
+        return await follow(jobs, JobId(job_id), int(last_event_id or 0))
+
+
+def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
+    @router.get("/document", summary="Read the job as it was posted", responses=refused(400, 401, 404, 503))
+    async def get_document(
+        job_id: str,
+        conversations: Annotated[
+            Literal["all", "none"] | ConversationState, Query(description="all, none, or those in one state")
+        ] = "all",
+    ) -> Response:
+        return Response(await jobs.document(JobId(job_id), conversations), media_type=JSON)
+
+    @router.get(
+        "/result",
+        response_model=schemas.ResultOut,
+        summary="Read all transcripts",
+        responses={
+            200: {"content": {kind: {"schema": {"type": "string"}} for kind in (NDJSON, CSV)}},
+            **refused(400, 401, 404, 409),
+        },
+    )
+    async def get_result(job_id: str, format: Literal["json", "jsonl", "csv"] = "json") -> Response:  # noqa: A002 - the specification's
+        stored = await jobs.ended(JobId(job_id))
+        transcripts = jobs.transcripts(stored.id)
+        if format == "jsonl":
+            return StreamingResponse(_lines(transcripts), media_type=NDJSON)
+        if format == "csv":
+            return StreamingResponse(csv_rows(stored.id, transcripts), media_type=CSV)
+        return StreamingResponse(_whole(stored, transcripts), media_type=JSON)
+
+    @router.get(
+        "/conversations/{conversation_id}",
+        response_model=schemas.TranscriptOut,
+        summary="Read one transcript as it is so far",
+        responses=refused(400, 401, 404),
+    )
+    async def get_conversation(
+        job_id: str,
+        conversation_id: str,
+        after: Annotated[int, Query(ge=0, le=MOST_TURNS, description="without the first so many ended turns")] = 0,
+    ) -> Response:
+        pieces = await jobs.transcript_json(JobId(job_id), conversation_id, after)
+        return StreamingResponse(_pieces(pieces), media_type=JSON)
+
+    @router.get(
+        "/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
+        response_model=schemas.PromptsOut,
+        summary="Read what was really asked for a turn",
+        responses=refused(400, 401, 404),
+    )
+    async def get_prompt(job_id: str, conversation_id: str, agent: str, round_number: int) -> Response:
+        asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number))
+        return _json({"attempts": [prompt_document(prompt) for prompt in asked]})
+
+    @router.get(
+        "/deliveries",
+        response_model=schemas.DeliveryList,
+        summary="See what became of the job's webhook",
+        responses=refused(401, 404),
+    )
+    async def get_deliveries(job_id: str) -> Response:
+        return _json({"deliveries": await jobs.deliveries(JobId(job_id))})
+
+
+def _add_ending(router: APIRouter, jobs: Jobs) -> None:
+    @router.post(
+        "/cancel",
+        status_code=202,
+        response_model=schemas.JobOut,
+        summary="End a job early",
+        responses=refused(401, 404),
+    )
+    async def cancel_job(job_id: str) -> Response:
+        await jobs.cancel(JobId(job_id))
+        return _json(job_document(await jobs.get(JobId(job_id))), status=202)
+
+    @router.delete(
+        "",
+        status_code=204,
+        summary="Release all that is stored of an ended job",
+        responses=refused(401, 404, 409),
+    )
+    async def delete_job(job_id: str) -> Response:
+        await jobs.delete(JobId(job_id))
+        return Response(status_code=204)
+
+
+def prompt_document(prompt: AskedPrompt) -> dict[str, object]:
+    """Return an attempt's prompt as callers see it: the messages as the engine was sent them."""
+    messages = prompt.messages
+    return {
+        "messages": None if messages is None else [message_document(message) for message in messages],
+        "params": prompt.params,
+        "tools": list(prompt.tools),
+    }
+
+
+def job_document(view: JobView) -> dict[str, object]:
+    """Return a job as callers see it."""
+    by_state, turns = view.tally.conversations, view.tally.turns
+    ended = {state.value: turns.get(state, 0) for state in sorted(ENDED_TURNS)}
+    total = view.stored.total_turns
+    return {
+        "id": view.stored.id,
+        "name": view.stored.name,
+        "state": view.stored.state,
+        "created_at": rfc3339(view.stored.created_at),
+        "started_at": rfc3339(view.stored.started_at),
+        "finished_at": rfc3339(view.stored.finished_at),
+        "progress": {
+            "conversations": {
+                "total": view.stored.total_conversations,
+                "completed": by_state.get(ConversationState.COMPLETED, 0),
+                "failed": by_state.get(ConversationState.FAILED, 0),
+                "cancelled": by_state.get(ConversationState.CANCELLED, 0),
+            },
+            "turns": {
+                "total": total,
+                "pending": max(0, total - sum(ended.values()) - view.ready - view.in_flight),
+                "ready": view.ready,
+                "in_flight": view.in_flight,
+                **ended,
+            },
+        },
+        "key": view.stored.owner,
+        "waits_for": list(view.waits_for),
+        "metadata": dict(view.stored.metadata),
+        "is_metadata_cut": view.stored.is_metadata_cut,
+    }
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number that the store can hold."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+
+
+async def _pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Send pieces as they are made, and let everybody else have a turn between them."""
+    for piece in pieces:
+        yield piece
+        await anyio.lowlevel.checkpoint()
+
+
+async def _lines(transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
+    async for transcript in transcripts:
+        async for piece in _pieces(transcript):
+            yield piece
+        yield b"\n"
+
+
+async def _whole(stored: StoredJob, transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
+    """Yield the JSON of a job's result, which may be larger than our memory."""
+    yield msgspec.json.encode({"id": stored.id, "state": stored.state})[:-1] + b',"conversations":['
+    is_first = True
+    async for transcript in transcripts:
+        if not is_first:
+            yield b","
+        is_first = False
+        async for piece in _pieces(transcript):
+            yield piece
+    yield b"]}"
+
+
+def _json(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(document), status_code=status, media_type=JSON, headers=headers)

@@ -1,0 +1,251 @@
+"""What the dashboard watches, as server-sent events: one encoding for all who may see the same.
+
+These routes are the page's own. Programs use the routes of the reference, which promise to stay.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Final
+
+import anyio
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from service import __version__
+from service.api.door.access import CallerNow
+from service.api.errors.problems import refused
+from service.api.routes import status as status_schemas
+from service.api.routes.jobs import job_document
+from service.api.routes.status import status_document
+from service.api.schemas import Body
+from service.conversations.callers import Caller
+from service.conversations.job import JobId
+from service.conversations.states import ENDED_JOBS, ConversationState
+from service.conversations.transcript import rfc3339
+from service.errors import JobNotFound, PathNotFound, StoreUnavailable
+from service.node.glances import Glances
+from service.node.node import Node
+from service.node.speaking import FEW, WORDS, SpeakingTurn, speaking
+from service.web.page_files import PREFIX, page_files
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
+    " base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # it is asked each time whether it has changed, so an upgrade shows at once
+}
+
+
+def page_router() -> APIRouter:
+    """Return the routes of the page."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def read_page(request: Request) -> Response:
+        return _answer("/", request)
+
+    @router.get(PREFIX + "{name}")
+    async def read_file(name: str, request: Request) -> Response:
+        return _answer(PREFIX + name, request)
+
+    return router
+
+
+def _answer(path: str, request: Request) -> Response:
+    file = page_files().get(path)
+    if file is None:
+        raise PathNotFound("the dashboard has no such file")
+    headers = {**HEADERS, "ETag": file.tag}
+    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if file.tag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.kind, headers=headers)
+
+
+class SpeakingOut(Body):
+    """The turns on slots, those that started last first; ``is_cut``: there are more."""
+
+    turns: list[SpeakingTurn]
+    is_cut: bool
+
+
+def speaking_router(node: Node) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(prefix="/v1", tags=["status"])
+
+    @router.get("/speaking", summary="Read the last words of turns in flight", responses=refused(400, 401))
+    async def get_speaking(
+        caller: CallerNow,
+        limit: Annotated[int, Query(ge=1, le=100, description="so many turns at most")] = FEW,
+        chars: Annotated[int, Query(ge=1, le=1000, description="so many characters of each")] = WORDS,
+    ) -> SpeakingOut:
+        turns, is_cut = speaking(node.scheduler, limit, chars, None if caller.sees_all else caller.sees)
+        return SpeakingOut(turns=turns, is_cut=is_cut)
+
+    return router
+
+
+INTERVAL_S: Final = 1.0  # as often as a person reads figures
+REST: Final = 20.0  # times what a frame took to make: at most a twentieth of the time is spent on making one
+KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
+MOST_KEPT: Final = 64  # subjects whose last frames are kept for who comes next
+
+Make = Callable[[], Awaitable[tuple[bytes, bool]]]
+
+
+class SharedFrames:
+    """The frames of one subject; ``make`` returns the newest, and whether it is the last that there will be.
+
+    Whoever waits first makes it; the others wait for that one, and get the same bytes.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._lock = anyio.Lock()
+        self._frame: bytes | None = None
+        self._is_last = False
+        self._due_at = 0.0
+
+    async def newest(self) -> tuple[bytes, bool]:
+        """Return a frame that is at most as old as the interval, and whether it is the last; raise what ``make`` does.
+
+        A viewer that goes away while it makes one leaves that to the next.
+        """
+        async with self._lock:
+            began_at = anyio.current_time()
+            if self._frame is None or (began_at >= self._due_at and not self._is_last):
+                self._frame, self._is_last = await self._make()
+                took_s = anyio.current_time() - began_at
+                self._due_at = began_at + max(INTERVAL_S, REST * took_s)
+            return self._frame, self._is_last
+
+    @property
+    def due_in_s(self) -> float:
+        """In how many seconds a newer frame may be had."""
+        return max(0.0, self._due_at - anyio.current_time())
+
+    async def follow(self, is_closed: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Iterate over frames as they change, to the last or until ``is_closed``; empty bytes tell of long silence."""
+        sent, silent_since = b"", anyio.current_time()
+        while not is_closed():
+            frame, is_last = await self.newest()
+            if frame != sent:
+                sent, silent_since = frame, anyio.current_time()
+                yield frame
+            elif anyio.current_time() - silent_since >= KEEP_ALIVE_S:
+                silent_since = anyio.current_time()
+                yield b""
+            if is_last:
+                return
+            await anyio.sleep(self.due_in_s or INTERVAL_S)
+
+
+class FramesBySubject:
+    """The shared frames of each subject that was looked at lately; who follows an older one keeps it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, SharedFrames] = OrderedDict()
+
+    def of(self, subject: Hashable, make: Make) -> SharedFrames:
+        """Return the frames of a subject, made by ``make`` where there are none yet."""
+        frames = self._kept.pop(subject, None) or SharedFrames(make)
+        self._kept[subject] = frames
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return frames
+
+
+NEWEST_JOBS: Final = 20
+CONVERSATIONS: Final = 100  # a page
+REQUESTS: Final = 8  # of a worker, those that have been silent for longest; its slots count the others
+LAST_POSITION: Final = 2**31
+
+
+def overview_router(node: Node) -> APIRouter:
+    """Return the routes that the page follows."""
+    router = APIRouter(prefix="/v1", include_in_schema=False)
+    frames, glances = FramesBySubject(), Glances(node.store, node.jobs)
+
+    async def check_seen(job_id: str, caller: CallerNow) -> None:
+        await node.jobs.check_seen(JobId(job_id), caller)
+
+    @router.get("/overview/events")
+    async def follow_overview(caller: CallerNow) -> StreamingResponse:
+        viewer = None if caller.sees_all else caller.name
+        return await _stream(node, frames.of((viewer, caller.sees_all), partial(_overview, node, glances, caller)))
+
+    @router.get("/jobs/{job_id}/overview/events", dependencies=[Depends(check_seen)])
+    async def follow_job(
+        job_id: str,
+        state: ConversationState | None = None,
+        after: Annotated[int, Query(ge=-1, le=LAST_POSITION)] = -1,
+    ) -> StreamingResponse:
+        make = partial(_job, glances, JobId(job_id), state, after)
+        return await _stream(node, frames.of((job_id, state, after), make))
+
+    @router.get("/jobs/{job_id}/conversations/{conversation_id}/place", dependencies=[Depends(check_seen)])
+    async def get_place(job_id: str, conversation_id: str) -> Response:
+        place = await glances.place(JobId(job_id), conversation_id)
+        return Response(msgspec.json.encode(place), media_type="application/json")
+
+    return router
+
+
+async def _stream(node: Node, frames: SharedFrames) -> StreamingResponse:
+    """Return what is followed; the first frame is made before the answer begins, so that its errors are answers."""
+    await frames.newest()
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(node, frames), media_type="text/event-stream", headers=headers)
+
+
+async def _events(node: Node, frames: SharedFrames) -> AsyncIterator[bytes]:
+    try:
+        async for frame in frames.follow(lambda: node.jobs.watch.is_closed):
+            yield b"event: frame\ndata: %b\n\n" % frame if frame else b": keep-alive\n\n"
+    except (JobNotFound, StoreUnavailable):  # it was deleted, or the page asks again and is told the trouble
+        return
+    yield b"event: %b\ndata: {}\n\n" % (b"stopping" if node.jobs.watch.is_closed else b"end")
+
+
+async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes, bool]:
+    try:
+        jobs = [job_document(view) for view in await glances.at_newest(NEWEST_JOBS, caller)]
+        unclaimed = await node.unclaimed()
+    except StoreUnavailable:  # the status names the trouble
+        jobs, unclaimed = None, {}
+    status = status_document(node, unclaimed, caller)
+    for worker in status.workers:
+        worker.requests = sorted(worker.requests, key=lambda each: -each.evidence.silent_s)[:REQUESTS]
+    can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
+    return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, **can), False
+
+
+def _encoded(status: status_schemas.StatusOut, **others: object) -> bytes:
+    head = msgspec.json.encode({"at": rfc3339(datetime.now(UTC)), **others})
+    return head[:-1] + b',"status":' + status.model_dump_json().encode() + b"}"
+
+
+async def _job(glances: Glances, job_id: JobId, state: ConversationState | None, after: int) -> tuple[bytes, bool]:
+    view, listed = await glances.into(job_id, state, after, CONVERSATIONS + 1)
+    heads = await glances.prompt_heads(job_id)
+    shown = [
+        {
+            "id": each.id,
+            "position": each.position,
+            "state": each.state,
+            "reason": each.reason,
+            "turns": each.ended_turns,
+            "prompt": heads[each.position],
+        }
+        for each in listed[:CONVERSATIONS]
+    ]
+    more = listed[CONVERSATIONS - 1].position if len(listed) > CONVERSATIONS else None
+    document = {"job": job_document(view), "conversations": shown, "next_after": more}
+    return msgspec.json.encode(document), view.stored.state in ENDED_JOBS

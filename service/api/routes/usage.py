@@ -1,0 +1,107 @@
+"""GET /v1/usage: what each key, job, agent and model has used, by day."""
+
+import re
+from datetime import date
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
+
+from service.api.door.access import CallerNow
+from service.api.errors.problems import refused
+from service.api.schemas import Body
+from service.conversations.measures import UsageCounts
+from service.errors import InvalidParameter
+from service.store import usage
+from service.store.store import Store
+from service.store.usage import UsageBy
+
+ALL = ", ".join(UsageBy)
+_ONE = "|".join(UsageBy)
+EACH_ONCE = rf"^(?!.*\b(\w+)\b.*\b\1\b)(({_ONE})(,({_ONE}))*)?$"
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def _written_day(value: object) -> object:
+    """Refuse numbers: pydantic takes them for seconds since 1970."""
+    if isinstance(value, str) and not DAY.fullmatch(value):
+        raise ValueError("must be a day, as 2026-11-24")
+    return value
+
+
+Day = Annotated[date, BeforeValidator(_written_day)]
+
+
+class UsageRow(Body):
+    """What was used; of what it was is told as far as was asked for, null is no key, no job, no agent."""
+
+    key: str | None = None
+    job: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    day: str | None = None
+    turns: int
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int
+    answer_tokens: int
+    wasted_tokens: int
+    slot_s: float
+
+
+class UsageOut(Body):
+    """What was used, summed ``by`` these; ``is_cut``: there are more rows than were asked for."""
+
+    by: list[str]
+    usage: list[UsageRow]
+    is_cut: bool
+
+
+def usage_router(store: Store) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(prefix="/v1/usage", tags=["usage"])
+
+    @router.get("", summary="See what was used", response_model_exclude_unset=True, responses=refused(400, 401, 503))
+    async def read_usage(
+        caller: CallerNow,
+        by: Annotated[
+            str,
+            Query(
+                description=f"any of {ALL}, separated by commas; empty is all in one",
+                json_schema_extra={"pattern": EACH_ONCE},
+            ),
+        ] = "key,model,day",
+        since: Annotated[Day | None, Query(description="the first day, in UTC")] = None,
+        until: Annotated[Day | None, Query(description="the last day, in UTC")] = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> UsageOut:
+        dimensions = _dimensions(by)
+        first, last = (None if day is None else day.isoformat() for day in (since, until))
+        owner = None if caller.sees_all else caller.name
+        rows = await store.read(usage.report(dimensions, first, last, owner, limit + 1))
+        shown = [_row(place, counts) for place, counts in rows[:limit]]
+        return UsageOut(by=[each.value for each in dimensions], usage=shown, is_cut=len(rows) > limit)
+
+    return router
+
+
+def _dimensions(by: str) -> list[UsageBy]:
+    names = [name.strip() for name in by.split(",") if name.strip()]
+    unknown = next((name for name in names if name not in list(UsageBy)), None)
+    if unknown is not None or len(set(names)) < len(names):
+        raise InvalidParameter(f"by: {unknown or by} is not any of {ALL}, each once and separated by commas")
+    return [UsageBy(name) for name in names]
+
+
+def _row(place: dict[UsageBy, str], counts: UsageCounts) -> UsageRow:
+    places = {each.value: place[each] or None for each in place}
+    return UsageRow(
+        **places,
+        turns=counts.turns,
+        attempts=counts.attempts,
+        prompt_tokens=counts.prompt_tokens,
+        cached_tokens=counts.cached_tokens,
+        answer_tokens=counts.answer_tokens,
+        wasted_tokens=counts.wasted_tokens,
+        slot_s=round(counts.slot_s, 3),
+    )

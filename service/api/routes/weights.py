@@ -1,0 +1,157 @@
+"""The HTTP surface of weights: a trainer makes a group with a model's engines, and updates them while they work."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, ValidationError, model_validator
+
+from service.api.body import body_of, read_document
+from service.api.errors.problems import refused
+from service.api.routes.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
+from service.config.roots import outside_with_files
+from service.conversations.limits import Limits
+from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed
+from service.formats.faults import StrictModel, faults_of
+from workers.fleet import Fleet
+from workers.policy.weight_update import UpdateState
+from workers.policy.weights import Backend, UpdateMode
+from workers.weights.group import GroupRequest
+from workers.weights.model_weights import ModelWeights
+from workers.weights.update import Tensor, UpdateRequest
+
+MOST_VERSION: Final = 2**53 - 1  # which every reader of JSON can count to; versions only rise
+MOST_WAIT_S: Final = 60.0
+
+
+class InitSpec(StrictModel):
+    """Where a trainer's store listens (torch's words); the trainer is rank 0."""
+
+    backend: Backend = Backend.GLOO
+    master_address: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    master_port: Annotated[int, Field(ge=1, le=65535)]
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+
+
+class TensorSpec(StrictModel):
+    """One tensor that will be broadcast; ``dtype`` in torch's words."""
+
+    name: Annotated[str, Field(min_length=1)]
+    dtype: Annotated[str, Field(pattern=r"^(torch\.)?[a-z0-9_]+$")]
+    shape: list[Annotated[int, Field(ge=0)]]
+
+
+class UpdateSpec(StrictModel):
+    """New weights: a checkpoint that the engines can read, or tensors that a trainer broadcasts in their order."""
+
+    version: Annotated[int, Field(ge=1, le=MOST_VERSION)] | None = None
+    mode: UpdateMode = UpdateMode.KEEP
+    clear_cache: bool = True
+    checkpoint: Annotated[str, Field(min_length=1)] | None = None
+    tensors: Annotated[list[TensorSpec], Field(min_length=1)] | None = None
+    bucket_bytes: Annotated[int, Field(ge=0)] = 0
+    group: Annotated[int, Field(ge=1)] | None = None
+    wait: bool = True
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "UpdateSpec":
+        if (self.checkpoint is None) is (self.tensors is None):
+            raise ValueError("either checkpoint: a folder, or tensors: what will be broadcast")
+        return self
+
+
+WEIGHTS_BODIES: Final[tuple[type[StrictModel], ...]] = (InitSpec, UpdateSpec)
+
+
+def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRouter:
+    """Return the routes of weights."""
+    router = APIRouter(prefix="/v1/models/{model:path}/weights", tags=["weights"])
+
+    def find(model: str) -> ModelWeights:
+        weights = fleet.weights.get(model)
+        if weights is None:
+            raise ModelNotFound(model, fleet.models(), list(fleet.weights), "whose weights can change")
+        return weights
+
+    @router.post(
+        "/init",
+        status_code=202,
+        summary="Have every engine of a model join a trainer's group",
+        responses=refused(400, 401, 404, 409, 413, 422, 502, 503),
+        openapi_extra=body_of(InitSpec),
+    )
+    async def init(model: str, request: Request) -> WeightsOut:
+        weights = find(model)
+        spec = _parse(InitSpec, await read_document(request, limits))
+        asked = GroupRequest(
+            backend=spec.backend,
+            address=spec.master_address,
+            port=spec.master_port,
+            timeout_s=spec.timeout_s or weights.init_s,
+        )
+        await weights.init(asked)
+        return weights_document(weights)
+
+    @router.post(
+        "/update",
+        summary="Give all engines of a model new weights",
+        description="202 when every engine was told to receive what a trainer broadcasts; a checkpoint is waited for.",
+        responses={202: {"model": UpdateOut}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
+        openapi_extra=body_of(UpdateSpec),
+    )
+    async def update(model: str, request: Request, response: Response) -> UpdateOut:
+        weights = find(model)
+        spec = _parse(UpdateSpec, await read_document(request, limits))
+        _check_place(spec, roots)
+        begun = await weights.update(_request(spec))
+        if spec.checkpoint is not None and spec.wait:
+            await weights.wait_over(begun.number, float("inf"))
+        if begun.state is UpdateState.FAILED:
+            raise WeightsFailed(f"weights {begun.version} of {model}: {begun.error}")
+        response.status_code = 202 if begun.state is UpdateState.RUNNING else 200
+        return update_document(begun)
+
+    @router.get("", summary="How a model's weights stand", responses=refused(400, 401, 404))
+    async def look(
+        model: str,
+        update: Annotated[int | None, Query(description="wait for the end of this update")] = None,
+        wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0.0,
+    ) -> WeightsOut:
+        weights = find(model)
+        if update is not None:
+            if all(each.number != update for each in weights.updates):
+                raise UpdateNotFound(f"model {model}: nothing is known of update {update}, or no more")
+            await weights.wait_over(update, wait_s)
+        return weights_document(weights)
+
+    return router
+
+
+def _check_place(spec: UpdateSpec, roots: Sequence[Path]) -> None:
+    fault = outside_with_files(roots, Path(spec.checkpoint)) if spec.checkpoint is not None else None
+    if fault is not None:
+        raise UpdateInvalid([Fault(path="checkpoint", message=fault)])
+
+
+def _request(spec: UpdateSpec) -> UpdateRequest:
+    tensors = (Tensor(name=each.name, dtype=each.dtype, shape=tuple(each.shape)) for each in spec.tensors or ())
+    return UpdateRequest(
+        version=spec.version,
+        mode=spec.mode,
+        clear_cache=spec.clear_cache,
+        checkpoint=spec.checkpoint,
+        tensors=tuple(tensors),
+        bucket_bytes=spec.bucket_bytes,
+        group=spec.group,
+    )
+
+
+Spec = TypeVar("Spec", bound=StrictModel)
+
+
+def _parse(kind: type[Spec], document: object) -> Spec:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise UpdateInvalid(faults_of(error, kind)) from error

@@ -1,0 +1,244 @@
+"""What the commands do that run engines here."""
+
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+import typer
+import yaml
+from rich.console import Console
+
+from service.cli.displays.console import plain
+from service.cli.exits import Exit
+from service.config.lane_plan import with_mig
+from service.config.load import build_config, load_config, naming_lines
+from service.config.schema import Config
+from service.config.secrets import masked
+from service.config.source import ConfigSource, LoadedConfig, callers_of_config, usable_specs
+from service.config.workers import TINY, models_without_file, tiny_model_path, worker_specs
+from service.conversations.states import JobState
+from service.errors import ConfigError
+from service.export import failures_in, folder_for
+from service.formats.documents import parse_document, read_text
+from service.node.jobs import JobView
+from service.node.node import Node
+from service.run import JobFile, ended_before, has_failures, read_job_file, run_jobs
+from service.serve import listen
+from service.serve import serve as serve_until_stopped
+from service.telemetry.logs import set_format
+from service.upgrade.check import answer_check
+from service.upgrade.handover import take_handover
+from workers.engine.embedded.small_model import ensure_small_model
+from workers.errors import ModelUnavailable
+from workers.spec import WorkerSpec
+
+T = TypeVar("T")
+DEMO: Final = resources.files("service.cli")
+DEMO_HTTP_PORT: Final = 9180
+MOST_FAILURES: Final = 5
+
+
+def serve(
+    config: Path,
+    *,
+    host: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    enable_mig: bool,
+    is_check: bool = False,
+) -> None:
+    """Run the service until it is stopped; ``is_check`` only says whether it could take over from one that runs."""
+    inherited = take_handover()  # before anything is started that could keep a copy of what is in it
+    os.umask(0o077)  # what it writes holds prompts and answers
+    overrides = {"host": host, "port": port, "state_dir": state_dir}
+    source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
+    loaded = source.load()
+    server = loaded.config.server
+    if is_check:
+        typer.echo(answer_check(loaded.config, loaded.specs))
+        return
+    set_format(server.log)
+    _tell_stand_ins(loaded.config, server.state_dir)
+    listener = inherited.listener() if inherited else listen(server.host, server.port)
+    run_async(serve_until_stopped, loaded, source.load, listener, inherited)
+
+
+def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, words: bool, enable_mig: bool) -> None:
+    """Run job files to their ends."""
+    settings = with_mig(load_config(config), enable_mig=enable_mig)
+    files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
+    _check_writable(output)
+    known = [ended_before(file, output) for file in files]
+    if all(state is not None for state in known):
+        for file, state in zip(files, known, strict=True):
+            _tell_end(file.job.name, str(state), output, " already")
+        raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
+    with naming_lines(config):
+        specs = _specs(settings, config.parent, settings.server.state_dir)
+    seen: list[JobView] = []
+    try:
+        views = _run(settings, specs, files, output, seen, show_prompts=show_prompts, words=words)
+    except KeyboardInterrupt:
+        from service.cli.displays.run_display import progress_line  # noqa: PLC0415 - it is there already
+
+        for view in seen:
+            typer.echo(f"interrupted: {progress_line(view)}", err=True)
+        typer.echo("stopped; the same command goes on where it was", err=True)
+        raise
+    for view in views:
+        _tell_end(view.stored.name, view.stored.state, output)
+    if has_failures(views):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _tell_end(name: str, state: str, output: Path, when: str = "") -> None:
+    """Say how a job has ended and where its transcripts are; of conversations that failed, why the first did."""
+    folder = folder_for(output, name)
+    failures = list(failures_in(folder))
+    for failure in failures[:MOST_FAILURES]:
+        typer.echo(plain(f"{failure.conversation}: {failure.reason}: {failure.detail}"), err=True)
+    if len(failures) > MOST_FAILURES:
+        typer.echo(f"{len(failures) - MOST_FAILURES} more; {folder / 'index.jsonl'} lists them", err=True)
+    typer.echo(f"{plain(name)}: {state}{when}; transcripts in {folder / 'transcripts'}")
+
+
+def demo(port: int, http_port: int | None, *, stays: bool) -> None:
+    """Run the built-in debate, with an engine that is killed in the middle, and a call of a tool."""
+    from service.cli.commands.demo import play  # noqa: PLC0415 - it needs the client, which a service that starts does not
+
+    document, lines = parse_document((DEMO / "demo_config.yaml").read_text(), "demo")
+    if not isinstance(document, dict):
+        raise ConfigError("demo: its configuration is damaged")
+    document["models"]["small"]["port"] = port
+    model = _demo_model(document["models"]["small"])
+    jobs = [_demo_job(file) for file in ("demo.yaml", "demo_tool_call.yaml")]
+    with tempfile.TemporaryDirectory(prefix="roundhouse-demo-") as name:
+        listener = _demo_listener(http_port)
+        overrides = {"state_dir": Path(name), "port": listener.getsockname()[1]}
+        settings = build_config(document, overrides, "demo", lines)
+        loaded = LoadedConfig(config=settings, specs=_specs(settings, Path(name), Path(name)))
+        debates, agents = (len(jobs[0][part]) for part in ("conversations", "agents"))
+        typer.echo(f"{debates} debates of {agents} agents on two supervised llama.cpp engines with {model}")
+        logging.getLogger().setLevel(logging.CRITICAL)  # what happens to the engine is told by the demo itself
+        is_well = run_async(play, loaded, listener, jobs, stays)
+    if not stays:
+        typer.echo("The dashboard has ended with this; roundhouse demo --open keeps it.")
+    typer.echo("One of your own: roundhouse run job.yaml --config roundhouse.yaml (docs/tutorial.md begins with one)")
+    if not is_well:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _demo_job(file: str) -> dict[str, Any]:
+    document, _ = parse_document((DEMO / file).read_text(), file)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file}: it is damaged")
+    return document
+
+
+def _demo_listener(port: int | None) -> socket.socket:
+    """Return a socket for the demo's service: at the port that was asked for, else at the usual one or a free one."""
+    try:
+        return listen("127.0.0.1", DEMO_HTTP_PORT if port is None else port)
+    except ConfigError:
+        if port is not None:
+            raise
+        return listen("127.0.0.1", 0)
+
+
+def _demo_model(model: dict[str, object]) -> str:
+    """Return what the demo runs; where the small model cannot be had, the made one stands in for it."""
+    try:
+        path = ensure_small_model()
+    except ModelUnavailable as error:
+        model["model"] = TINY
+        typer.echo(f"the small model cannot be had, so a made one stands in: {error}", err=True)
+        return "a made model, whose text is noise:"
+    return f"{path.stem}:"
+
+
+def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+    """Run the event loop that everything here is measured on."""
+    return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
+
+
+def _run(
+    config: Config,
+    specs: Sequence[WorkerSpec],
+    files: Sequence[JobFile],
+    output: Path,
+    seen: list[JobView],
+    *,
+    show_prompts: bool = False,
+    words: bool = False,
+) -> list[JobView]:
+    from service.cli.displays.prompt_display import PromptDisplay  # noqa: PLC0415 - as above
+    from service.cli.displays.run_display import display  # noqa: PLC0415
+
+    console = Console(emoji=False)
+    prompts = PromptDisplay(console) if show_prompts else None
+    with display(console, words=words) as shown:
+
+        async def show(views: Sequence[JobView], node: Node) -> None:
+            if prompts is not None:
+                await prompts.show(node, [view.stored.id for view in views])
+            seen[:] = views
+            shown.show(views, node)
+
+        return run_async(_interruptible, run_jobs, config, specs, files, output, show)
+
+
+async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+    """Run ``main``; SIGINT and SIGTERM end it in order, so that nothing of it is left."""
+    results: list[T] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch_signals() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                await anext(signals)
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch_signals)
+        results.append(await main(*arguments))
+        tasks.cancel_scope.cancel()
+    if not results:
+        raise KeyboardInterrupt
+    return results[0]
+
+
+def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
+    specs = usable_specs(config, base, state_dir)
+    _tell_stand_ins(config, state_dir)
+    return specs
+
+
+def _tell_stand_ins(config: Config, state_dir: Path) -> None:
+    standing_in = models_without_file(config)
+    if standing_in:
+        names, path = ", ".join(standing_in), tiny_model_path(state_dir)
+        typer.echo(f"{names}: no model is named, so {path} stands in; its text is noise", err=True)
+
+
+def _check_writable(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be written: {error.strerror}; give another folder") from error
+
+
+def check(config: Path, state_dir: Path | None) -> None:
+    """Validate a configuration, and print the effective one."""
+    settings = load_config(config, {"state_dir": state_dir})
+    callers_of_config(settings, config.parent)
+    with naming_lines(config):
+        worker_specs(settings, config.parent, settings.server.state_dir)
+    shown = masked(settings.model_dump(mode="json"))
+    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)

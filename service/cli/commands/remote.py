@@ -1,0 +1,311 @@
+"""The commands that speak to a running service over HTTP."""
+
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final, cast
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from roundhouse_client import AnswerLost, Client, Event, Refused, Unreachable
+from roundhouse_client.calls import job_calls, node_calls
+from roundhouse_client.drivers.exchange import DEFAULT_URL
+from roundhouse_client.flows.asking import PATIENCE_S
+from roundhouse_client.values.events import END, ConversationChange, Gap, Progress, Swap, TurnChange
+from roundhouse_client.values.jobs import JobPage
+from roundhouse_client.values.models import Tools
+from roundhouse_client.values.workers import LogLine
+from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect, print_document
+from service.cli.displays.console import plain, print_transcript
+from service.cli.exits import Exit
+from service.cli.panels import Panel
+from service.errors import ConfigError
+from service.formats.documents import parse_document, read_text
+from workers.requests.prompts.signature import signature_text
+
+DONE: Final = "completed"
+SECOND_S: Final = 1.0  # between two looks of a line of progress
+FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    in_panel = {Panel.JOBS: (submit, status, result, watch, cancel), Panel.LOOK: (workers, logs)}
+    for panel, those in in_panel.items():
+        for each in cast("tuple[Callable[..., None], ...]", those):
+            app.command(rich_help_panel=panel)(each)
+
+
+def submit(
+    job: Annotated[Path, typer.Argument(help="A job file, YAML or JSON.")],
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --wait: print each event, as watch.")] = False,
+    idempotency_key: Annotated[str | None, typer.Option(help="Posting again with the same key posts nothing.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Post a job. --wait waits for a service that is starting, too; with --json: the job as posted and as it ended."""
+    document, _ = parse_document(read_text(job), str(job))
+    with connect(url, api_key) as service:
+        if wait:  # one that is starting may not listen yet; the job itself is posted once
+            service.ask(node_calls.get_health(), patience_s=PATIENCE_S)
+        try:
+            posted = service.post_job(cast("dict[str, object]", document), idempotency_key=idempotency_key or None)
+        except Refused as refused:
+            if refused.status in FILE_AT_FAULT:
+                raise ConfigError(f"{job}: {refused}") from refused
+            raise
+        # Alone on the standard output, for the script that goes on with it.
+        print_document(posted.document, posted.id, as_json=as_json)
+        if not wait:
+            return
+        _tell_waits(service, posted.id)
+        show = partial(_print_event, as_json=as_json, is_aside=True)
+        end = follow(service, posted.id, show if verbose or as_json else ProgressLine(service, posted.id).show)
+        if as_json:
+            ended = service.ask(job_calls.get_job(posted.id), patience_s=PATIENCE_S)
+            typer.echo(json.dumps(ended.document))
+    raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
+
+
+def status(
+    job_id: Annotated[str | None, typer.Argument(help="Without one, all jobs are listed.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one job, or list them."""
+    with connect(url, api_key) as service:
+        answer = service.get_job(job_id) if job_id else service.list_jobs()
+    jobs = answer.jobs if isinstance(answer, JobPage) else (answer,)
+    listing = Table(
+        Column("id", no_wrap=True, min_width=20),
+        "name",
+        "state",
+        "conversations",
+        "turns",
+        "in flight",
+        "ready",
+        box=None,
+    )
+    for job in jobs:
+        conversations, turns = job.progress.conversations, job.progress.turns
+        listing.add_row(
+            job.id,
+            escape(plain(job.name)),
+            job.state,
+            f"{conversations.completed}/{conversations.total}",
+            f"{turns.completed}/{turns.total}",
+            str(turns.in_flight),
+            str(turns.ready),
+        )
+    print_document(answer.document, listing, as_json=as_json)
+
+
+def result(
+    job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False
+) -> None:
+    """Print the transcripts of a job that has ended."""
+    with connect(url, api_key) as service:
+        job = service.get_job(job_id)
+        transcripts = service.read_result(job_id, patience_s=0.0)
+        if as_json:
+            conversations = [transcript.document for transcript in transcripts]
+            typer.echo(json.dumps({"id": job.id, "state": job.state, "conversations": conversations}))
+        else:
+            for transcript in transcripts:
+                print_transcript(Console(emoji=False), job_id, transcript.document)
+    raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
+
+
+def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+    """Follow a job's events to its end."""
+    with connect(url, api_key) as service:
+        end = follow(service, job_id, partial(_print_event, as_json=as_json, is_aside=False))
+    raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
+
+
+def cancel(
+    job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False
+) -> None:
+    """End a job early; what was said is kept."""
+    with connect(url, api_key) as service:
+        job = service.cancel_job(job_id)
+    told = "nothing to cancel" if job.has_ended else "to be cancelled"
+    print_document(job.document, f"{job.id}: {job.state}, {told}", as_json=as_json)
+
+
+def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+    """List the workers."""
+    with connect(url, api_key) as service:
+        answer = service.list_workers()
+    listing = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", box=None)
+    for worker in answer.workers:
+        listing.add_row(
+            worker.id, worker.model, worker.engine, worker.state, str(worker.pid), str(worker.port),
+            f"{worker.slots.in_use}/{worker.slots.total}", str(worker.restarts), str(worker.tokens_per_s),
+        )  # fmt: skip
+    print_document(answer.document, listing, as_json=as_json)
+
+
+def logs(
+    worker_id: str,
+    *,
+    follow_on: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new lines.")] = False,
+    tail: Annotated[int, typer.Option(min=0, max=10_000, help="How many lines.")] = 100,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the last output lines of a worker's engine."""
+    with connect(url, api_key) as service:
+        if not follow_on:
+            for line in service.get_log(worker_id, tail=tail).lines:
+                _print_line(line, as_json=as_json)
+            return
+        service.get_worker(worker_id)  # a service that is not there, or knows no such worker, is said at once
+        for line in service.follow_log(worker_id, tail=tail):
+            _print_line(line, as_json=as_json)
+
+
+def _print_line(line: LogLine, *, as_json: bool) -> None:
+    typer.echo(json.dumps(line.document) if as_json else plain(line.text))
+
+
+NO_SLOT: Final = "a slot of "  # what a turn waits for that needs nothing but one
+
+
+class ProgressLine:
+    """How far a job is, on the standard error: one line that moves, or where that is no terminal a line a second."""
+
+    def __init__(self, service: Client, job_id: str) -> None:
+        self._service = service
+        self._job_id = job_id
+        self._shown = ""
+        self._shown_at = -SECOND_S
+        self._moves = Console(stderr=True).is_terminal
+
+    def show(self, event: Event) -> None:
+        """Show how far the job is by now, if it is time for that, and if it has got on."""
+        is_end = event.kind == END
+        if time.monotonic() - self._shown_at < SECOND_S and not is_end:
+            return
+        self._shown_at = time.monotonic()
+        job = self._service.ask(job_calls.get_job(self._job_id), patience_s=PATIENCE_S)
+        talks, turns = job.progress.conversations, job.progress.turns
+        failed = f"{talks.failed} failed, " if talks.failed else ""
+        line = plain(
+            f"{job.name}: {turns.completed}/{turns.total} turns, {talks.completed}/{talks.total} conversations, "
+            f"{failed}{turns.in_flight} in flight, {turns.ready} ready"
+        )
+        if line != self._shown:
+            typer.echo(f"\r{line}\x1b[K" if self._moves else line, err=True, nl=not self._moves)
+            self._shown = line
+        if is_end:
+            typer.echo("\n" * self._moves + f"{plain(job.name)}: {job.state}", err=True)
+
+
+def _print_event(event: Event, *, as_json: bool, is_aside: bool) -> None:
+    line = json.dumps({"event": event.kind, **event.data}) if as_json else plain(_event_line(event))
+    typer.echo(line, err=is_aside)
+
+
+def follow(service: Client, job_id: str, show: Callable[[Event], None]) -> str:
+    """Show a job's events to its end, over reconnections; return the state that it ended in.
+
+    Raises:
+        ServiceAway: the service does not answer any more.
+        Refused: there is no such job.
+    """
+    service.get_job(job_id)  # a service that is not there, or knows no such job, is said at once
+    try:
+        for event in service.follow_job(job_id):
+            show(event)
+            if event.kind == END:
+                return str(event.data["state"])
+        return service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S).state
+    except (Unreachable, AnswerLost) as error:
+        raise ServiceAway.at(error, f"; to go on: roundhouse watch {job_id}") from error
+
+
+def _tell_waits(service: Client, job_id: str) -> None:
+    """Say what a job waits for that no slot brings: a model without a worker, say."""
+    heads = service.ask(node_calls.get_status()).heads
+    waits = {head.waits_for for head in heads.ready if head.job == job_id and NO_SLOT not in head.waits_for}
+    for waits_for in sorted(waits):
+        typer.echo(plain(f"waits for {waits_for}"), err=True)
+
+
+def _event_line(event: Event) -> str:
+    match event.value:
+        case TurnChange() as turn:
+            reason = f" ({turn.reason})" if turn.reason else ""
+            on = f" on {turn.worker}" if turn.worker else ""
+            return f"{turn.conversation} round {turn.round} {turn.agent}: {turn.state}{reason}{on}"
+        case ConversationChange() as conversation:
+            return f"{conversation.conversation}: {conversation.state}"
+        case Progress() as progress:
+            tokens = sum(turn.output_tokens for turn in progress.turns)
+            return f"{len(progress.turns)} turns in flight, {tokens} tokens so far"
+        case Swap() as swap:
+            left = f" in place of {swap.left}" if swap.left else ""
+            return f"{swap.lane}: {swap.model} is loaded{left} in {swap.seconds:.1f} s: {swap.because}"
+        case Gap() as gap:
+            return f"events {gap.first} to {gap.last} are kept no more"
+        case _:
+            return f"job: {event.data.get('state', event.kind)}"
+
+
+def tools(
+    model: Annotated[str | None, typer.Argument(help="Without one, those of all models.")] = None,
+    *,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tools that agents of a model may ask for, and the MCP servers that are down."""
+    with connect(url, api_key) as service:
+        names = [model] if model else list(dict.fromkeys(each.model for each in service.list_workers().workers))
+        listings = [service.get_tools(name) for name in names]
+    if as_json:
+        documents = [listing.document for listing in listings]
+        typer.echo(json.dumps(documents[0] if model else documents))
+        return
+    console = Console(emoji=False)
+    for listing in listings:
+        _print(console, listing)
+
+
+def _print(console: Console, listing: Tools) -> None:
+    table = Table("tool", "from", "what it does", title=plain(listing.model), title_justify="left", box=None)
+    for tool in listing.tools:
+        first = plain(tool.description).strip().partition("\n")[0]
+        source = f"mcp: {tool.server}" if tool.server else "python"
+        table.add_row(plain(signature_text(tool.name, dict(tool.parameters))), plain(source), first)
+    console.print(table, markup=False)
+    for server in listing.servers:
+        if server.trouble:
+            known = f"; its last {server.tools} tools stand" if server.tools is not None else ""
+            console.print(f"mcp {plain(server.name)} is down: {plain(server.trouble)}{known}", markup=False)
+
+
+SHOWN = ("changed", "added", "removed", "resized", "restarted", "unchanged")
+
+
+def reload(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+    """Have the service read its configuration anew; what is refused or not usable changes nothing."""
+    with connect(url, api_key) as service:
+        answer = service.reload_configuration()
+    listing = Table("what", "settings and models", box=None)
+    for what in SHOWN:
+        if names := getattr(answer, what):
+            listing.add_row(what, ", ".join(names))
+    print_document(answer.document, listing, as_json=as_json)

@@ -1,0 +1,131 @@
+"""``roundhouse timeline``: which turn held which slot when, on the terminal or in a file."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from roundhouse_client.calls import job_calls
+from roundhouse_client.drivers.exchange import DEFAULT_URL
+from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect
+from service.cli.displays.console import can_draw, plain
+from service.errors import ConfigError
+from service.timeline.chart import BROKE, BUSY, CANCELLED, FAILED, RUNNING, chart
+from service.timeline.page import page_pieces
+from service.timeline.timeline import Timeline, read_timeline
+from service.timeline.trace_file import trace_pieces
+from workers.files.atomic import replace_file
+
+
+class TimelineFormat(StrEnum):
+    """How a timeline is written."""
+
+    HTML = "html"  # a page that needs nothing else
+    TRACE = "trace"  # Chrome's trace format, for Perfetto
+    TEXT = "text"  # the chart of the terminal
+
+
+SUFFIXES: Final = {
+    ".html": TimelineFormat.HTML,
+    ".htm": TimelineFormat.HTML,
+    ".json": TimelineFormat.TRACE,
+    ".txt": TimelineFormat.TEXT,
+}
+
+
+def timeline(
+    job_id: Annotated[str, typer.Argument(metavar="JOB_ID", help="The job.")],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write a file: .html, .json (for Perfetto) or .txt.")
+    ] = None,
+    form: Annotated[
+        TimelineFormat | None, typer.Option("--format", help="Over what the file's name says; without a file, text.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which turn held which slot when: a chart on the terminal, one HTML file, or a trace for Perfetto."""
+    chosen = _format(output, form)
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"-o {output}: there is no folder {output.parent}")
+    with connect(url, api_key) as service:
+        text = service.ask(job_calls.get_timeline(job_id))
+    if as_json:
+        typer.echo(text)
+        return
+    if output is not None:
+        write(text, chosen, output)
+    else:
+        show(text, chosen)
+
+
+def _format(output: Path | None, form: TimelineFormat | None) -> TimelineFormat:
+    if form is not None:
+        return form
+    if output is None:
+        return TimelineFormat.TEXT
+    if output.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"-o {output}: end its name in {', '.join(SUFFIXES)}, or give --format")
+    return SUFFIXES[output.suffix.lower()]
+
+
+PIPE_WIDTH: Final = 120
+STYLES: Final = {BUSY: "cyan", FAILED: "bold red", CANCELLED: "dim", RUNNING: "green", BROKE: "bold red"}
+IN_ROW: Final = r"[ .#x>!-]"  # what stands beside a mark
+
+
+def write(text: str, form: TimelineFormat, output: Path) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        ServiceAway: the text is no timeline.
+        OSError: it cannot be written.
+    """
+    told = _read(text)
+    replace_file(output, b"".join(_pieces(told, form)))
+    typer.echo(f"{output}: {len(told.attempts)} attempts")
+
+
+def show(text: str, form: TimelineFormat) -> None:
+    """Print a timeline; the chart as wide as the terminal.
+
+    Raises:
+        ServiceAway: the text is no timeline.
+    """
+    told, console = _read(text), Console(emoji=False)
+    if form is not TimelineFormat.TEXT or not can_draw(console):
+        for piece in _pieces(told, form):
+            typer.echo(piece, nl=False)
+        return
+    for line in chart(told, console.width):
+        drawn = Text(plain(line), no_wrap=True, overflow="crop")
+        for mark, style in STYLES.items():
+            drawn.highlight_regex(f"(?<={IN_ROW}){mark}+(?={IN_ROW}|$)", style)
+        console.print(drawn)
+
+
+def _read(text: str) -> Timeline:
+    try:
+        return read_timeline(text)
+    except msgspec.DecodeError as error:
+        raise ServiceAway(f"its timeline cannot be read: {error}") from error
+
+
+def _pieces(told: Timeline, form: TimelineFormat) -> Iterator[bytes]:
+    match form:
+        case TimelineFormat.HTML:
+            static = resources.files("service.web").joinpath("static")
+            script, style = (static.joinpath(f"timeline.{kind}").read_text("utf-8") for kind in ("js", "css"))
+            yield from page_pieces(told, script, style)
+        case TimelineFormat.TRACE:
+            yield from trace_pieces(told)
+        case TimelineFormat.TEXT:
+            yield plain("\n".join(chart(told, PIPE_WIDTH)) + "\n").encode()

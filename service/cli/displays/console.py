@@ -1,0 +1,34 @@
+"""What a terminal can show, and what a transcript looks like there."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: object) -> str:
+    """Return a text with each control but line feeds and tabs made visible."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(text))
+
+
+def can_draw(console: Console) -> bool:
+    """Whether a display can be drawn anew in its place: on a terminal, and none that only takes lines."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:
+    """Print one conversation, turn by turn."""
+    reason = f" ({transcript['reason']})" if transcript.get("reason") else ""
+    place = f"{plain(name)}, conversation {transcript['id']}"
+    console.print(f"\n[bold]{escape(place)}[/]: {escape(str(transcript['state']) + reason)}")
+    turns = transcript["turns"]
+    for turn in turns if isinstance(turns, Sequence) else ():
+        details = ", ".join(str(turn[key]) for key in ("state", "reason", "worker") if turn.get(key))
+        console.print(f"\n[cyan]\\[round {turn['round']}] {escape(turn['agent'])}[/] ({escape(details)})")
+        if turn.get("detail"):
+            console.print(f"  {plain(turn['detail'])}", markup=False, highlight=False, soft_wrap=True, style="red")
+        console.print(plain(turn["text"]), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,139 @@
+"""What a person sees in the terminal while jobs run in this process."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final, Protocol
+
+import anyio
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from service.api.routes.status import status_document
+from service.cli.displays.console import can_draw, plain
+from service.cli.displays.pace import Pace, bar, pace_text
+from service.cli.displays.status_table import (
+    PIPE_WORDS,
+    PROGRESS_BAR,
+    SPEAKING,
+    Document,
+    changes,
+    last_words,
+    table,
+    tokens_per_s,
+    who,
+)
+from service.conversations.states import ENDED_CONVERSATIONS, ENDED_TURNS, ConversationState
+from service.node.jobs import JobView
+from service.node.node import Node
+from service.node.speaking import speaking
+
+PLAIN_INTERVAL_S: Final = 1.0  # where the output is no terminal: a line a second at most
+WORDS_INTERVAL_S: Final = 5.0  # and the last words of turns more seldom
+REFRESH_HZ: Final = 4
+
+
+class Display(Protocol):
+    """Shows how far jobs are."""
+
+    def show(self, views: Sequence[JobView], node: Node) -> None:
+        """Show all jobs as they are now, and what runs and waits."""
+
+
+class _Table:
+    """The live table, on a terminal."""
+
+    def __init__(self, live: Live, *, words: bool) -> None:
+        self._live = live
+        self._words = words
+        self._pace = Pace()
+
+    def show(self, views: Sequence[JobView], node: Node) -> None:
+        self._pace.note(anyio.current_time(), sum(map(_ended, views)))
+        status = status_document(node).model_dump()
+        above = [f"[green]{_bar(view)}[/] {escape(progress_line(view))}" for view in views]
+        above.append(escape(_rates(views, self._pace, status)))
+        said = _said(node) if self._words else None
+        self._live.update(table(status, "\n".join(above), pace=self._pace, said=said))
+
+
+class _Lines:
+    """Plain lines, when something has changed: each change of a worker, and how far jobs are, once a second at most."""
+
+    def __init__(self, console: Console, *, words: bool) -> None:
+        self._console = console
+        self._words = words
+        self._pace = Pace()
+        self._before: Document | None = None
+        self._last: dict[str, tuple[str, float]] = {}  # of each job: its last line, and when it was shown
+        self._told_words_at = 0.0
+
+    def show(self, views: Sequence[JobView], node: Node) -> None:
+        now = anyio.current_time()
+        self._pace.note(now, sum(map(_ended, views)))
+        status = status_document(node).model_dump()
+        for line in changes(self._before, status) if self._before is not None else ():
+            self._print(line)
+        self._before = status
+        for view in views:
+            self._show(view, now, _rates(views, self._pace, status))
+        if self._words and now - self._told_words_at >= WORDS_INTERVAL_S:
+            self._told_words_at = now
+            for turn in _said(node):
+                self._print(f"  {who(turn)}: {last_words(turn, PIPE_WORDS)}")
+
+    def _show(self, view: JobView, now: float, rates: str) -> None:
+        line = progress_line(view)
+        is_over = view.stored.finished_at is not None
+        last, shown_at = self._last.get(view.stored.id, ("", 0.0))
+        if line == last or (now - shown_at < PLAIN_INTERVAL_S and not is_over):
+            return
+        self._last[view.stored.id] = (line, now)
+        self._print(line if is_over else f"{line} | {rates}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def display(console: Console, *, words: bool = False) -> Iterator[Display]:
+    """Show progress for a block; the terminal is as it was afterwards, its cursor too, whatever happens.
+
+    ``words`` shows the last words of turns.
+    """
+    if not can_draw(console):
+        yield _Lines(console, words=words)
+        return
+    with Live(console=console, refresh_per_second=REFRESH_HZ, transient=False) as live:
+        yield _Table(live, words=words)
+
+
+def progress_line(view: JobView) -> str:
+    """Return how far a job is, as plain text."""
+    by_state = view.tally.conversations
+    conversations = sum(by_state.get(state, 0) for state in ENDED_CONVERSATIONS)
+    failed = by_state.get(ConversationState.FAILED, 0)
+    return (
+        f"{plain(view.stored.name)}: {_ended(view)}/{view.stored.total_turns} turns, "
+        f"{conversations}/{view.stored.total_conversations} conversations, "
+        + (f"{failed} failed, " if failed else "")
+        + f"{view.in_flight} in flight, {view.ready} ready"
+    )
+
+
+def _rates(views: Sequence[JobView], pace: Pace, status: Document) -> str:
+    left = sum(view.stored.total_turns - _ended(view) for view in views)
+    return pace_text(pace, left, tokens_per_s(status))
+
+
+def _ended(view: JobView) -> int:
+    return sum(view.tally.turns.get(state, 0) for state in ENDED_TURNS)
+
+
+def _bar(view: JobView) -> str:
+    return bar(_ended(view), view.stored.total_turns, PROGRESS_BAR)
+
+
+def _said(node: Node) -> list[Document]:
+    return [asdict(turn) for turn in speaking(node.scheduler, SPEAKING)[0]]

@@ -1,0 +1,159 @@
+"""``roundhouse top``: a running service, live on a terminal, or as lines that a person can follow in a pipe."""
+
+import json
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from roundhouse_client import Client
+from roundhouse_client.calls import node_calls
+from roundhouse_client.drivers.exchange import DEFAULT_URL
+from roundhouse_client.flows.asking import PATIENCE_S
+from service.cli.connection import JsonOption, KeyOption, UrlOption, connect
+from service.cli.displays.console import can_draw
+from service.cli.displays.pace import Pace
+from service.cli.displays.status_table import (
+    PIPE_WORDS,
+    Document,
+    changes,
+    last_words,
+    plain_lines,
+    rates,
+    summary,
+    table,
+    who,
+)
+
+HINT: Final = "w: last words   q: leave"
+WORDS_KEY, LEAVE_KEY = "w", "q"
+LINE_INTERVAL_S: Final = 1.0  # between two lines of progress
+Wait = Callable[[float], str]  # for so many seconds; return the key that was typed, or nothing
+
+
+def top(
+    *,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Show the last words of turns; w does on a terminal.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show live what runs, what waits, and for what; plain lines where the output is no terminal."""
+    console = Console(emoji=False)
+    is_live = can_draw(console) and not (once or as_json)
+    with connect(url, api_key) as service:
+        if once or as_json:
+            _look(service, console, interval, is_once=once, words=words, as_json=as_json)
+        elif is_live:
+            with _keys() as wait, Live(console=console, screen=True) as live:  # the cursor comes back, whatever happens
+                _watch(service, live, wait, interval, words=words)
+        else:
+            _tell(service, interval, words=words)
+
+
+def _look(service: Client, console: Console, interval: float, *, is_once: bool, words: bool, as_json: bool) -> None:
+    """Print the present moment, as JSON again and again."""
+    patience_s = 0.0
+    while True:
+        now = service.ask(node_calls.get_status(), patience_s=patience_s).document
+        patience_s = PATIENCE_S
+        if as_json:
+            typer.echo(json.dumps(now))
+        else:
+            said = _said(service) if words else None
+            if can_draw(console):
+                console.print(table(now, pace=Pace(), said=said))
+            else:
+                typer.echo("\n".join(plain_lines(now, said or ())))
+        if is_once:
+            return
+        time.sleep(interval)
+
+
+def _watch(service: Client, live: Live, wait: Wait, interval: float, *, words: bool) -> None:
+    """Draw the table anew until the key for leaving is typed."""
+    pace, patience_s = Pace(), 0.0
+    while True:
+        now = service.ask(node_calls.get_status(), patience_s=patience_s).document
+        patience_s = PATIENCE_S
+        said = _said(service) if words else None
+        pace.note(time.monotonic(), now.get("ended_turns") or 0)
+        live.update(table(now, pace=pace, said=said, hint=HINT), refresh=True)
+        key = wait(interval)
+        if key == LEAVE_KEY:
+            return
+        words = words is not (key == WORDS_KEY)
+
+
+def _tell(service: Client, interval: float, *, words: bool) -> None:
+    """Print all once, then a line for each change, and of how far it is a line a second at most."""
+    pace = Pace()
+    before = service.ask(node_calls.get_status(), patience_s=0.0).document
+    typer.echo("\n".join(plain_lines(before)))
+    last, told_at = "", time.monotonic()
+    while True:
+        time.sleep(interval)
+        now = service.ask(node_calls.get_status(), patience_s=PATIENCE_S).document
+        at = time.monotonic()
+        pace.note(at, now.get("ended_turns") or 0)
+        for line in changes(before, now):
+            typer.echo(line)
+        before = now
+        line = f"{summary(now)} | {rates(now, pace)}"
+        if line != last and at - told_at >= LINE_INTERVAL_S:
+            last, told_at = line, at
+            typer.echo(line)
+            for turn in _said(service) if words else ():
+                typer.echo(f"  {who(turn)}: {last_words(turn, PIPE_WORDS)}")
+
+
+def _said(service: Client) -> list[Document]:
+    return [turn.document for turn in service.ask(node_calls.get_speaking(), patience_s=PATIENCE_S).turns]
+
+
+@contextmanager
+def _keys() -> Iterator[Wait]:
+    """Give what waits for a key; the terminal takes keys without Return for the block, and is as before after it."""
+    stdin = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    if stdin is None or _is_behind(stdin):
+        yield _sleep
+        return
+    before = termios.tcgetattr(stdin)
+    tty.setcbreak(stdin)
+
+    def wait(seconds: float) -> str:
+        if not select.select([stdin], [], [], seconds)[0]:
+            return ""
+        typed = os.read(stdin, 1)
+        if not typed:  # the terminal is gone
+            return LEAVE_KEY
+        return typed.decode(errors="replace")
+
+    try:
+        yield wait
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+
+
+def _is_behind(terminal: int) -> bool:
+    """Whether this process runs in the background of its terminal, which stops it where it changes it."""
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:  # not its own: nobody stops it
+        return False
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
