@@ -18,7 +18,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM base AS build
-ARG EXTRAS=embedded,gpus
+ARG EXTRAS=embedded
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY transport transport

@@ -69,7 +69,7 @@ async def test_what_engines_on_the_cpu_have_corrects_what_their_files_tell(
     assert known is not None
     told = known.need_mib(CONTEXT)
     assert told is not None
-    monkeypatch.setattr("workers.devices.discovery.READERS", ())
+    monkeypatch.setattr("workers.devices.discovery.open_nvml", lambda: None)  # a machine without a GPU
     monkeypatch.setattr("workers.lanes.lane_pool.LOOK_S", LOOK_S)
     monkeypatch.setattr("service.config.inventory.host_memory_mib", lambda: (told + 5) * 100 // 95)
     async with asyncio.timeout(LIMIT), engine(free_ports(4), count=2) as game:

@@ -1,6 +1,7 @@
 """The dashboard's views of lanes, devices, swaps, weights and adapters, in a real Chromium, of a service that has them.
 
-Two GPUs are played by an ``nvidia-smi``, the engines on them and vLLM by programs; adapters are the embedded engine's.
+Two GPUs are played by a library in place of NVML's, the engines on them and vLLM by programs; adapters are the embedded
+engine's.
 """
 
 import json

@@ -1,33 +1,32 @@
-"""The devices of this machine, by whoever can tell them."""
+"""What this machine has for engines: GPUs, cores and memory."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import psutil
 
 from workers.devices.device import Gpu
-from workers.devices.nvidia_smi import read_nvidia_smi
-from workers.devices.nvml import read_nvml
+from workers.devices.nvml import open_nvml
 
 MIB: Final = 1024 * 1024
 CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
-READERS: Final[tuple[Callable[[], list[Gpu] | None], ...]] = (read_nvml, read_nvidia_smi)
 
 
 def find_gpus() -> list[Gpu]:
-    """Return the GPUs of this machine; none where no driver is.
+    """Return the GPUs of this machine in the driver's order; none where no driver is.
 
     Raises:
         DevicesUnreadable: there is a driver, and it fails.
     """
-    for read in READERS:
-        gpus = read()
-        if gpus is not None:
-            return gpus
-    return []
+    session = open_nvml()
+    if session is None:
+        return []
+    try:
+        return session.gpus()
+    finally:
+        session.close()
 
 
 def usable_cores(quota: Path = QUOTA) -> int:

@@ -1,7 +1,7 @@
 """What NVIDIA's driver tells of its devices, through NVML.
 
-Source: NVIDIA, "NVML API Reference Guide". The binding is ``nvidia-ml-py`` (the extra ``gpus``), which loads the
-driver's own library; CUDA's variables hide nothing from it.
+Source: NVIDIA, "NVML API Reference Guide". The binding is ``nvidia-ml-py``, which loads the driver's own library
+``libnvidia-ml.so.1``; CUDA's variables hide nothing from it.
 """
 
 import ctypes
@@ -17,31 +17,14 @@ from workers.errors import DevicesUnreadable
 MIB = 1024 * 1024
 
 
-def read_nvml() -> list[Gpu] | None:
-    """Return the GPUs in the driver's order; None where there is no binding or no driver to ask.
-
-    Raises:
-        DevicesUnreadable: there is a driver, and it fails.
-    """
-    session = open_nvml()
-    if session is None:
-        return None
-    try:
-        return session.gpus()
-    finally:
-        session.close()
-
-
 def open_nvml() -> "NvmlSession | None":
-    """Return a session with the driver; None where there is no binding or no driver to ask.
+    """Return a session with the driver; None where there is no driver to ask.
 
     Raises:
         DevicesUnreadable: there is a driver, and it fails.
     """
-    try:
-        import pynvml  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError:
-        return None
+    import pynvml  # noqa: PLC0415 - its 8,000 lines take 10 ms of a start, and most commands ask no driver
+
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):

@@ -13,7 +13,6 @@ import psutil
 from workers.devices.device import CPU
 from workers.devices.discovery import host_memory_mib
 from workers.devices.memory import DeviceMemory
-from workers.devices.nvidia_smi import read_memory
 from workers.devices.nvml import NvmlSession, open_nvml
 from workers.errors import DevicesUnreadable
 
@@ -38,7 +37,7 @@ class DeviceReader(Protocol):
 
 
 class MachineReader:
-    """This machine: NVML where it can be had, else ``nvidia-smi`` and the kernel's log, and the host's own memory."""
+    """This machine: its GPUs by NVML and the kernel's log, and the host's own memory."""
 
     def __init__(self, kernel_log: Path = KERNEL_LOG) -> None:
         self._nvml: NvmlSession | None = None
@@ -50,12 +49,14 @@ class MachineReader:
         return f"<MachineReader {self._nvml!r}>"
 
     def memory(self) -> Mapping[str, DeviceMemory]:
-        """Return what each device's memory holds now."""
+        """Return what each device's memory holds now; the host's alone where there is no driver, or where it fails."""
         host = psutil.virtual_memory()
-        session = self._session()
         known = {CPU: DeviceMemory(total_mib=host_memory_mib(), used_mib=(host.total - host.available) // MIB)}
         try:
-            gpus, self._uuids = (session.memory(), session.buses()) if session else read_memory()
+            session = self._session()
+            if session is None:
+                return known
+            gpus, self._uuids = session.memory(), session.buses()
         except DevicesUnreadable as error:
             logger.warning("devices cannot be looked at: %s", error)
             return known
@@ -63,8 +64,10 @@ class MachineReader:
 
     def faults(self) -> Iterable[tuple[str, int]]:
         """Return what the driver reports, and what the kernel's log says where we may read it."""
-        session = self._session()
-        told = set(session.faults()) if session else set()
+        told: set[tuple[str, int]] = set()
+        with suppress(DevicesUnreadable):  # the look at the memory has said so
+            session = self._session()
+            told.update(session.faults() if session else ())
         return told | set(self._logged())
 
     def close(self) -> None:
@@ -75,9 +78,8 @@ class MachineReader:
             os.close(self._log)
 
     def _session(self) -> NvmlSession | None:
-        if not self._is_open:
-            with suppress(DevicesUnreadable):
-                self._nvml = open_nvml()
+        if not self._is_open:  # a driver that failed is asked again: it may be loaded anew meanwhile
+            self._nvml = open_nvml()
             self._is_open = True
         return self._nvml
 

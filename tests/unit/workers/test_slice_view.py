@@ -1,7 +1,5 @@
 """What an engine would see of a MIG slice, which is asked before its start of a library that stands in for CUDA's."""
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ import anyio
 import pytest
 
 from tests.conftest import SpecFactory
+from tests.harness.stand_ins import compiled
 from tests.harness.waiting import LIMIT_S
 from workers.devices import slice_view
 from workers.devices.device_health import DeviceHealth
@@ -39,12 +38,7 @@ WRONG: Final = f"slice MIG-7 has 10000 MiB, and an engine would see 81920 MiB wi
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) to build the library that stands in for NVIDIA's")
-    built = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", built, STAND_IN], check=True, timeout=LIMIT_S)
-    return built
+    return compiled(STAND_IN, tmp_path_factory.mktemp("cuda") / "libcuda.so.1")
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 /* A stand-in for libnvidia-ml.so.1: what the binding asks of it, about a machine that nobody here has.
  *
  * GPU 0: an H100, not in MIG mode.
- * GPU 1: an A100 in MIG mode, with slices at places 0 and 2 of seven.
- * GPU 2: a T4, which knows no MIG mode.
+ * GPU 1: an A100 in MIG mode, with slices at places 0, 2 and 3 of seven; the last tells no memory.
+ * GPU 2: a T4, which knows no MIG mode; one of its processes does not show what it has.
  * GPU 3: a GB10, which has no memory of its own.
+ * GPU 4: an A30 in MIG mode without a slice.
+ * An eighth of each one's memory is used.
  *
+ * STAND_IN_USED: a file, with which the machine is another one: two T4s, of whose memory so much is used as the file
+ * says when it is asked. A line has a UUID, MiB, and up to two processes with theirs, each as PID:MIB.
  * STAND_IN_INIT: what nvmlInitWithFlags returns, in place of success.
  * STAND_IN_LOST: the number of a GPU that has fallen off its bus.
  * STAND_IN_XIDS: faults to tell of, each as GPU:NUMBER; a GPU falls off its bus with its Xid 79.
@@ -17,6 +21,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     SUCCESS = 0,
@@ -31,13 +36,15 @@ enum {
 
 enum { MIG_UNKNOWN, MIG_OFF, MIG_ON };
 
-#define GPUS 4
+#define GPUS 5
+#define T4S 2
 #define PLACES 7
 #define PROCESSES 2
 #define MIB 1048576ULL
 #define NOT_TOLD 0xffffffffffffffffULL /* NVML_VALUE_NOT_AVAILABLE */
 #define XID_EVENTS 8ULL
 #define LOST_XID 79
+#define LINE 256
 
 struct process {
     unsigned int pid; /* 0: none */
@@ -51,6 +58,7 @@ struct device {
     const char *name;
     const char *bus;
     unsigned long long bytes; /* 0: not supported */
+    unsigned long long used;
     int mig_mode;
     struct device *places[PLACES];
     struct process processes[PROCESSES];
@@ -90,8 +98,12 @@ static struct device first_slice = {
 };
 static struct device third_slice = {
     .uuid = "MIG-5f3bcbb0-7f6c-5b0a-9f0e-000000000002",
-    .name = "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+    .name = "NVIDIA A100-SXM4-80GB MIG 1g.10gb+me",
     .bytes = 9728 * MIB,
+};
+static struct device fourth_slice = {
+    .uuid = "MIG-5f3bcbb0-7f6c-5b0a-9f0e-000000000003",
+    .name = "NVIDIA A100-SXM4-80GB MIG 1c.2g.20gb",
 };
 static struct device gpus[GPUS] = {
     {
@@ -108,7 +120,7 @@ static struct device gpus[GPUS] = {
         .bus = "00000000:3B:00.0",
         .bytes = 81920 * MIB,
         .mig_mode = MIG_ON,
-        .places = {&first_slice, NULL, &third_slice},
+        .places = {&first_slice, NULL, &third_slice, &fourth_slice},
     },
     {
         .uuid = "GPU-22222222-aaaa-4aaa-8aaa-000000000002",
@@ -124,14 +136,49 @@ static struct device gpus[GPUS] = {
         .bus = "0000000F:01:00.0",
         .mig_mode = MIG_UNKNOWN,
     },
+    {
+        .uuid = "GPU-44444444-aaaa-4aaa-8aaa-000000000004",
+        .name = "NVIDIA A30",
+        .bus = "00000010:01:00.0",
+        .bytes = 24576 * MIB,
+        .mig_mode = MIG_ON,
+    },
+};
+static struct device t4s[T4S] = {
+    {.uuid = "GPU-0", .name = "Tesla T4", .bus = "00000000:00:00.0", .bytes = 10000 * MIB},
+    {.uuid = "GPU-1", .name = "Tesla T4", .bus = "00000000:01:00.0", .bytes = 10000 * MIB},
 };
 static int users = 0;
 static const char *xids = NULL; /* that are not told of yet */
+unsigned int looks = 0; /* at any device's memory; read by tests */
 
 static int give(const char *text, char *buffer, unsigned int size)
 {
     int length = snprintf(buffer, size, "%s", text);
     return (unsigned int)length < size ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
+/* A device as it is now. Of the caller's own: several threads ask at once. */
+static struct device now(const struct device *device)
+{
+    struct device told = *device;
+    const char *path = getenv("STAND_IN_USED");
+    FILE *file = path != NULL ? fopen(path, "r") : NULL;
+    char line[LINE], uuid[LINE];
+    told.used = told.bytes / 8;
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        unsigned long long mib;
+        unsigned int pid;
+        int at, length;
+        if (sscanf(line, "%255s %llu%n", uuid, &mib, &at) != 2 || strcmp(uuid, device->uuid) != 0)
+            continue;
+        told.used = mib * MIB;
+        for (int i = 0; i < PROCESSES && sscanf(line + at, " %u:%llu%n", &pid, &mib, &length) == 2; i++, at += length)
+            told.processes[i] = (struct process){.pid = pid, .bytes = mib * MIB};
+    }
+    if (file != NULL)
+        fclose(file);
+    return told;
 }
 
 int nvmlInitWithFlags(unsigned int flags)
@@ -162,21 +209,20 @@ int nvmlDeviceGetCount_v2(unsigned int *count)
 {
     if (users == 0)
         return UNINITIALIZED;
-    *count = GPUS;
+    *count = getenv("STAND_IN_USED") != NULL ? T4S : GPUS;
     return SUCCESS;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct device **device)
 {
     const char *lost = getenv("STAND_IN_LOST");
-    if (users == 0)
+    unsigned int count;
+    if (nvmlDeviceGetCount_v2(&count) != SUCCESS)
         return UNINITIALIZED;
-    if (index >= GPUS)
+    if (index >= count)
         return INVALID_ARGUMENT;
-    if (gpus[index].is_lost || (lost != NULL && (unsigned int)atoi(lost) == index))
-        return GPU_IS_LOST;
-    *device = &gpus[index];
-    return SUCCESS;
+    *device = count == T4S ? &t4s[index] : &gpus[index];
+    return (*device)->is_lost || (lost != NULL && (unsigned int)atoi(lost) == index) ? GPU_IS_LOST : SUCCESS;
 }
 
 int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned int size)
@@ -193,8 +239,9 @@ int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
 {
     if (device->bytes == 0)
         return NOT_SUPPORTED;
+    looks++;
     memory->total = device->bytes;
-    memory->used = device->bytes / 8;
+    memory->used = now(device).used;
     memory->free = memory->total - memory->used;
     return SUCCESS;
 }
@@ -209,11 +256,12 @@ int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *pci)
 int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned int *count, struct process *processes)
 {
     unsigned int room = *count, found = 0;
+    struct device told = now(device);
     if (device->bytes == 0)
         return NOT_SUPPORTED;
-    for (; found < PROCESSES && device->processes[found].pid != 0; found++)
+    for (; found < PROCESSES && told.processes[found].pid != 0; found++)
         if (found < room)
-            processes[found] = device->processes[found];
+            processes[found] = told.processes[found];
     *count = found;
     return found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
