@@ -24,7 +24,7 @@ from service.api.routes.configuration import configuration_router
 from service.api.routes.jobs import job_router, jobs_router
 from service.api.routes.overview import overview_router, page_router, speaking_router
 from service.api.routes.status import metrics_router, status_router
-from service.api.routes.timeline import timeline_router
+from service.api.routes.timeline_route import timeline_router
 from service.api.routes.tools import tools_router
 from service.api.routes.upgrades import upgrade_router
 from service.api.routes.usage import usage_router

@@ -34,8 +34,8 @@ from service.node.queue_bounds import QueueBounds
 from service.node.status import removed
 from service.node.tallies import Tallies
 from service.node.tool_catalog import ToolCatalog
+from service.scheduling.jobs.turn import Progress
 from service.scheduling.scheduler import Scheduler
-from service.scheduling.turn import Progress
 from service.store import deliveries, queries
 from service.store.neighbours import Neighbours
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally

@@ -13,7 +13,7 @@ from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.conversations.wording import ConversationWords
 from service.errors import TurnNotFound
-from service.scheduling.prompts import REJECTED, JobPrompts
+from service.scheduling.jobs.prompts import REJECTED, JobPrompts
 from service.scheduling.scheduler import Scheduler
 from service.store import queries
 from service.store.databases.database import Connection

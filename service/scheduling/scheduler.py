@@ -26,10 +26,10 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
-from service.scheduling.job_turns import JobTurns
+from service.scheduling.jobs.job_turns import JobTurns
+from service.scheduling.jobs.turn import Progress, TurnRun
 from service.scheduling.outlet import Pause, RunCounters, SchedulerStore
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
-from service.scheduling.turn import Progress, TurnRun
 from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.turn_runner import Ended, TurnRunner
 from service.scheduling.work import End, Work

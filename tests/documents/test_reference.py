@@ -19,7 +19,7 @@ from service.api import schemas
 from service.api.errors.problems import ANSWERS
 from service.api.routes import events
 from service.api.routes.adapters import AdapterOut
-from service.api.routes.timeline import TimelineAttempt, TimelineOut
+from service.api.routes.timeline_route import TimelineAttempt, TimelineOut
 from service.api.routes.usage import UsageOut
 from service.api.routes.weights_schemas import GroupOut, UpdateOut
 from service.cli.app import Commands

@@ -13,11 +13,11 @@ from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, 
 from service.conversations.states import TurnState
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
-from service.scheduling.core.blame.trials import MOST_REST_S
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.fair_queue import FairQueue
+from service.scheduling.core.trials import MOST_REST_S
 
 MODELS = ("m", "n")
 LONG = "x" * 1000

@@ -11,7 +11,7 @@ from service.conversations.job import JobId
 from service.conversations.transcript import rfc3339
 from service.errors import JobNotFound
 from service.node.jobs import Jobs
-from service.scheduling.turn import Progress
+from service.scheduling.jobs.turn import Progress
 from service.store.records import StoredEvent
 from workers.lanes.lane_pool import Swap
 

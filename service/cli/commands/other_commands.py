@@ -12,7 +12,7 @@ from service.cli.commands import remote
 from service.cli.commands.gpus import gpus
 from service.cli.commands.key import key
 from service.cli.commands.remote import reload, tools
-from service.cli.commands.timeline import timeline
+from service.cli.commands.show_timeline import timeline
 from service.cli.commands.upgrade import upgrade
 from service.cli.displays.top import top
 from service.cli.panels import Panel

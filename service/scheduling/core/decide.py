@@ -14,7 +14,6 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
-from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.dispatch import Dispatcher
 from service.scheduling.core.events import (
     AbandonTurn,
@@ -54,8 +53,9 @@ from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.fair_shares import Shares
-from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyTurn
+from service.scheduling.core.ready_pool import ReadyPool
+from service.scheduling.core.room_keeper import RoomKeeper
 from service.scheduling.core.view import PoolsView
 from workers.outcome import FailureReason
 

@@ -5,9 +5,7 @@ from typing import Final
 
 from service.conversations.job import Agent, JobId, Mode, TurnKey
 from service.scheduling.core.blame.blame import Trial
-from service.scheduling.core.blame.trials import Trials
 from service.scheduling.core.capacity.kv_budgets import NOTHING, KvNeed
-from service.scheduling.core.capacity.room_keeper import RoomKeeper
 from service.scheduling.core.events import (
     Action,
     ContinueDispatch,
@@ -22,8 +20,10 @@ from service.scheduling.core.lending import SlotLending
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
 from service.scheduling.core.queue.groups import GroupedQueue, Shifts
-from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
+from service.scheduling.core.ready_pool import ReadyPool
+from service.scheduling.core.room_keeper import RoomKeeper
+from service.scheduling.core.trials import Trials
 
 PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tried: some 20 ms of the event loop
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
-from service.scheduling.core.capacity.working_set import WorkingSet
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveJob
-from service.scheduling.core.queue.ready_pool import ReadyPool
+from service.scheduling.core.ready_pool import ReadyPool
+from service.scheduling.core.working_set import WorkingSet
 from workers.policy.placement import Waiting
 
 

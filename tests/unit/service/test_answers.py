@@ -9,7 +9,7 @@ from service.conversations.discussion import Discussion
 from service.conversations.job import Agent, Job, JobId, Mode
 from service.conversations.markup import Said, read_markup
 from service.conversations.validation import Validation
-from service.scheduling.turn import judge
+from service.scheduling.jobs.turn import judge
 from workers.offload.pool import offloading
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core import events
-from service.scheduling.core.capacity.working_set import PRESSED, RELIEVED, WorkingSet
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue import begun_first
 from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.ready_queue import ReadyTurn
+from service.scheduling.core.working_set import PRESSED, RELIEVED, WorkingSet
 from tests.unit.service.test_capacity import admit, asks, core_of, done, ready, room_of, seated, turn
 
 CONTEXT = 300  # tokens that a conversation has in the cache after a turn; the cache holds a thousand

@@ -14,7 +14,6 @@ from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, 
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed, KvUse
-from service.scheduling.core.capacity.room_keeper import LOOKED_AT, PASSES, RoomKeeper
 from service.scheduling.core.capacity.turn_needs import (
     LEAST,
     MOST_A_CHAR,
@@ -33,6 +32,7 @@ from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import RankedQueue
+from service.scheduling.core.room_keeper import LOOKED_AT, PASSES, RoomKeeper
 
 EMPTY = Conversation(id="c0", prompt="", rounds=9)
 MOST = 500  # tokens of an answer, where an agent does not say

@@ -7,7 +7,7 @@ from service.conversations.job import Conversation, Job, Mode, TurnKey
 from service.conversations.prompt_messages import Rejected
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
-from service.scheduling.prompts import JobPrompts
+from service.scheduling.jobs.prompts import JobPrompts
 from tests.harness.jobs import agent, job, key
 from transport.request import Message
 from workers.outcome import FailureReason

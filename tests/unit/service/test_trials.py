@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 from service.scheduling.core.blame.blame import SourceDistrusted, SuspectsCleared, Trial
-from service.scheduling.core.blame.trials import STARTS_A_SLOT, STARTS_BEFORE_LAST, TRIALS_IN_A_ROW
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
@@ -15,6 +14,7 @@ from service.scheduling.core.events import (
     WorkerReady,
 )
 from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.trials import STARTS_A_SLOT, STARTS_BEFORE_LAST, TRIALS_IN_A_ROW
 from tests.harness.jobs import agent, job, key
 
 

@@ -5,16 +5,16 @@ from typing import cast
 
 import pytest
 
-from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame.blame import Blame, Trial
 from service.scheduling.core.events import TurnInterrupted
-from service.scheduling.job_attempt import JobAttempt, JobTurnsState
-from service.scheduling.lent_slots import LentSlots
+from service.scheduling.jobs.attempt import RunningAttempt
+from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState
+from service.scheduling.jobs.lent_slots import LentSlots
+from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.jobs.turn import TurnRun
+from service.scheduling.jobs.turns import Turns
 from service.scheduling.outlet import RunCounters, SchedulerStore
-from service.scheduling.prompts import JobPrompts
-from service.scheduling.turn import TurnRun
 from service.scheduling.turn_endings import TurnEndings
-from service.scheduling.turns import Turns
 from service.store.records import TurnRequeued
 from tests.harness.jobs import agent, job, key
 from workers.fleet import Fleet

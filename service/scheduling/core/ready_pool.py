@@ -9,13 +9,13 @@ from typing import Final
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.backlog import JobBacklog
 from service.scheduling.core.blame.blame import Trial
-from service.scheduling.core.blame.suspects import SuspectQueue
 from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.fair_queue import FairQueue
 from service.scheduling.core.queue.fair_shares import FairShares, Shares
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
+from service.scheduling.core.queue.suspects import SuspectQueue
 from workers.policy.placement import AHEAD, Waiting
 
 FRONT: Final = 0  # the place of a turn that was on a slot before

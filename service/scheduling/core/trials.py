@@ -9,8 +9,8 @@ from typing import Final
 
 from service.scheduling.core.blame.blame import Trial
 from service.scheduling.core.in_flight_pool import InFlightPool
-from service.scheduling.core.queue.ready_pool import ReadyPool
 from service.scheduling.core.queue.ready_queue import ReadyTurn
+from service.scheduling.core.ready_pool import ReadyPool
 
 TRIALS_IN_A_ROW: Final = 4  # where no other worker serves the turns that wait; one that died alone counts as two
 TRIAL_S: Final = 1.25  # of a trial, which counts as one more: a row is at an end after five seconds

@@ -6,14 +6,14 @@ from typing import assert_never
 
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ConversationState, TurnState
-from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
-from service.scheduling.job_attempt import JobAttempt, JobTurnsState
-from service.scheduling.lent_slots import LentSlots, Post
+from service.scheduling.jobs.attempt import RunningAttempt
+from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState
+from service.scheduling.jobs.lent_slots import LentSlots, Post
+from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.jobs.turns import Turns
 from service.scheduling.outlet import RunCounters, SchedulerStore
-from service.scheduling.prompts import JobPrompts
-from service.scheduling.turns import Turns
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet

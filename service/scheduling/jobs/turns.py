@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
-from service.scheduling.attempt import RunningAttempt
-from service.scheduling.turn import Progress, TurnRun
+from service.scheduling.jobs.attempt import RunningAttempt
+from service.scheduling.jobs.turn import Progress, TurnRun
 from service.store.records import TurnRequeued
 from workers.outcome import FailureReason
 

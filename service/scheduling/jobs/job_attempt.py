@@ -16,12 +16,12 @@ from service.errors import StoreUnavailable
 from service.scheduling.attempt_usage import key_of, measures_of, used_by
 from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Trial
-from service.scheduling.lent_slots import LentSlots, TurnSlot
+from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
+from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
+from service.scheduling.jobs.turn import TurnRun
+from service.scheduling.jobs.turns import Turns
 from service.scheduling.outlet import RunCounters, SchedulerStore
-from service.scheduling.prompts import JobPrompts
-from service.scheduling.tool_calls import TurnCalls, describe_calls
-from service.scheduling.turn import TurnRun
-from service.scheduling.turns import Turns
 from service.scheduling.work import End
 from service.store import records
 from service.store.records import StoredToolCall, Used

@@ -7,7 +7,6 @@ from typing import Self
 import anyio
 
 from service.conversations.job import TurnKey
-from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.events import (
     HoldOver,
     HoldSlot,
@@ -19,6 +18,7 @@ from service.scheduling.core.events import (
     ToolsBegan,
     ToolsEnded,
 )
+from service.scheduling.jobs.attempt import RunningAttempt
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason
 from workers.requests.slots import Lease

@@ -10,11 +10,11 @@ from typing import Final
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.capacity.kv_budgets import KvNeed, KvUse
 from service.scheduling.core.capacity.turn_needs import TurnNeeds
-from service.scheduling.core.capacity.working_set import WorkingSet
 from service.scheduling.core.events import WorkerReady
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.ready_queue import ReadyTurn
+from service.scheduling.core.working_set import WorkingSet
 
 PASSES: Final = 8  # turns that may start ahead of one that has no room
 GROWTH: Final = 32  # tokens that an answer is expected to have left when it is longer than was expected

@@ -10,7 +10,7 @@ from service.conversations.prompt_messages import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.validation import Validation
-from service.scheduling.attempt import RunningAttempt
+from service.scheduling.jobs.attempt import RunningAttempt
 from transport.request import Constraint, Thought
 from workers.offload.pool import judge as judge_offloaded
 from workers.outcome import FailureReason, Outcome
