@@ -3,30 +3,69 @@
 It needs httpx and nothing of the service. Values are in ``roundhouse_client.values``, errors form one tree.
 """
 
-from roundhouse_client.async_client import AsyncClient
-from roundhouse_client.client import Client
-from roundhouse_client.errors import (
-    AccessDenied,
-    AnswerLost,
-    AnswerMalformed,
-    Fault,
-    InvalidRequest,
-    NotFound,
-    NotNow,
-    Refused,
-    RoundhouseError,
-    ServiceFailed,
-    StateConflict,
-    Unreachable,
-    WaitExceeded,
-    WeightsError,
-)
-from roundhouse_client.trainer.trainer_client import TrainerClient
-from roundhouse_client.values.events import Event
-from roundhouse_client.values.job_document import JobDocument
-from roundhouse_client.values.jobs import BatchLine, Job
-from roundhouse_client.values.transcripts import Transcript, Turn
-from roundhouse_client.values.workers import Worker
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roundhouse_client.async_client import AsyncClient
+    from roundhouse_client.client import Client
+    from roundhouse_client.errors import (
+        AccessDenied,
+        AnswerLost,
+        AnswerMalformed,
+        Fault,
+        InvalidRequest,
+        NotFound,
+        NotNow,
+        Refused,
+        RoundhouseError,
+        ServiceFailed,
+        StateConflict,
+        Unreachable,
+        WaitExceeded,
+        WeightsError,
+    )
+    from roundhouse_client.trainer.trainer_client import TrainerClient
+    from roundhouse_client.values.events import Event
+    from roundhouse_client.values.job_document import JobDocument
+    from roundhouse_client.values.jobs import BatchLine, Job
+    from roundhouse_client.values.transcripts import Transcript, Turn
+    from roundhouse_client.values.workers import Worker
+
+# Looked up where they are asked for: whoever wants the values alone, as the service does, imports no client.
+_PLACES = {
+    "AccessDenied": "errors",
+    "AnswerLost": "errors",
+    "AnswerMalformed": "errors",
+    "AsyncClient": "async_client",
+    "BatchLine": "values.jobs",
+    "Client": "client",
+    "Event": "values.events",
+    "Fault": "errors",
+    "InvalidRequest": "errors",
+    "Job": "values.jobs",
+    "JobDocument": "values.job_document",
+    "NotFound": "errors",
+    "NotNow": "errors",
+    "Refused": "errors",
+    "RoundhouseError": "errors",
+    "ServiceFailed": "errors",
+    "StateConflict": "errors",
+    "TrainerClient": "trainer.trainer_client",
+    "Transcript": "values.transcripts",
+    "Turn": "values.transcripts",
+    "Unreachable": "errors",
+    "WaitExceeded": "errors",
+    "WeightsError": "errors",
+    "Worker": "values.workers",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever it is
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
 
 __all__ = [
     "AccessDenied",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from datetime import datetime
 from functools import cache
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values.value import Value
@@ -59,9 +59,9 @@ def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type as annotations write 
 
 
 def _value(kind: type[Value]) -> Reader:
-    hints = get_type_hints(kind)
-    readers = [(each.name, _reader(hints[each.name])) for each in fields(kind) if each.name != "document"]
-    newer = {each.name for each in fields(kind) if each.default is not MISSING}  # an older service has not told them
+    hints, described = get_type_hints(kind), fields(cast("Any", kind))
+    readers = [(each.name, _reader(hints[each.name])) for each in described]
+    newer = {each.name for each in described if each.default is not MISSING}  # an older service has not told them
 
     def read(document: Any, path: str) -> Value:  # noqa: ANN401 - any JSON
         if not isinstance(document, dict):
@@ -71,7 +71,9 @@ def _value(kind: type[Value]) -> Reader:
             for name, reader in readers
             if name in document or name not in newer
         }
-        return kind(document=document, **found)
+        value = kind(**found)
+        object.__setattr__(value, "document", document)  # of what was answered alone: no field of the value
+        return value
 
     return read
 

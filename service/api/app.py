@@ -6,18 +6,21 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roundhouse_client.values.jobs import BatchLine
 from service import __version__
 from service.api.body import HeldBodies
 from service.api.door.access import AccessCheck, Rates
 from service.api.door.gate import Gate, Heads, KeyRing
 from service.api.door.http_server import Measuring
 from service.api.errors import problems
+from service.api.errors.problems import Problem
 from service.api.openai.routes import model_router, openai_router
 from service.api.routes.adapters import ADAPTER_BODIES, adapters_router
 from service.api.routes.configuration import configuration_router
@@ -30,12 +33,12 @@ from service.api.routes.upgrades import upgrade_router
 from service.api.routes.usage import usage_router
 from service.api.routes.weights import WEIGHTS_BODIES, weights_router
 from service.api.routes.workers import health_router, lanes_router, workers_router
-from service.api.schemas import BatchLine, Problem
 from service.config.schema import Config
 from service.conversations.callers import Caller
 from service.conversations.spec import JobSpec
 from service.node.node import Node
 from service.node.reloader import Reloader
+from service.timeline.timeline import Timeline
 from service.upgrade.upgrader import Upgrader
 
 
@@ -121,10 +124,11 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     description = app.openapi()
     # These bodies are read by ourselves, bounded, and errors are written so; FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
-    bodies: tuple[type[BaseModel], ...] = (JobSpec, BatchLine, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES)
+    bodies: tuple[type[BaseModel], ...] = (JobSpec, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES)
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
+    schemas |= msgspec.json.schema_components((BatchLine, Timeline), ref_template="#/components/schemas/{name}")[1]
     # A bad parameter is a 400 of our own form; FastAPI writes its own 422 wherever there is a parameter.
     for route in (route for path in description["paths"].values() for route in path.values()):
         if "HTTPValidationError" in str(route["responses"].get("422")):

@@ -1,30 +1,14 @@
 """What the turns on slots have said last, for whoever watches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from roundhouse_client.values.node import SpeakingTurn
 from service.scheduling.scheduler import Scheduler
 
 FEW: Final = 20  # turns
 WORDS: Final = 200  # characters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeakingTurn:
-    """A turn on a slot; ``words`` are the last that it has said, or thought where it ``is_thinking``."""
-
-    job: str
-    name: str
-    conversation: str
-    agent: str
-    round: int
-    worker: str
-    running_s: float
-    output_tokens: int
-    is_thinking: bool
-    words: str
 
 
 def speaking(

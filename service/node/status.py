@@ -9,9 +9,10 @@ from datetime import datetime
 from itertools import islice
 from typing import Final
 
+from roundhouse_client.values.node import ConversationsSoFar, PrefixTokens, WaitingTurn
+from roundhouse_client.values.workers import Pools
 from service.conversations.job import GroupBy, TurnKey
 from service.conversations.states import TurnState
-from service.conversations.transcript import rfc3339
 from service.scheduling.scheduler import Scheduler
 from workers.fleet import Fleet
 from workers.states import WorkerState
@@ -19,47 +20,6 @@ from workers.states import WorkerState
 HEADS: Final = 10
 SEARCHED: Final = 500  # heads of all keys, for those of one
 GROUPED: Final = {GroupBy.PARAMETERS: "parameters", GroupBy.ADAPTER: "adapters"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """One turn that waits, and for what."""
-
-    job: str
-    name: str
-    conversation: str
-    agent: str
-    round: int
-    model: str
-    waits_for: str
-    next_at: str | None = None  # when that changes of itself, where it does
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
-    """How many turns are in each of the three pools, and how many slots there are for them."""
-
-    pending: int
-    ready: int
-    in_flight: int
-    capacity: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationsSoFar:
-    """The conversations that this life of the service has taken up: ended, and durably so."""
-
-    total: int
-    finished: int
-    persisted: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixTokens:
-    """What engines could have reused of agents' last prompts, and what they report to have: is affinity worth it?"""
-
-    reusable: int
-    reused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +31,8 @@ class Status:
     ended_turns: int
     pools: Pools
     prefix_tokens: PrefixTokens
-    pending: tuple[Head, ...]
-    ready: tuple[Head, ...]
+    pending: tuple[WaitingTurn, ...]
+    ready: tuple[WaitingTurn, ...]
 
 
 def status_of(
@@ -162,8 +122,8 @@ def removed(model: str) -> str:
     return f"model {model} was removed from the configuration"
 
 
-def _head(scheduler: Scheduler, key: TurnKey, waits_for: str, *, is_suspect: bool = False) -> Head:
-    return Head(
+def _head(scheduler: Scheduler, key: TurnKey, waits_for: str, *, is_suspect: bool = False) -> WaitingTurn:
+    return WaitingTurn(
         job=key.job_id,
         name=scheduler.job_name(key.job_id),
         conversation=key.conversation_id,
@@ -171,7 +131,7 @@ def _head(scheduler: Scheduler, key: TurnKey, waits_for: str, *, is_suspect: boo
         round=key.round,
         model=scheduler.model_of(key),
         waits_for=waits_for,
-        next_at=rfc3339(_next_at(scheduler, key, is_suspect=is_suspect)),
+        next_at=_next_at(scheduler, key, is_suspect=is_suspect),
     )
 
 

@@ -6,14 +6,20 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 from httpx_sse import connect_sse
 
-from service.api import schemas
+from roundhouse_client.decoding import decode
+from roundhouse_client.values import jobs, models, node, transcripts, workers
+from roundhouse_client.values.jobs import Job, JobPage
+from roundhouse_client.values.transcripts import Result
+from roundhouse_client.values.value import Value
 from tests.harness.service import Document, Service, check_debate, debate, recorded, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -55,9 +61,8 @@ def test_a_job_is_accepted_run_and_read(service: Service) -> None:
     assert job["created_at"] <= job["started_at"] <= job["finished_at"]
     result = service.get(f"/v1/jobs/{posted['id']}/result")
     assert [talk["id"] for talk in result["conversations"]] == ["q0", "q1", "q2"]
-    schemas.JobOut.model_validate(job)
-    schemas.ResultOut.model_validate(result)
-    schemas.JobList.model_validate(service.get("/v1/jobs"))
+    for kind, told in ((Job, job), (Result, result), (JobPage, service.get("/v1/jobs"))):
+        assert json.loads(msgspec.json.encode(decode(kind, told))) == told, "a field that no value has"
     for transcript in result["conversations"]:
         check_debate(transcript, rounds=2)
         assert service.get(f"/v1/jobs/{posted['id']}/conversations/{transcript['id']}") == transcript
@@ -375,6 +380,15 @@ def test_the_surface_describes_itself(service: Service) -> None:
         assert path in document["paths"]
     assert set(document["paths"]["/v1/jobs"]["post"]["responses"]) >= {"200", "202", "400", "409", "413", "422", "429"}
     assert document["components"]["schemas"]["AgentSpec"]["properties"]["model"]["minLength"] == 1
+
+
+def test_every_value_of_the_client_is_described(service: Service) -> None:
+    """By its name and with its fields: the service answers the client's values. Those of events are in a stream."""
+    components = service.get("/openapi.json")["components"]["schemas"]
+    for module in (jobs, models, node, transcripts, workers):
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Value) and kind.__module__ == module.__name__:
+                assert set(components[kind.__name__]["properties"]) == {each.name for each in fields(cast("Any", kind))}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,14 +15,10 @@ from pydantic import BaseModel
 import service.api.errors.refusals  # noqa: F401 - the classes in it are of the tree too
 from roundhouse_client import Client, RoundhouseError
 from roundhouse_client import errors as client_errors
+from roundhouse_client.values import jobs, models, node, transcripts, workers
 from service import InferenceEngine
-from service.api import schemas
-from service.api.errors.problems import ANSWERS
+from service.api.errors.problems import ANSWERS, Problem
 from service.api.routes import events
-from service.api.routes.adapters import AdapterOut
-from service.api.routes.timeline_route import TimelineAttempt, TimelineOut
-from service.api.routes.usage import UsageOut
-from service.api.routes.weights_schemas import GroupOut, UpdateOut
 from service.cli.app import Commands
 from service.cli.app import app as command_line
 from service.cli.exits import Exit
@@ -32,13 +29,12 @@ from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, Val
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.errors import ServiceError
 from service.node.node import open_node
-from service.node.speaking import SpeakingTurn
-from service.node.status import Head, Pools
 from service.scheduling.core.policies import POLICIES
 from service.store import operations
+from service.timeline.spans import Span
+from service.timeline.timeline import Timeline
 from tests.documents.pages import REFERENCE, names, own_rows, rows, section
 from workers import Worker
-from workers.health.incident import RequestView
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.spec import EngineKind, WorkerSpec
@@ -67,6 +63,8 @@ def same(listed: Iterable[str], there: Iterable[str]) -> None:
 def fields_of(model: type) -> list[str]:
     if issubclass(model, BaseModel):
         return list(model.model_fields)
+    if issubclass(model, msgspec.Struct):
+        return list(model.__struct_fields__)
     assert dataclasses.is_dataclass(model)
     return [field.name for field in dataclasses.fields(model)]
 
@@ -262,27 +260,27 @@ def test_every_exit_code_is_on_its_page() -> None:
 
 
 ANSWERS_BY_HEADING: dict[tuple[str, str], type] = {
-    ("http.md", "A job"): schemas.JobOut,
-    ("http.md", "A delivery"): schemas.DeliveryOut,
-    ("http.md", "Pools"): Pools,
-    ("http.md", "Heads"): Head,
-    ("http.md", "A turn that speaks"): SpeakingTurn,
-    ("http.md", "A timeline"): TimelineOut,
-    ("http.md", "An attempt on a timeline"): TimelineAttempt,
-    ("http.md", "Tool servers"): schemas.ToolServerOut,
-    ("http.md", "A worker"): schemas.WorkerOut,
-    ("http.md", "Exits"): schemas.ExitOut,
-    ("http.md", "Requests"): RequestView,
-    ("http.md", "An incident"): schemas.IncidentOut,
-    ("http.md", "An adapter"): AdapterOut,
-    ("http.md", "A group"): GroupOut,
-    ("http.md", "An update"): UpdateOut,
-    ("jobs.md", "A turn"): schemas.TurnOut,
-    ("jobs.md", "An attempt"): schemas.AttemptOut,
-    ("http.md", "A prompt"): schemas.PromptOut,
-    ("http.md", "Usage"): UsageOut,
+    ("http.md", "A job"): jobs.Job,
+    ("http.md", "A delivery"): jobs.Delivery,
+    ("http.md", "Pools"): workers.Pools,
+    ("http.md", "Heads"): node.WaitingTurn,
+    ("http.md", "A turn that speaks"): node.SpeakingTurn,
+    ("http.md", "A timeline"): Timeline,
+    ("http.md", "An attempt on a timeline"): Span,
+    ("http.md", "Tool servers"): node.ToolServer,
+    ("http.md", "A worker"): workers.Worker,
+    ("http.md", "Exits"): workers.EngineExit,
+    ("http.md", "Requests"): workers.WorkerRequest,
+    ("http.md", "An incident"): workers.Incident,
+    ("http.md", "An adapter"): models.Adapter,
+    ("http.md", "A group"): models.TrainerGroup,
+    ("http.md", "An update"): models.WeightUpdate,
+    ("jobs.md", "A turn"): transcripts.Turn,
+    ("jobs.md", "An attempt"): transcripts.Attempt,
+    ("http.md", "A prompt"): transcripts.AskedPrompt,
+    ("http.md", "Usage"): node.UsageReport,
     ("jobs.md", "A tool call"): ToolRecord,
-    ("errors.md", "Problem documents"): schemas.Problem,
+    ("errors.md", "Problem documents"): Problem,
 }
 
 

@@ -88,12 +88,12 @@ class BatchLine(Value):
 
     line: int
     status: int
-    id: str | None
-    name: str | None
-    state: str | None
-    code: str | None
-    detail: str | None
-    errors: tuple[LineFault, ...] | None
+    id: str | None = None
+    name: str | None = None
+    state: str | None = None
+    code: str | None = None
+    detail: str | None = None
+    errors: tuple[LineFault, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,11 +189,11 @@ class UsageLine(Value):
     ``wasted_tokens`` of those that do not. ``slot_s`` is for how long slots were held, in seconds.
     """
 
-    key: str | None
-    job: str | None
-    agent: str | None
-    model: str | None
-    day: str | None
+    key: str | None = None
+    job: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    day: str | None = None
     turns: int
     attempts: int
     prompt_tokens: int

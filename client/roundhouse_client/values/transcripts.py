@@ -74,6 +74,15 @@ class Transcript(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Value):
+    """All transcripts of a job that has ended; the client gives them one by one."""
+
+    id: str
+    state: str
+    conversations: tuple[Transcript, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompt(Value):
     """What one attempt was asked: messages as the engine was sent them, parameters, and definitions of tools.
 

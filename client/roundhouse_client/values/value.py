@@ -1,15 +1,32 @@
 """The base of all values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """Something that Roundhouse answered; ``document`` is its JSON as it came, with fields of newer versions too.
+    """Something that Roundhouse answers; ``document`` is its JSON as it came, with fields of newer versions too.
 
-    States and reasons are plain words: a newer service may have more of them.
+    States and reasons are plain words: a newer service may have more of them. The service fills the same values; those
+    have no ``document``.
     """
 
-    document: Mapping[str, Any] = field(repr=False, compare=False)
+    __slots__ = ("document",)
+
+    document: Mapping[str, Any]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep the document in a copy, and in what is pickled."""
+        slots = {name: getattr(self, name) for name in _slots(type(self)) if hasattr(self, name)}
+        return _restored, (type(self), slots)
+
+
+def _slots(kind: type) -> list[str]:
+    return [name for each in kind.__mro__ for name in getattr(each, "__slots__", ())]
+
+
+def _restored(kind: type[Value], slots: Mapping[str, Any]) -> Value:
+    value = object.__new__(kind)
+    for name, held in slots.items():
+        object.__setattr__(value, name, held)
+    return value

@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
-from service.api import schemas
 from service.api.errors.forms import ClientError, error_of_service, is_of_surface, not_served
 from service.errors import AdapterInvalid, Fault, ServiceError, UpdateInvalid
 from service.formats.faults import path_of, phrase
@@ -87,11 +87,29 @@ def describe(error: Exception) -> dict[str, object]:
     return _fields(answer.status, answer.title, "; ".join(map(str, faults)) or str(error), answer.code, faults)
 
 
+class ProblemFault(BaseModel):
+    """One thing that is wrong with a request."""
+
+    path: str
+    message: str
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[ProblemFault]
+
+
 def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the errors that a route can answer with, for its description: those of the door too."""
     statuses = (*statuses, *DOOR, *((HTTPStatus.UNSUPPORTED_MEDIA_TYPE,) if TOO_LARGE in statuses else ()))
     # By reference: FastAPI would make a validator for each model of each, 300 of them, at every start.
-    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{schemas.Problem.__name__}"}}}
+    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
     return {status: {"content": content, "description": HTTPStatus(status).phrase} for status in statuses}
 
 

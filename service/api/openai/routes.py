@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import anyio.to_thread
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from service.api.body import check_depth, check_nodes, read_body
 from service.api.door.access import caller_of
@@ -15,7 +16,6 @@ from service.api.errors.forms import ALIASES, MODELS, NEEDS, PATHS, SLOTLESS, WR
 from service.api.errors.problems import refused
 from service.api.openai.answer import RelayedAnswer
 from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, open_envelope
-from service.api.schemas import Body
 from service.config.schema import ServerConfig
 from service.conversations.callers import Caller
 from service.conversations.limits import Limits
@@ -58,7 +58,7 @@ SUMMARIES: Final = {
 }
 
 
-class ModelOut(Body):
+class ModelOut(BaseModel):
     """A model, or an adapter on one: then ``root`` is that model."""
 
     id: str
@@ -68,7 +68,7 @@ class ModelOut(Body):
     root: str
 
 
-class ModelsOut(Body):
+class ModelsOut(BaseModel):
     """All models that may be named."""
 
     object: str = "list"

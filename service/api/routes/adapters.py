@@ -8,9 +8,9 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
+from roundhouse_client.values.models import Adapter, Adapters
 from service.api.body import body_of, read_document
 from service.api.errors.problems import refused
-from service.api.schemas import Body
 from service.config.model import ModelName
 from service.config.roots import outside_with_files
 from service.conversations.limits import Limits
@@ -30,34 +30,13 @@ class AdapterSpec(StrictModel):
 ADAPTER_BODIES: Final = (AdapterSpec,)
 
 
-class AdapterOut(Body):
-    """One adapter; ``workers`` are those whose engines have it at this moment. None of the configuration is dated."""
-
-    name: str
-    is_configured: bool
-    source: str
-    digest: str | None
-    size: int | None
-    loaded_at: datetime | None
-    workers: list[str]
-
-
-class AdaptersOut(Body):
-    """A model's adapters, how many there may be, and the change that is under way."""
-
-    model: str
-    room: int
-    changing: str | None
-    adapters: list[AdapterOut]
-
-
 def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRouter:
     """Return the routes of adapters."""
     router = APIRouter(prefix="/v1/models/{model:path}/adapters", tags=["adapters"])
     adapters = node.adapters
 
     @router.get("", summary="The adapters of a model", responses=refused(401, 404))
-    async def look(model: str) -> AdaptersOut:
+    async def look(model: str) -> Adapters:
         return _adapters(adapters.of(model))
 
     @router.post(
@@ -65,10 +44,10 @@ def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRou
         status_code=201,
         summary="Have a model's engines serve an adapter by its name",
         description="Answered when agents may ask for it: 201, or 200 where they could before.",
-        responses={200: {"model": AdapterOut}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
+        responses={200: {"model": Adapter}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
         openapi_extra=body_of(AdapterSpec),
     )
-    async def load(model: str, request: Request, response: Response) -> AdapterOut:
+    async def load(model: str, request: Request, response: Response) -> Adapter:
         changing = adapters.of(model)
         document = await read_document(request, limits)
         try:
@@ -94,9 +73,9 @@ def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRou
     return router
 
 
-def _adapters(adapters: ModelAdapters) -> AdaptersOut:
-    configured = [
-        AdapterOut(
+def _adapters(adapters: ModelAdapters) -> Adapters:
+    configured = (
+        Adapter(
             name=name,
             is_configured=True,
             source=path,
@@ -106,18 +85,18 @@ def _adapters(adapters: ModelAdapters) -> AdaptersOut:
             workers=_workers(adapters, name),
         )
         for name, path in adapters.configured.items()
-    ]
-    return AdaptersOut(
+    )
+    return Adapters(
         model=adapters.name,
         room=adapters.spec.adapter_room,
         changing=adapters.changing,
-        adapters=[*configured, *(_loaded(adapters, name) for name in adapters.loaded)],
+        adapters=(*configured, *(_loaded(adapters, name) for name in adapters.loaded)),
     )
 
 
-def _loaded(adapters: ModelAdapters, name: str) -> AdapterOut:
+def _loaded(adapters: ModelAdapters, name: str) -> Adapter:
     known = adapters.loaded[name]
-    return AdapterOut(
+    return Adapter(
         name=name,
         is_configured=False,
         source=known.source,
@@ -128,5 +107,6 @@ def _loaded(adapters: ModelAdapters, name: str) -> AdapterOut:
     )
 
 
-def _workers(adapters: ModelAdapters, name: str) -> list[str]:
-    return [worker.spec.id for worker in adapters.workers if worker.is_serving and name in worker.adapters.loaded]
+def _workers(adapters: ModelAdapters, name: str) -> tuple[str, ...]:
+    there = (worker for worker in adapters.workers if worker.is_serving and name in worker.adapters.loaded)
+    return tuple(worker.spec.id for worker in there)

@@ -12,7 +12,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from msgspec import Struct
 from starlette.responses import StreamingResponse
 
-from service.api import schemas
+from roundhouse_client.values import jobs as values
+from roundhouse_client.values import transcripts
 from service.api.body import YAML, decode_soon, decode_yaml, read_body
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
@@ -21,8 +22,7 @@ from service.api.routes.batch import is_batch, post_batch
 from service.api.routes.events import follow
 from service.conversations.job import JobId, TurnKey
 from service.conversations.limits import Limits
-from service.conversations.states import ENDED_TURNS, ConversationState, JobState
-from service.conversations.transcript import rfc3339
+from service.conversations.states import ENDED_TURNS, ConversationState, JobState, TurnState
 from service.errors import InvalidParameter
 from service.node.jobs import Jobs, JobView
 from service.node.prompt_history import AskedPrompt, PromptHistory
@@ -124,12 +124,12 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
     @router.post(
         "",
         status_code=202,
-        response_model=schemas.JobOut,
+        response_model=values.Job,
         openapi_extra=BODY,
         summary="Post a job",
         responses={
             200: {
-                "model": schemas.JobOut,
+                "model": values.Job,
                 "description": "The job of the same Idempotency-Key and body; of a batch, a line for each job",
                 "content": {NDJSON: {"schema": {"$ref": "#/components/schemas/BatchLine"}}},
             },
@@ -152,13 +152,13 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
         is_yaml = request.headers.get("content-type", "").partition(";")[0].strip().lower() == YAML
         document = await (decode_yaml if is_yaml else decode_soon)(content, limits)
         stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
-        body = job_document(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
+        body = shown_job(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
         location = {"Location": f"/v1/jobs/{stored.id}"}
         return _json(body, status=202 if is_new else 200, headers=location)
 
 
 def _add_listing(router: APIRouter, jobs: Jobs) -> None:
-    @router.get("", response_model=schemas.JobList, summary="List jobs, the newest first", responses=refused(400, 401))
+    @router.get("", response_model=values.JobPage, summary="List jobs, the newest first", responses=refused(400, 401))
     async def list_jobs(
         caller: CallerNow,
         state: JobState | None = None,
@@ -171,18 +171,18 @@ def _add_listing(router: APIRouter, jobs: Jobs) -> None:
             raise InvalidParameter("cursor: not one of ours; take next_cursor of the page before")
         views = await jobs.page(state, limit, int(cursor) if cursor else None, caller)
         more = str(views[-1].stored.number) if len(views) == limit else None
-        return _json({"jobs": [job_document(view) for view in views], "next_cursor": more})
+        return _json(values.JobPage(jobs=tuple(map(shown_job, views)), next_cursor=more))
 
 
 def _add_looking(router: APIRouter, jobs: Jobs) -> None:
-    @router.get("", response_model=schemas.JobOut, summary="Look at a job", responses=refused(400, 401, 404))
+    @router.get("", response_model=values.Job, summary="Look at a job", responses=refused(400, 401, 404))
     async def get_job(
         job_id: str,
         wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="wait so long for its end")] = 0.0,
     ) -> Response:
         if wait_s:
             await jobs.wait_ended(JobId(job_id), wait_s)
-        return _json(job_document(await jobs.get(JobId(job_id))))
+        return _json(shown_job(await jobs.get(JobId(job_id))))
 
     @router.get(
         "/events",
@@ -214,7 +214,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
 
     @router.get(
         "/result",
-        response_model=schemas.ResultOut,
+        response_model=transcripts.Result,
         summary="Read all transcripts",
         responses={
             200: {"content": {kind: {"schema": {"type": "string"}} for kind in (NDJSON, CSV)}},
@@ -232,7 +232,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
 
     @router.get(
         "/conversations/{conversation_id}",
-        response_model=schemas.TranscriptOut,
+        response_model=transcripts.Transcript,
         summary="Read one transcript as it is so far",
         responses=refused(400, 401, 404),
     )
@@ -246,17 +246,17 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
 
     @router.get(
         "/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
-        response_model=schemas.PromptsOut,
+        response_model=transcripts.AskedPrompts,
         summary="Read what was really asked for a turn",
         responses=refused(400, 401, 404),
     )
     async def get_prompt(job_id: str, conversation_id: str, agent: str, round_number: int) -> Response:
         asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number))
-        return _json({"attempts": [prompt_document(prompt) for prompt in asked]})
+        return _json(transcripts.AskedPrompts(attempts=tuple(map(_shown_prompt, asked))))
 
     @router.get(
         "/deliveries",
-        response_model=schemas.DeliveryList,
+        response_model=values.Deliveries,
         summary="See what became of the job's webhook",
         responses=refused(401, 404),
     )
@@ -268,13 +268,13 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
     @router.post(
         "/cancel",
         status_code=202,
-        response_model=schemas.JobOut,
+        response_model=values.Job,
         summary="End a job early",
         responses=refused(401, 404),
     )
     async def cancel_job(job_id: str) -> Response:
         await jobs.cancel(JobId(job_id))
-        return _json(job_document(await jobs.get(JobId(job_id))), status=202)
+        return _json(shown_job(await jobs.get(JobId(job_id))), status=202)
 
     @router.delete(
         "",
@@ -287,48 +287,54 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
         return Response(status_code=204)
 
 
-def prompt_document(prompt: AskedPrompt) -> dict[str, object]:
+def _shown_prompt(prompt: AskedPrompt) -> transcripts.AskedPrompt:
     """Return an attempt's prompt as callers see it: the messages as the engine was sent them."""
     messages = prompt.messages
-    return {
-        "messages": None if messages is None else [message_document(message) for message in messages],
-        "params": prompt.params,
-        "tools": list(prompt.tools),
-    }
+    return transcripts.AskedPrompt(
+        messages=None if messages is None else tuple(map(message_document, messages)),
+        params=prompt.params,
+        tools=tuple(prompt.tools),
+    )
 
 
-def job_document(view: JobView) -> dict[str, object]:
+def shown_job(view: JobView) -> values.Job:
     """Return a job as callers see it."""
-    by_state, turns = view.tally.conversations, view.tally.turns
-    ended = {state.value: turns.get(state, 0) for state in sorted(ENDED_TURNS)}
-    total = view.stored.total_turns
-    return {
-        "id": view.stored.id,
-        "name": view.stored.name,
-        "state": view.stored.state,
-        "created_at": rfc3339(view.stored.created_at),
-        "started_at": rfc3339(view.stored.started_at),
-        "finished_at": rfc3339(view.stored.finished_at),
-        "progress": {
-            "conversations": {
-                "total": view.stored.total_conversations,
-                "completed": by_state.get(ConversationState.COMPLETED, 0),
-                "failed": by_state.get(ConversationState.FAILED, 0),
-                "cancelled": by_state.get(ConversationState.CANCELLED, 0),
-            },
-            "turns": {
-                "total": total,
-                "pending": max(0, total - sum(ended.values()) - view.ready - view.in_flight),
-                "ready": view.ready,
-                "in_flight": view.in_flight,
-                **ended,
-            },
-        },
-        "key": view.stored.owner,
-        "waits_for": list(view.waits_for),
-        "metadata": dict(view.stored.metadata),
-        "is_metadata_cut": view.stored.is_metadata_cut,
-    }
+    stored, by_state = view.stored, view.tally.conversations
+    return values.Job(
+        id=stored.id,
+        name=stored.name,
+        state=stored.state,
+        created_at=stored.created_at,
+        started_at=stored.started_at,
+        finished_at=stored.finished_at,
+        progress=values.JobProgress(
+            conversations=values.ConversationCounts(
+                total=stored.total_conversations,
+                completed=by_state.get(ConversationState.COMPLETED, 0),
+                failed=by_state.get(ConversationState.FAILED, 0),
+                cancelled=by_state.get(ConversationState.CANCELLED, 0),
+            ),
+            turns=_turn_counts(view),
+        ),
+        key=stored.owner,
+        waits_for=tuple(view.waits_for),
+        metadata=stored.metadata,
+        is_metadata_cut=stored.is_metadata_cut,
+    )
+
+
+def _turn_counts(view: JobView) -> values.TurnCounts:
+    turns, total = view.tally.turns, view.stored.total_turns
+    ended = sum(turns.get(state, 0) for state in ENDED_TURNS)
+    return values.TurnCounts(
+        total=total,
+        pending=max(0, total - ended - view.ready - view.in_flight),
+        ready=view.ready,
+        in_flight=view.in_flight,
+        completed=turns.get(TurnState.COMPLETED, 0),
+        failed=turns.get(TurnState.FAILED, 0),
+        cancelled=turns.get(TurnState.CANCELLED, 0),
+    )
 
 
 def _is_number(text: str) -> bool:

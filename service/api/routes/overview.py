@@ -5,6 +5,7 @@ These routes are the page's own. Programs use the routes of the reference, which
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final
@@ -14,21 +15,20 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import StreamingResponse
 
+from roundhouse_client.values.node import Speaking, Status
+from roundhouse_client.values.workers import Worker
 from service import __version__
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
-from service.api.routes import status as status_schemas
-from service.api.routes.jobs import job_document
+from service.api.routes.jobs import shown_job
 from service.api.routes.status import status_document
-from service.api.schemas import Body
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_JOBS, ConversationState
-from service.conversations.transcript import rfc3339
 from service.errors import JobNotFound, PathNotFound, StoreUnavailable
 from service.node.glances import Glances
 from service.node.node import Node
-from service.node.speaking import FEW, WORDS, SpeakingTurn, speaking
+from service.node.speaking import FEW, WORDS, speaking
 from service.web.page_files import PREFIX, page_files
 
 POLICY: Final = (
@@ -69,13 +69,6 @@ def _answer(path: str, request: Request) -> Response:
     return Response(file.content, media_type=file.kind, headers=headers)
 
 
-class SpeakingOut(Body):
-    """The turns on slots, those that started last first; ``is_cut``: there are more."""
-
-    turns: list[SpeakingTurn]
-    is_cut: bool
-
-
 def speaking_router(node: Node) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1", tags=["status"])
@@ -85,9 +78,9 @@ def speaking_router(node: Node) -> APIRouter:
         caller: CallerNow,
         limit: Annotated[int, Query(ge=1, le=100, description="so many turns at most")] = FEW,
         chars: Annotated[int, Query(ge=1, le=1000, description="so many characters of each")] = WORDS,
-    ) -> SpeakingOut:
+    ) -> Speaking:
         turns, is_cut = speaking(node.scheduler, limit, chars, None if caller.sees_all else caller.sees)
-        return SpeakingOut(turns=turns, is_cut=is_cut)
+        return Speaking(turns=tuple(turns), is_cut=is_cut)
 
     return router
 
@@ -216,20 +209,23 @@ async def _events(node: Node, frames: SharedFrames) -> AsyncIterator[bytes]:
 
 async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes, bool]:
     try:
-        jobs = [job_document(view) for view in await glances.at_newest(NEWEST_JOBS, caller)]
+        jobs = [shown_job(view) for view in await glances.at_newest(NEWEST_JOBS, caller)]
         unclaimed = await node.unclaimed()
     except StoreUnavailable:  # the status names the trouble
         jobs, unclaimed = None, {}
     status = status_document(node, unclaimed, caller)
-    for worker in status.workers:
-        worker.requests = sorted(worker.requests, key=lambda each: -each.evidence.silent_s)[:REQUESTS]
+    status = replace(status, workers=tuple(map(_with_few_requests, status.workers)))
     can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
     return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, **can), False
 
 
-def _encoded(status: status_schemas.StatusOut, **others: object) -> bytes:
-    head = msgspec.json.encode({"at": rfc3339(datetime.now(UTC)), **others})
-    return head[:-1] + b',"status":' + status.model_dump_json().encode() + b"}"
+def _with_few_requests(worker: Worker) -> Worker:
+    silent = sorted(worker.requests, key=lambda each: -each.evidence.silent_s)
+    return replace(worker, requests=tuple(silent[:REQUESTS]))
+
+
+def _encoded(status: Status, **others: object) -> bytes:
+    return msgspec.json.encode({"at": datetime.now(UTC), **others, "status": status})
 
 
 async def _job(glances: Glances, job_id: JobId, state: ConversationState | None, after: int) -> tuple[bytes, bool]:
@@ -247,5 +243,5 @@ async def _job(glances: Glances, job_id: JobId, state: ConversationState | None,
         for each in listed[:CONVERSATIONS]
     ]
     more = listed[CONVERSATIONS - 1].position if len(listed) > CONVERSATIONS else None
-    document = {"job": job_document(view), "conversations": shown, "next_after": more}
+    document = {"job": shown_job(view), "conversations": shown, "next_after": more}
     return msgspec.json.encode(document), view.stored.state in ENDED_JOBS

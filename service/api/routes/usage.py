@@ -4,12 +4,13 @@ import re
 from datetime import date
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+import msgspec
+from fastapi import APIRouter, Query, Response
 from pydantic import BeforeValidator
 
+from roundhouse_client.values.node import UsageReport
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
-from service.api.schemas import Body
 from service.conversations.measures import UsageCounts
 from service.errors import InvalidParameter
 from service.store import usage
@@ -32,36 +33,11 @@ def _written_day(value: object) -> object:
 Day = Annotated[date, BeforeValidator(_written_day)]
 
 
-class UsageRow(Body):
-    """What was used; of what it was is told as far as was asked for, null is no key, no job, no agent."""
-
-    key: str | None = None
-    job: str | None = None
-    agent: str | None = None
-    model: str | None = None
-    day: str | None = None
-    turns: int
-    attempts: int
-    prompt_tokens: int
-    cached_tokens: int
-    answer_tokens: int
-    wasted_tokens: int
-    slot_s: float
-
-
-class UsageOut(Body):
-    """What was used, summed ``by`` these; ``is_cut``: there are more rows than were asked for."""
-
-    by: list[str]
-    usage: list[UsageRow]
-    is_cut: bool
-
-
 def usage_router(store: Store) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
-    @router.get("", summary="See what was used", response_model_exclude_unset=True, responses=refused(400, 401, 503))
+    @router.get("", summary="See what was used", response_model=UsageReport, responses=refused(400, 401, 503))
     async def read_usage(
         caller: CallerNow,
         by: Annotated[
@@ -74,13 +50,14 @@ def usage_router(store: Store) -> APIRouter:
         since: Annotated[Day | None, Query(description="the first day, in UTC")] = None,
         until: Annotated[Day | None, Query(description="the last day, in UTC")] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    ) -> UsageOut:
+    ) -> Response:
         dimensions = _dimensions(by)
         first, last = (None if day is None else day.isoformat() for day in (since, until))
         owner = None if caller.sees_all else caller.name
         rows = await store.read(usage.report(dimensions, first, last, owner, limit + 1))
-        shown = [_row(place, counts) for place, counts in rows[:limit]]
-        return UsageOut(by=[each.value for each in dimensions], usage=shown, is_cut=len(rows) > limit)
+        shown = [_line(place, counts) for place, counts in rows[:limit]]
+        report = {"by": dimensions, "usage": shown, "is_cut": len(rows) > limit}
+        return Response(msgspec.json.encode(report), media_type="application/json")
 
     return router
 
@@ -93,15 +70,7 @@ def _dimensions(by: str) -> list[UsageBy]:
     return [UsageBy(name) for name in names]
 
 
-def _row(place: dict[UsageBy, str], counts: UsageCounts) -> UsageRow:
-    places = {each.value: place[each] or None for each in place}
-    return UsageRow(
-        **places,
-        turns=counts.turns,
-        attempts=counts.attempts,
-        prompt_tokens=counts.prompt_tokens,
-        cached_tokens=counts.cached_tokens,
-        answer_tokens=counts.answer_tokens,
-        wasted_tokens=counts.wasted_tokens,
-        slot_s=round(counts.slot_s, 3),
-    )
+def _line(place: dict[UsageBy, str], counts: UsageCounts) -> dict[str, object]:
+    """Return a ``UsageLine``; what was not asked for is left out of it."""
+    told: dict[str, object] = msgspec.to_builtins(counts)
+    return {**{by.value: place[by] or None for by in place}, **told, "slot_s": round(counts.slot_s, 3)}

@@ -7,9 +7,11 @@ from typing import Annotated, Final, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError, model_validator
 
+from roundhouse_client.values.models import Weights
+from roundhouse_client.values.models import WeightUpdate as Update
 from service.api.body import body_of, read_document
 from service.api.errors.problems import refused
-from service.api.routes.weights_schemas import UpdateOut, WeightsOut, update_document, weights_document
+from service.api.routes.weights_schemas import update_document, weights_document
 from service.config.roots import outside_with_files
 from service.conversations.limits import Limits
 from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed
@@ -81,7 +83,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         responses=refused(400, 401, 404, 409, 413, 422, 502, 503),
         openapi_extra=body_of(InitSpec),
     )
-    async def init(model: str, request: Request) -> WeightsOut:
+    async def init(model: str, request: Request) -> Weights:
         weights = find(model)
         spec = _parse(InitSpec, await read_document(request, limits))
         asked = GroupRequest(
@@ -97,10 +99,10 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         "/update",
         summary="Give all engines of a model new weights",
         description="202 when every engine was told to receive what a trainer broadcasts; a checkpoint is waited for.",
-        responses={202: {"model": UpdateOut}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
+        responses={202: {"model": Update}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
         openapi_extra=body_of(UpdateSpec),
     )
-    async def update(model: str, request: Request, response: Response) -> UpdateOut:
+    async def update(model: str, request: Request, response: Response) -> Update:
         weights = find(model)
         spec = _parse(UpdateSpec, await read_document(request, limits))
         _check_place(spec, roots)
@@ -117,7 +119,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         model: str,
         update: Annotated[int | None, Query(description="wait for the end of this update")] = None,
         wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0.0,
-    ) -> WeightsOut:
+    ) -> Weights:
         weights = find(model)
         if update is not None:
             if all(each.number != update for each in weights.updates):

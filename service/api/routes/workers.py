@@ -3,24 +3,27 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
+import msgspec
 from fastapi import APIRouter, Query, Request
 
-from service.api import schemas
+from roundhouse_client.values import node as node_values
+from roundhouse_client.values import workers as values
 from service.api.door.access import CallerNow, is_unknown
 from service.api.errors.problems import refused
 from service.config.tools import Equipment
-from service.conversations.transcript import rfc3339
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
 from service.store.store import Store
+from workers.devices.memory import DeviceMemory
 from workers.engine.log_ring import LogLine
 from workers.fleet import Fleet
-from workers.health.incident import Incident, incident_document
+from workers.health.incident import Incident, RequestView, incident_document
 from workers.health.kv_watch import KvWatch
 from workers.health.latency_record import LatencyRecord
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_workers import LaneWorkers
+from workers.policy.pace import Spread
 from workers.process.child import EngineExit
 from workers.supervised import SupervisedWorker
 
@@ -30,38 +33,42 @@ def lanes_router(pool: LanePool) -> APIRouter:
     router = APIRouter(prefix="/v1/lanes", tags=["lanes"])
 
     @router.get("", summary="List lanes, and what stands on each", responses=refused(401))
-    async def list_lanes() -> schemas.LaneList:
-        return schemas.LaneList(lanes=[lane_document(pool, lane) for lane in pool.lanes])
+    async def list_lanes() -> node_values.Lanes:
+        return node_values.Lanes(lanes=tuple(lane_document(pool, lane) for lane in pool.lanes))
 
     return router
 
 
-def lane_document(pool: LanePool, workers: LaneWorkers) -> schemas.LaneOut:
+def lane_document(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
     """Return a lane as it is shown."""
     lane, resident = workers.lane, workers.resident
     memory = pool.health.memory.get(lane.device.uuid) if pool.health is not None else None
-    return schemas.LaneOut(
+    return node_values.Lane(
         lane=lane.id,
         device=lane.device.uuid,
         layout=lane.layout,
         memory_mib=lane.memory_mib,
         port=lane.port,
-        resident=[resident] if resident else [],
+        resident=(resident,) if resident else (),
         phase=workers.phase,
         next=workers.next,
         because=workers.current.because,
         need_mib=workers.current.spec.need_mib if resident else None,
         swaps=workers.swaps,
         load_s={model: round(seconds, 3) for model, seconds in workers.loads_s.items()},
-        barred=sorted(workers.barred_now()),
+        barred=tuple(sorted(workers.barred_now())),
         sick=pool.mark_of(workers),
-        next_at=rfc3339(workers.next_at),
-        device_memory=memory and schemas.DeviceMemoryOut(total_mib=memory.total_mib, used_mib=memory.used_mib),
+        next_at=workers.next_at,
+        device_memory=_memory(memory),
         measured_mib=dict(pool.memory_use.most_mib) if pool.memory_use is not None else {},
     )
 
 
-STREAMS: Final[Mapping[int, Literal["roundhouse", "stdout", "stderr"]]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}
+def _memory(memory: DeviceMemory | None) -> node_values.DeviceMemory | None:
+    return None if memory is None else msgspec.convert(memory, node_values.DeviceMemory, from_attributes=True)
+
+
+STREAMS: Final[Mapping[int, str]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}
 
 
 def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
@@ -77,11 +84,11 @@ def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
         return worker
 
     @router.get("", summary="List workers", responses=refused(401))
-    async def list_workers(caller: CallerNow) -> schemas.WorkerList:
-        return schemas.WorkerList(workers=[shown(worker, is_named=caller.sees_all) for worker in fleet])
+    async def list_workers(caller: CallerNow) -> values.Workers:
+        return values.Workers(workers=tuple(shown(worker, is_named=caller.sees_all) for worker in fleet))
 
     @router.get("/{worker_id}", summary="Look at a worker", responses=refused(401, 404))
-    async def get_worker(worker_id: str, caller: CallerNow) -> schemas.WorkerOut:
+    async def get_worker(worker_id: str, caller: CallerNow) -> values.Worker:
         return shown(find(worker_id), is_named=caller.sees_all)
 
     @router.get("/{worker_id}/logs", summary="Read the engine's last output lines", responses=refused(400, 401, 404))
@@ -89,25 +96,25 @@ def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
         worker_id: str,
         tail: Annotated[int, Query(ge=0, le=10_000)] = 100,
         after: Annotated[int, Query(ge=0, description="only lines with a larger number")] = 0,
-    ) -> schemas.LogsOut:
+    ) -> values.WorkerLog:
         worker = find(worker_id)
-        lines = [_line(line) for line in worker.log.tail(tail, after=after)]
-        return schemas.LogsOut(id=worker.spec.id, incarnation=worker.incarnation, lines=lines)
+        lines = tuple(_line(line) for line in worker.log.tail(tail, after=after))
+        return values.WorkerLog(id=worker.spec.id, incarnation=worker.incarnation, lines=lines)
 
     @router.get("/{worker_id}/incidents", summary="Read what broke incarnations left", responses=refused(401, 404))
-    async def get_incidents(worker_id: str) -> schemas.IncidentsOut:
+    async def get_incidents(worker_id: str) -> values.Incidents:
         worker = find(worker_id)
-        incidents = [_incident(each) for each in worker.incidents]
-        return schemas.IncidentsOut(id=worker.spec.id, incidents=incidents)
+        incidents = tuple(_incident(each) for each in worker.incidents)
+        return values.Incidents(id=worker.spec.id, incidents=incidents)
 
     @router.post("/{worker_id}/restart", summary="Replace the engine now", status_code=202, responses=refused(401, 404))
-    async def restart(worker_id: str) -> schemas.WorkerOut:
+    async def restart(worker_id: str) -> values.Worker:
         worker = find(worker_id)
         worker.restart_nowait("an operator asked for a restart")
         return shown(worker)
 
     @router.post("/{worker_id}/drain", summary="Admit nothing new", status_code=202, responses=refused(401, 404))
-    async def drain(worker_id: str) -> schemas.WorkerOut:
+    async def drain(worker_id: str) -> values.Worker:
         worker = find(worker_id)
         worker.drain_nowait("drained by an operator")
         return shown(worker)
@@ -118,7 +125,7 @@ def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
         status_code=202,
         responses=refused(401, 404),
     )
-    async def resume(worker_id: str) -> schemas.WorkerOut:
+    async def resume(worker_id: str) -> values.Worker:
         worker = find(worker_id)
         fleet.lanes.forgive(worker_id)
         worker.resume_nowait("an operator asked to resume")
@@ -132,60 +139,60 @@ def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz", summary="200 while the process serves")
-    async def healthz() -> schemas.HealthOut:
-        return schemas.HealthOut(status="ok")
+    async def healthz() -> node_values.Health:
+        return node_values.Health(status="ok")
 
     @router.get("/readyz", summary="200 when models and store are ready", responses=refused(401, 503))
-    async def readyz(request: Request) -> schemas.ReadyOut:
+    async def readyz(request: Request) -> node_values.Readiness:
         missing = fleet.models_without_ready_worker()
         if is_unknown(request):  # names are for who has a key
             if missing or store.trouble is not None:
                 raise NotReady({})
-            return schemas.ReadyOut(status="ready", without=[])
+            return node_values.Readiness(status="ready", without=())
         if missing:
             raise NotReady({model: fleet.trouble_of(model) for model in missing})
         if store.trouble is not None:
             raise StoreUnavailable(store.trouble)
-        without = [server for server in tool_servers(tools) if server.trouble is not None]
-        return schemas.ReadyOut(status="ready", without=without)
+        without = tuple(server for server in tool_servers(tools) if server.trouble is not None)
+        return node_values.Readiness(status="ready", without=without)
 
     return router
 
 
-def tool_servers(tools: Equipment) -> list[schemas.ToolServerOut]:
+def tool_servers(tools: Equipment) -> tuple[node_values.ToolServer, ...]:
     """Return the MCP servers as they are shown."""
-    return [
-        schemas.ToolServerOut(model=model, name=state.name, tools=state.tools, trouble=state.trouble)
+    return tuple(
+        node_values.ToolServer(model=model, name=state.name, tools=state.tools, trouble=state.trouble)
         for model, state in tools.states()
-    ]
+    )
 
 
 def worker_document(
     reserved: Callable[[str], int], worker: SupervisedWorker, *, is_named: bool = True
-) -> schemas.WorkerOut:
+) -> values.Worker:
     """Return a worker as it is shown; ``reserved`` tells what turns have of its KV cache, in tokens.
 
     ``is_named``: the names of the jobs whose requests it has are shown.
     """
     now = worker.snapshot()
-    return schemas.WorkerOut(
+    return values.Worker(
         id=now.id,
         model=now.model,
         engine=now.engine,
         state=now.state,
         because=now.because,
-        next_at=rfc3339(now.next_at),
+        next_at=now.next_at,
         pid=now.pid,
         pgid=now.pid,  # the engine leads a session and a group of its own
         port=now.port,
         incarnation=now.incarnation,
         restarts=max(0, now.incarnation - 1),
-        slots=schemas.SlotsOut(total=now.slots_total, in_use=now.slots_in_use),
+        slots=values.Slots(total=now.slots_total, in_use=now.slots_in_use),
         slots_configured=now.slots_configured,
         slots_because=now.slots_because,
         last_exit=_exit(now.last_exit),
         verdict=now.verdict,
-        requests=[view if is_named else replace(view, job_name="") for view in now.requests],
+        requests=tuple(_request(view, is_named=is_named) for view in now.requests),
         tokens_per_s=round(now.tokens_per_s, 1),
         pace=_pace(worker.latency),
         kv=_kv(worker.kv, reserved(now.id)),
@@ -193,31 +200,41 @@ def worker_document(
     )
 
 
-def _line(line: LogLine) -> schemas.LogLineOut:
-    at = rfc3339(line.at_utc) or ""
+def _request(view: RequestView, *, is_named: bool) -> values.WorkerRequest:
+    shown = msgspec.convert(view, values.WorkerRequest, from_attributes=True)
+    return shown if is_named else replace(shown, job_name="")
+
+
+def _line(line: LogLine) -> values.LogLine:
     stream = STREAMS[line.stream]
-    return schemas.LogLineOut(number=line.number, incarnation=line.incarnation, stream=stream, at=at, text=line.text)
+    return values.LogLine(
+        number=line.number, incarnation=line.incarnation, stream=stream, at=line.at_utc, text=line.text
+    )
 
 
-def _pace(latency: LatencyRecord) -> schemas.PaceOut:
+def _pace(latency: LatencyRecord) -> values.Pace:
     pace, error = latency.pace, latency.error
-    return schemas.PaceOut(
-        prefill_ms=pace.prefill_ms,
-        decode_ms=pace.kernel_ms(),
+    return values.Pace(
+        prefill_ms=_spread(pace.prefill_ms),
+        decode_ms=_spread(pace.kernel_ms()),
         error=None if error is None else round(error, 3),
     )
 
 
-def _kv(watch: KvWatch, reserved: int) -> schemas.KvOut | None:
+def _spread(spread: Spread | None) -> values.Spread | None:
+    return None if spread is None else msgspec.convert(spread, values.Spread, from_attributes=True)
+
+
+def _kv(watch: KvWatch, reserved: int) -> values.KvCache | None:
     if watch.budget is None or watch.cache is None:
         return None
-    return schemas.KvOut(budget=watch.budget, reserved=reserved, used=watch.cache.used)
+    return values.KvCache(budget=watch.budget, reserved=reserved, used=watch.cache.used)
 
 
-def _exit(ended: EngineExit | None) -> schemas.ExitOut | None:
-    return None if ended is None else schemas.ExitOut(**asdict(ended), text=str(ended))
+def _exit(ended: EngineExit | None) -> values.EngineExit | None:
+    return None if ended is None else values.EngineExit(**asdict(ended), text=str(ended))
 
 
-def _incident(incident: Incident) -> schemas.IncidentOut:
-    document = {**incident_document(incident), "exit": _exit(incident.exit)}
-    return schemas.IncidentOut.model_validate(document)
+def _incident(incident: Incident) -> values.Incident:
+    shown = {**incident_document(incident), "exit": _exit(incident.exit)}
+    return msgspec.convert(shown, values.Incident)

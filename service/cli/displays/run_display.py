@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Final, Protocol
 
 import anyio
+import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -51,7 +52,7 @@ class _Table:
 
     def show(self, views: Sequence[JobView], node: Node) -> None:
         self._pace.note(anyio.current_time(), sum(map(_ended, views)))
-        status = status_document(node).model_dump()
+        status = msgspec.to_builtins(status_document(node))
         above = [f"[green]{_bar(view)}[/] {escape(progress_line(view))}" for view in views]
         above.append(escape(_rates(views, self._pace, status)))
         said = _said(node) if self._words else None
@@ -72,7 +73,7 @@ class _Lines:
     def show(self, views: Sequence[JobView], node: Node) -> None:
         now = anyio.current_time()
         self._pace.note(now, sum(map(_ended, views)))
-        status = status_document(node).model_dump()
+        status = msgspec.to_builtins(status_document(node))
         for line in changes(self._before, status) if self._before is not None else ():
             self._print(line)
         self._before = status

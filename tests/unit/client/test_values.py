@@ -1,5 +1,8 @@
 """The client's values against the service's own schemas, and what becomes of answers of other versions."""
 
+import pickle
+from copy import deepcopy
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, get_type_hints
 
@@ -8,110 +11,18 @@ from pydantic import BaseModel
 
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
-from roundhouse_client.values import events, job_document, jobs, models, node, transcripts, workers
-from roundhouse_client.values.value import Value
-from service.api import schemas
-from service.api.routes import adapters, configuration, overview, tools, upgrades, usage, weights_schemas
-from service.api.routes import status as status_schemas
+from roundhouse_client.values import job_document, jobs, workers
 from service.conversations import spec
-from service.conversations.transcript import TokenUsage
-from service.node import speaking, status
 from tests.unit.client.answers import JOB, LINE
-from workers.health import incident, probes
-from workers.policy import pace
-
-PAIRS: list[tuple[type[Value], type]] = [
-    (jobs.Job, schemas.JobOut),
-    (jobs.JobProgress, schemas.ProgressOut),
-    (jobs.ConversationCounts, schemas.ConversationCounts),
-    (jobs.TurnCounts, schemas.TurnCounts),
-    (jobs.JobPage, schemas.JobList),
-    (jobs.BatchLine, schemas.BatchLine),
-    (jobs.LineFault, schemas.ProblemFault),
-    (jobs.Delivery, schemas.DeliveryOut),
-    (jobs.Deliveries, schemas.DeliveryList),
-    (transcripts.Transcript, schemas.TranscriptOut),
-    (transcripts.Turn, schemas.TurnOut),
-    (transcripts.Attempt, schemas.AttemptOut),
-    (transcripts.TokenUsage, TokenUsage),
-    (transcripts.AskedPrompt, schemas.PromptOut),
-    (transcripts.AskedPrompts, schemas.PromptsOut),
-    (workers.Worker, schemas.WorkerOut),
-    (workers.Workers, schemas.WorkerList),
-    (workers.Slots, schemas.SlotsOut),
-    (workers.EngineExit, schemas.ExitOut),
-    (workers.WorkerRequest, incident.RequestView),
-    (workers.Evidence, incident.Evidence),
-    (workers.Pace, schemas.PaceOut),
-    (workers.Spread, pace.Spread),
-    (workers.KvCache, schemas.KvOut),
-    (workers.WorkerLog, schemas.LogsOut),
-    (workers.LogLine, schemas.LogLineOut),
-    (workers.Incidents, schemas.IncidentsOut),
-    (workers.Incident, schemas.IncidentOut),
-    (workers.ProcessTree, probes.KernelView),
-    (workers.Process, probes.ProcessView),
-    (workers.MemoryAtIncident, schemas.MemoryAtIncident),
-    (workers.Pools, status.Pools),
-    (node.Status, status_schemas.StatusOut),
-    (node.Configuration, configuration.ConfigurationOut),
-    (node.ReloadFailure, configuration.ReloadFailureOut),
-    (node.Reload, configuration.ReloadOut),
-    (node.ConversationsSoFar, status.ConversationsSoFar),
-    (node.PrefixTokens, status.PrefixTokens),
-    (node.PoolHeads, status_schemas.HeadsOut),
-    (node.WaitingTurn, status.Head),
-    (node.StoreStatus, status_schemas.StoreOut),
-    (node.Speaking, overview.SpeakingOut),
-    (node.SpeakingTurn, speaking.SpeakingTurn),
-    (node.ToolServer, schemas.ToolServerOut),
-    (node.Lane, schemas.LaneOut),
-    (node.Lanes, schemas.LaneList),
-    (node.DeviceMemory, schemas.DeviceMemoryOut),
-    (node.UsageReport, usage.UsageOut),
-    (node.UsageLine, usage.UsageRow),
-    (node.ServiceProgram, upgrades.UpgradeOut),
-    (node.UpgradeEnd, upgrades.UpgradeEndOut),
-    (node.AgreedUpgrade, upgrades.UpgradeAgreedOut),
-    (node.Health, schemas.HealthOut),
-    (node.Readiness, schemas.ReadyOut),
-    (models.Tools, tools.ToolsOut),
-    (models.Tool, tools.ToolOut),
-    (models.McpServer, tools.ServerOut),
-    (models.Adapters, adapters.AdaptersOut),
-    (models.Adapter, adapters.AdapterOut),
-    (models.Weights, weights_schemas.WeightsOut),
-    (models.WeightUpdate, weights_schemas.UpdateOut),
-    (models.UpdateShare, weights_schemas.ShareOut),
-    (models.TrainerGroup, weights_schemas.GroupOut),
-    (models.GroupMember, weights_schemas.MemberOut),
-    (models.WorkerWeights, weights_schemas.WorkerWeightsOut),
-]
-MODULES = (events, jobs, models, node, transcripts, workers)
 
 
-def fields_of(kind: type) -> set[str]:
-    if issubclass(kind, BaseModel):
-        return set(kind.model_fields)
-    return {name for name in get_type_hints(kind) if name != "document"}
-
-
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda kind: kind.__name__)
-def test_a_value_has_the_fields_that_the_service_answers(ours: type[Value], theirs: type) -> None:
-    """A field that is added there is added here, and none is made up."""
-    assert fields_of(ours) == fields_of(theirs)
-
-
-def test_every_value_stands_beside_its_schema() -> None:
-    """A value that is compared with nothing could drift; those of events are compared with a real stream."""
-    listed = {ours for ours, _ in PAIRS}
-    there = {
-        each
-        for module in MODULES
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Value) and each.__module__ == module.__name__
-    }
-    assert {each for each in there if each.__module__ != events.__name__} == listed
+def test_a_copy_keeps_what_came() -> None:
+    """Values are sent to other processes, and copied."""
+    job = decode(jobs.Job, {**JOB, "mood": "good"})
+    for other in (pickle.loads(pickle.dumps(job)), deepcopy(job)):  # noqa: S301 - our own
+        assert (other, other.document, other.progress.document) == (job, job.document, job.progress.document)
+    made = replace(job, name="another")
+    assert (made.name, hasattr(made, "document")) == ("another", False)  # it did not come so
 
 
 @pytest.mark.parametrize(

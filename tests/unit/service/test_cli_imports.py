@@ -15,7 +15,7 @@ HEAVY = ("fastapi", "uvicorn", "service.serve", "roundhouse_client", "service.cl
         ("service.cli.commands.local", HEAVY),
         (
             "service.cli.commands.engine_commands",
-            ("roundhouse_client", "service.cli.displays.top", "service.cli.displays.run_display", "numpy"),
+            ("roundhouse_client.client", "service.cli.displays.top", "service.cli.displays.run_display", "numpy"),
         ),
     ],
 )
