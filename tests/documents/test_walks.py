@@ -62,7 +62,7 @@ def test_no_move_leads_out_of_an_end() -> None:
     assert {row[0] for row in cells("Weight update", 4)} == {UpdateState.RUNNING}
 
 
-@pytest.mark.parametrize("page", ["lifecycle.md"])
+@pytest.mark.parametrize("page", ["lifecycle.md", "walks.md"])
 def test_every_place_is_there(page: str) -> None:
     """A path that leads nowhere is worse than none: files move, and the page with them."""
     found = places((ROOT / "docs" / page).read_text(encoding="utf-8"))
