@@ -1,19 +1,21 @@
 """Checks that every citation leads somewhere: headings of the specification, and links between the pages.
 
-A citation names the specification, then a heading in quotes. Part of ``make lint``.
+A citation names the specification, then a heading in quotes; each heading occurs once in its pages. Part of
+``make lint``.
 """
 
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
-SPECIFICATION: Final = ROOT / "docs" / "specification.md"
+SPECIFICATION: Final = ROOT / "docs" / "specification"
 HEADING: Final = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
-CITATION: Final = re.compile(r'[Ss]pecification(?:\.md`?)?, ("[^"\n]+"(?:\s+and\s+"[^"\n]+")*)')
+CITATION: Final = re.compile(r'[Ss]pecification,\s+("[^"\n]+"(?:\s+and\s+"[^"\n]+")*)')
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # What was cited before there was a specification, and is not in the repository; written so as not to match itself.
@@ -22,8 +24,9 @@ ABSENT: Final = re.compile(r"\b[Ss]eeds? 00\d|\b[Cc]ontract,? (?:sections? \d|\d
 
 def main() -> None:
     """Print every fault; exit with 1 if there is any."""
-    headings = set(HEADING.findall(SPECIFICATION.read_text(encoding="utf-8")))
-    faults = [fault for path in _tracked() for fault in _check(path, headings)]
+    headings = Counter(heading for page in SPECIFICATION.glob("*.md") for heading in _headings(page))
+    faults = [f"the specification has {count} headings {name!r}" for name, count in headings.items() if count > 1]
+    faults += [fault for path in _tracked() for fault in _check(path, set(headings))]
     for fault in faults:
         print(fault)
     print(f"citations: {len(faults)} lead nowhere")
@@ -69,8 +72,11 @@ def _check_links(path: Path, text: str) -> Iterator[str]:
 
 def _anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, made as code hosts make them."""
-    headings = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _headings(page)}
+
+
+def _headings(page: Path) -> list[str]:
+    return HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
 def _line(text: str, found: re.Match[str]) -> int:

@@ -1,0 +1,70 @@
+"""Pages that follow the code name files that are there, names that are in them, and states that the code has."""
+
+import re
+from enum import StrEnum
+
+import pytest
+
+from service.conversations.states import ENDED_TURNS, TurnState
+from tests.documents.pages import ROOT, own_rows
+from workers.policy.placement import LanePhase
+from workers.policy.weight_update import STAGES, UpdateStage, UpdateState
+from workers.states import ALLOWED, WorkerState
+
+LIFECYCLE = ROOT / "docs" / "lifecycle.md"
+STATES: dict[str, type[StrEnum]] = {
+    "Turn": TurnState,
+    "Worker": WorkerState,
+    "Lane": LanePhase,
+    "Weight update": UpdateState,
+    "One worker in an update": UpdateStage,
+}
+PLACE = re.compile(r"`([\w./-]+/[\w.-]+)`((?:,?\s`[\w.]+`)*)")
+
+
+def cells(heading: str, columns: int) -> list[list[str]]:
+    return [[cell.strip("`") for cell in row] for row in own_rows(LIFECYCLE, heading) if len(row) == columns]
+
+
+def places(text: str) -> list[tuple[str, list[str]]]:
+    """Return every path of a text, each with the names that stand behind it."""
+    return [(path, re.findall(r"[\w.]+", names)) for path, names in PLACE.findall(text)]
+
+
+def fault(path: str, names: list[str]) -> str | None:
+    if not (ROOT / path).exists():
+        return f"{path} is not there"
+    text = (ROOT / path).read_text(encoding="utf-8") if names else ""
+    missing = [part for name in names for part in name.split(".") if not re.search(rf"\b{part}\b", text)]
+    return f"{path} has no {missing}" if missing else None
+
+
+@pytest.mark.parametrize("heading", STATES)
+def test_every_state_is_on_the_page_of_lifecycles_and_no_other(heading: str) -> None:
+    """Each with its meaning; moves lead from states to states, and out of each that is no end."""
+    states = [str(state) for state in STATES[heading]]
+    assert [row[0] for row in cells(heading, 2)] == states
+    moves = cells(heading, 4)
+    assert {state for row in moves for state in row[:2]} == set(states)
+
+
+@pytest.mark.parametrize(("heading", "table"), [("Worker", ALLOWED), ("One worker in an update", STAGES)])
+def test_moves_are_those_of_the_code(heading: str, table: dict[StrEnum, frozenset[StrEnum]]) -> None:
+    """Where the code has a table of legal moves, the page has the same."""
+    assert {(row[0], row[1]) for row in cells(heading, 4)} == {
+        (str(old), str(new)) for old, targets in table.items() for new in targets
+    }
+
+
+def test_no_move_leads_out_of_an_end() -> None:
+    """What a caller has read as ended never changes."""
+    assert {row[0] for row in cells("Turn", 4)} == set(TurnState) - ENDED_TURNS
+    assert {row[0] for row in cells("Weight update", 4)} == {UpdateState.RUNNING}
+
+
+@pytest.mark.parametrize("page", ["lifecycle.md", "walks.md"])
+def test_every_place_is_there(page: str) -> None:
+    """A path that leads nowhere is worse than none: files move, and the page with them."""
+    found = places((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert len(found) > 40
+    assert [told for path, names in found if (told := fault(path, names))] == []
