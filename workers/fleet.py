@@ -14,12 +14,13 @@ from workers.adapters.model_adapters import ModelAdapters
 from workers.devices.device_health import DeviceHealth
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
-from workers.handover import HeldFleet, adopt, hold, launch_of, launch_of_held
+from workers.handover import adopt, hold, launch_of, launch_of_held
 from workers.health.diary import Diary
 from workers.lanes.lane_pool import LanePool
 from workers.log_context import line_about, of_worker
 from workers.policy.adoption import Adoption, plan_adoption
 from workers.policy.placement import SwapRule
+from workers.process.handed_over import HeldFleet
 from workers.process.identity import ProcessId
 from workers.process.leftovers import end_children
 from workers.process.orphans import end_orphans, patrol

@@ -5,39 +5,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from msgspec import Struct, field
-
-from workers.engine.held_engine import HeldWorker
 from workers.engine.launch import command_for
 from workers.engine.launch.devices import placed
 from workers.loaded import LAUNCHED
 from workers.policy.adoption import Launch
-from workers.process.identity import ProcessId
+from workers.process.handed_over import HeldWorker
 from workers.spec import EngineKind, WorkerSpec
 from workers.states import Hold
 from workers.supervised import SupervisedWorker
-
-
-class HeldFleet(Struct, frozen=True, kw_only=True):
-    """All workers that have engines; ``run`` is the mark that these carry.
-
-    ``scratch`` are folders, by models, into which engines write how far they are with new weights.
-    """
-
-    run: str
-    workers: list[HeldWorker]
-    scratch: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def descriptors(self) -> list[int]:
-        """What has to stay open over the exec."""
-        return [fd for worker in self.workers for fd in worker.engine.process.guardian.descriptors]
-
-    @property
-    def guardians(self) -> set[ProcessId]:
-        """The processes above the engines."""
-        held = [worker.engine.process.guardian for worker in self.workers]
-        return {ProcessId(pid=each.pid, started=each.started) for each in held}
 
 
 def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mapping[str, str] | None = None) -> Launch:

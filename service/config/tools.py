@@ -17,9 +17,9 @@ from service.config.model import McpServerConfig, ToolsConfig
 from service.config.schema import Config
 from service.config.secrets import child_environment
 from service.errors import ConfigError
+from workers.process.handed_over import HeldServer
 from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec
-from workers.tools.held_server import HeldServer
 from workers.tools.http import HttpTools, open_http_tools
 from workers.tools.mcp import McpServer, McpState, McpTools
 from workers.tools.runner import PythonTools, SwitchedTools, ToolRunners

@@ -42,12 +42,11 @@ from workers.devices.device_health import DeviceHealth
 from workers.devices.readers import MachineReader
 from workers.engine.launch import DIALECTS, takes_tools
 from workers.fleet import Fleet
-from workers.handover import HeldFleet
 from workers.offload.pool import offloading
 from workers.policy.adoption import Adoption
+from workers.process.handed_over import HeldFleet, HeldServer
 from workers.process.identity import ProcessId
 from workers.spec import WorkerSpec
-from workers.tools.held_server import HeldServer
 
 if TYPE_CHECKING:
     from service.store.cluster import Cluster

@@ -19,11 +19,10 @@ from service import __version__
 from service.config.schema import Config
 from service.errors import UpgradeRefused
 from service.node.database_choice import schema_fault
-from service.upgrade import handover
 from service.upgrade.verdict import Bounds, Facts, Plan, UpgradeVerdict, judge
 from workers.fleet import Fleet
 from workers.handover import launch_of_held, launches_of
-from workers.process import guardian
+from workers.process import guardian, handed_over
 from workers.process.registry import run_id
 from workers.spec import WorkerSpec
 
@@ -36,7 +35,7 @@ SAID_CHARS: Final = 2000  # of what a child that failed has printed
 def facts_of(config: Config, fleet: Fleet) -> Facts:
     """Return what this program is bound to, and its engines."""
     return Facts(
-        handover=handover.VERSION,
+        handover=handed_over.VERSION,
         roundhouse=__version__,
         running=[launch_of_held(worker) for worker in fleet.held().workers],
         bounds=_bounds(config),
@@ -102,7 +101,7 @@ def answer_check(config: Config, specs: Sequence[WorkerSpec]) -> bytes:
     except msgspec.MsgspecError as error:
         raise UpgradeRefused(f"what the running service tells of itself cannot be read: {error}") from error
     plan = Plan(
-        handover=handover.VERSION,
+        handover=handed_over.VERSION,
         roundhouse=__version__,
         wanted=launches_of(specs, os.environ),
         schema=schema_fault(config.store, config.server.state_dir),

@@ -14,42 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from service.errors import ConfigError
-from workers.handover import HeldFleet
+from workers.process.handed_over import VERSION, Handover
 from workers.process.identity import ProcessId
 from workers.process.leftovers import children_now
 from workers.process.registry import continue_run
-from workers.tools.held_server import HeldServer
 
-VERSION: Final = 2  # of the form of the document; another one is refused before anything is handed over
 VARIABLE: Final = "ROUNDHOUSE_HANDOVER"
 # They wait until the next program can take them; none of them would find a handler meanwhile.
 WAITING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
-
-
-class Handover(Struct, frozen=True, kw_only=True):
-    """All that is left; ``upgrades`` counts them, this one too, and ``at`` is when it was, in monotonic seconds.
-
-    ``lock_fd`` holds the state directory. ``connections`` are those of clients that ask nothing at the moment.
-    """
-
-    version: int = VERSION
-    roundhouse: str  # the version that is leaving
-    upgrades: int
-    at: float
-    listener_fd: int
-    lock_fd: int
-    connections: list[int]
-    fleet: HeldFleet
-    servers: list[HeldServer]  # of MCP, over stdio
-
-    @property
-    def descriptors(self) -> list[int]:
-        """What has to stay open."""
-        of_servers = [fd for server in self.servers for fd in server.link.descriptors]
-        return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors, *of_servers]
 
 
 class Inherited:

@@ -23,9 +23,10 @@ from service.errors import ServiceError, StoreUnavailable, UpgradeRefused
 from service.node.node import Node
 from service.scheduling.outlet import Pause
 from service.upgrade.check import ask_child, facts_of
-from service.upgrade.handover import Handover, Inherited, replace_program
+from service.upgrade.handover import Inherited, replace_program
 from service.upgrade.verdict import UpgradeVerdict
 from workers.notifier import Notifier
+from workers.process.handed_over import Handover
 
 INTERRUPT_S: Final = 10.0  # for attempts to end that are cut off
 SETTLE_S: Final = 15.0  # at least, for what only this program can bring to its end

@@ -16,7 +16,8 @@ from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers.errors import SpawnFailed
 from workers.process import guardian
-from workers.process.child import Command, EngineExit, OnOutput, run_engine
+from workers.process.child import Command, OnOutput, run_engine
+from workers.process.identity import EngineExit
 
 HOLDER = PROGRAMS / "holder.py"
 ROOT = Path(__file__).parents[2]

@@ -18,12 +18,13 @@ from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from transport.errors import EngineError
 from workers.devices.device_health import DeviceHealth
-from workers.engine.held_engine import HeldEngine
 from workers.engine.launch.flags import named
 from workers.engine.log_ring import LogRing
 from workers.engine.start_gate import StartGate
 from workers.errors import InvalidSpec, SpawnFailed, WorkerError
-from workers.process.child import Command, EngineExit, EngineProcess, HeldProcess, adopt_engine, run_engine
+from workers.process.child import Command, EngineProcess, adopt_engine, run_engine
+from workers.process.handed_over import HeldEngine, HeldProcess
+from workers.process.identity import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import EngineKind, WorkerSpec
 

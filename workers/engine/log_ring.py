@@ -1,36 +1,13 @@
 """The last lines that a worker's engine has printed, of this incarnation and the one before, in bounded memory."""
 
 from collections import deque
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from msgspec import Struct
+from workers.process.handed_over import HeldLog, LogLine
 
 MAX_LINES: Final = 2000  # of one incarnation: a llama-server start prints some 200
 MAX_LINE_BYTES: Final = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
-    """One line of output; ``number`` counts all lines of the worker from 1, ``stream`` is 1, 2, or 0 for our own."""
-
-    number: int
-    incarnation: int
-    stream: int
-    at_utc: datetime
-    text: str
-
-
-class HeldLog(Struct, frozen=True, kw_only=True):
-    """All lines of a worker, for another program to go on with; ``partial`` is the unfinished line of each stream."""
-
-    incarnation: int
-    number: int
-    bytes_taken: int
-    previous: list[LogLine]
-    current: list[LogLine]
-    partial: dict[int, bytes]
 
 
 class LogRing:

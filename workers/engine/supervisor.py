@@ -14,7 +14,6 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from transport.client import EngineClient
 from workers.devices.device_health import DeviceHealth
-from workers.engine.held_engine import HeldEngine
 from workers.engine.incarnation import Incarnation, Starter
 from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
@@ -24,7 +23,8 @@ from workers.log_context import Fields, about, of_worker
 from workers.notifier import Notifier
 from workers.policy import lifecycle
 from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
-from workers.process.child import EngineExit
+from workers.process.handed_over import HeldEngine
+from workers.process.identity import EngineExit
 from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
 from workers.states import LASTING, Hold, WorkerState

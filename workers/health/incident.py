@@ -12,7 +12,7 @@ import msgspec
 from workers.devices.memory import DeviceMemory
 from workers.health.probes import KernelView
 from workers.policy.liveness import Verdict
-from workers.process.child import EngineExit
+from workers.process.identity import EngineExit
 
 TAIL_LINES: Final = 50  # of each stream
 TAIL_CHARS: Final = 16 * 1024  # of each stream: the newest lines that fit

@@ -4,9 +4,9 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-from workers.engine.held_engine import HeldPace
 from workers.health.evidence import Observations
 from workers.policy.pace import AnswerWork, EnginePace, latency_ms
+from workers.process.handed_over import HeldPace
 from workers.requests.answer import Answer
 
 REMEMBERED: Final = 100  # answers

@@ -17,7 +17,7 @@ from workers.health.watch import HealthWatch
 from workers.log_context import line_about, of_worker
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
-from workers.process.child import EngineExit
+from workers.process.identity import EngineExit
 from workers.spec import WorkerSpec
 
 logger = logging.getLogger(__name__)

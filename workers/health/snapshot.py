@@ -5,7 +5,7 @@ from datetime import datetime
 
 from workers.health.incident import RequestView
 from workers.policy.liveness import Verdict
-from workers.process.child import EngineExit
+from workers.process.identity import EngineExit
 from workers.spec import WorkerId
 from workers.states import WorkerState
 

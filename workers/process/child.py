@@ -3,41 +3,23 @@
 import json
 import logging
 import os
-import signal
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 import anyio
-from msgspec import Struct
 
 from workers.errors import SpawnFailed
 from workers.process import guardian
-from workers.process.identity import ProcessId
+from workers.process.handed_over import HeldGuardian, HeldProcess
+from workers.process.identity import EngineExit, ProcessId
 from workers.process.orphans import end_orphans
 from workers.process.piped_child import PipedChild, read_some
 from workers.process.registry import run_id
-
-
-class HeldGuardian(Struct, frozen=True, kw_only=True):
-    """A guardian as another program in this process finds it; the descriptors are ours, and stay open over an exec."""
-
-    pid: int
-    started: int  # in clock ticks: the pid alone proves nothing
-    orders_fd: int
-    output_fd: int
-    reports_fd: int
-    output: bytes = b""  # the beginning of a frame whose end is still in the pipe
-    reports: bytes = b""
-
-    @property
-    def descriptors(self) -> tuple[int, int, int]:
-        """What has to stay open."""
-        return self.orders_fd, self.output_fd, self.reports_fd
 
 
 class GuardianLink(PipedChild):
@@ -106,41 +88,7 @@ class Command:
     env: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineExit:
-    """How the engine's main process ended: a status, or a signal, or neither where it is not known.
-
-    ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of what it had waited for.
-    """
-
-    status: int | None = None
-    signal: int | None = None
-    max_rss_bytes: int | None = field(default=None, compare=False)
-    cpu_s: float | None = field(default=None, compare=False)
-
-    def __str__(self) -> str:
-        """Say it in words."""
-        if self.signal is not None:
-            known = {number.value: number.name for number in signal.Signals}
-            return f"killed by {known.get(self.signal, f'signal {self.signal}')}"
-        return "ended in an unknown way" if self.status is None else f"exited with status {self.status}"
-
-
 OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there
-
-
-class HeldProcess(Struct, frozen=True, kw_only=True):
-    """An engine under its guardian as another program in this process finds it."""
-
-    guardian: HeldGuardian
-    pid: int
-    started: int  # in clock ticks
-
-    @property
-    def is_as_told(self) -> bool:
-        """Whether both processes are still those that were meant."""
-        engine = ProcessId(pid=self.pid, started=self.started)
-        return engine.is_alive and ProcessId(pid=self.guardian.pid, started=self.guardian.started).is_alive
 
 
 class OutputFrames:

@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers.process import guardian
@@ -83,3 +83,23 @@ def _stat(pid: int) -> _Stat:
     """Return fields 3, 6 and 22 of /proc/PID/stat; the second, its name, may hold anything."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     return _Stat(state=fields[0], session=int(fields[3]), started=int(fields[19]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineExit:
+    """How the engine's main process ended: a status, or a signal, or neither where it is not known.
+
+    ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of what it had waited for.
+    """
+
+    status: int | None = None
+    signal: int | None = None
+    max_rss_bytes: int | None = field(default=None, compare=False)
+    cpu_s: float | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        if self.signal is not None:
+            known = {number.value: number.name for number in signal.Signals}
+            return f"killed by {known.get(self.signal, f'signal {self.signal}')}"
+        return "ended in an unknown way" if self.status is None else f"exited with status {self.status}"

@@ -17,7 +17,7 @@ import anyio
 
 from workers.errors import ToolRunFailed, UnknownTool
 from workers.policy.backoff import Backoff
-from workers.tools.held_server import HeldServer, HeldTool
+from workers.process.handed_over import HeldServer, HeldTool
 from workers.tools.results import MAX_RESULT_BYTES
 from workers.tools.runner import ToolUse
 from workers.tools.server_log import StderrLog

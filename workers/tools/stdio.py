@@ -31,9 +31,9 @@ from mcp.types import (
 )
 
 from workers.process import guardian
+from workers.process.handed_over import HeldLink
 from workers.process.piped_child import PipedChild, read_some
 from workers.process.registry import run_id
-from workers.tools.held_server import HeldLink
 from workers.tools.results import MAX_RESULT_BYTES, ResultTooLarge, check_document
 from workers.tools.server_log import StderrLog
 

@@ -16,7 +16,6 @@ from service.config.tools import Equipment
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
 from service.store.store import Store
 from workers.devices.memory import DeviceMemory
-from workers.engine.log_ring import LogLine
 from workers.fleet import Fleet
 from workers.health.incident import Incident, RequestView, incident_document
 from workers.health.kv_watch import KvWatch
@@ -24,7 +23,8 @@ from workers.health.latency_record import LatencyRecord
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_workers import LaneWorkers
 from workers.policy.pace import Spread
-from workers.process.child import EngineExit
+from workers.process.handed_over import LogLine
+from workers.process.identity import EngineExit
 from workers.supervised import SupervisedWorker
 
 

@@ -16,9 +16,9 @@ import anyio
 import msgspec
 
 from tests.harness.waiting import LIMIT_S, wait_until
+from workers.process.handed_over import HeldServer
 from workers.process.registry import continue_run, run_id
 from workers.tools import mcp
-from workers.tools.held_server import HeldServer
 from workers.tools.mcp import McpServer, McpTools
 from workers.tools.runner import ToolUse
 

@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from workers.engine.held_engine import HeldEngine, HeldPace, HeldWorker
 from workers.engine.log_ring import LogRing
-from workers.handover import HeldFleet, launch_of
+from workers.handover import launch_of
 from workers.policy.adoption import NOT_WANTED, OTHER_ADAPTERS, OTHER_LAUNCH, Adoption, Launch, plan_adoption
-from workers.process.child import EngineExit, HeldGuardian, HeldProcess, OutputFrames
+from workers.process.child import OutputFrames
+from workers.process.handed_over import HeldEngine, HeldFleet, HeldGuardian, HeldPace, HeldProcess, HeldWorker
+from workers.process.identity import EngineExit
 from workers.spec import EngineKind, WorkerId, WorkerSpec
 
 ONE = Launch(worker="m-0", model="m", digest="a", adapters={}, may_have_more=False)

@@ -5,8 +5,8 @@ import os
 import msgspec
 import pytest
 
+from workers.process.handed_over import HeldLink, HeldServer, HeldTool
 from workers.process.identity import ProcessId
-from workers.tools.held_server import HeldLink, HeldServer, HeldTool
 from workers.tools.mcp import McpServer
 
 SERVER = McpServer(name="s", command=("a", "b"), env={"X": "1", "Y": "2"})

@@ -1,0 +1,214 @@
+"""The document that one program of the service leaves to the next over an exec: its whole form, and its version."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from msgspec import Struct, field
+
+from workers.process.identity import EngineExit, ProcessId
+
+
+class HeldGuardian(Struct, frozen=True, kw_only=True):
+    """A guardian as another program in this process finds it; the descriptors are ours, and stay open over an exec."""
+
+    pid: int
+    started: int  # in clock ticks: the pid alone proves nothing
+    orders_fd: int
+    output_fd: int
+    reports_fd: int
+    output: bytes = b""  # the beginning of a frame whose end is still in the pipe
+    reports: bytes = b""
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """What has to stay open."""
+        return self.orders_fd, self.output_fd, self.reports_fd
+
+
+class HeldProcess(Struct, frozen=True, kw_only=True):
+    """An engine under its guardian as another program in this process finds it."""
+
+    guardian: HeldGuardian
+    pid: int
+    started: int  # in clock ticks
+
+    @property
+    def is_as_told(self) -> bool:
+        """Whether both processes are still those that were meant."""
+        engine = ProcessId(pid=self.pid, started=self.started)
+        return engine.is_alive and ProcessId(pid=self.guardian.pid, started=self.guardian.started).is_alive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of output; ``number`` counts all lines of the worker from 1, ``stream`` is 1, 2, or 0 for our own."""
+
+    number: int
+    incarnation: int
+    stream: int
+    at_utc: datetime
+    text: str
+
+
+class HeldLog(Struct, frozen=True, kw_only=True):
+    """All lines of a worker, for another program to go on with; ``partial`` is the unfinished line of each stream."""
+
+    incarnation: int
+    number: int
+    bytes_taken: int
+    previous: list[LogLine]
+    current: list[LogLine]
+    partial: dict[int, bytes]
+
+
+class HeldEngine(Struct, frozen=True, kw_only=True):
+    """An engine that runs; ``key`` is what it asks of us, None where it asks for none."""
+
+    incarnation: int
+    process: HeldProcess
+    key: str | None
+    was_ready: bool
+    holds: list[str]  # what its worker is drained for
+    failed_at: list[float]
+    paused_at: list[float]
+    last_exit: EngineExit | None
+    log: HeldLog
+
+
+class HeldPace(Struct, frozen=True, kw_only=True):
+    """How fast an engine is, as measured and learned."""
+
+    rates: list[float]
+    tokens_a_char: float
+    steps_s: list[float]
+    errors: list[float]
+
+
+class HeldWorker(Struct, frozen=True, kw_only=True):
+    """A worker with its engine; ``launch`` is the digest of what the engine was started as, its adapters apart.
+
+    ``adapters`` are those that the engine has, in its order, each with its path; ``numbers`` are vLLM's own for them.
+    """
+
+    id: str
+    model: str
+    launch: str
+    engine: HeldEngine
+    pace: HeldPace
+    adapters: Mapping[str, str]
+    numbers: Mapping[str, int | None]
+    weights: int | None = None  # their version; None where the engine knows none
+
+
+class HeldFleet(Struct, frozen=True, kw_only=True):
+    """All workers that have engines; ``run`` is the mark that these carry.
+
+    ``scratch`` are folders, by models, into which engines write how far they are with new weights.
+    """
+
+    run: str
+    workers: list[HeldWorker]
+    scratch: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What has to stay open over the exec."""
+        return [fd for worker in self.workers for fd in worker.engine.process.guardian.descriptors]
+
+    @property
+    def guardians(self) -> set[ProcessId]:
+        """The processes above the engines."""
+        held = [worker.engine.process.guardian for worker in self.workers]
+        return {ProcessId(pid=each.pid, started=each.started) for each in held}
+
+
+class HeldTool(Struct, frozen=True, kw_only=True):
+    """A tool as its server listed it; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, object]
+
+
+class HeldLink(Struct, frozen=True, kw_only=True):
+    """Its tether's process, and our ends of its streams, which stay open over an exec.
+
+    ``unsent`` is what of our messages its pipe has not taken, ``received`` what of its messages nobody has been given,
+    ``said`` the beginning of a line on its standard error. ``last_id`` is the highest of our requests: no later one
+    may bear a number up to it, and no answer to one up to it is anybody's any more.
+    """
+
+    pid: int
+    started: int  # in clock ticks: the pid alone proves nothing
+    stdin_fd: int
+    stdout_fd: int
+    stderr_fd: int
+    unsent: bytes = b""
+    received: bytes = b""
+    said: bytes = b""
+    last_id: int = 0
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """What has to stay open."""
+        return self.stdin_fd, self.stdout_fd, self.stderr_fd
+
+    @property
+    def identity(self) -> ProcessId:
+        """The process of the tether."""
+        return ProcessId(pid=self.pid, started=self.started)
+
+
+class HeldServer(Struct, frozen=True, kw_only=True):
+    """One server: ``launch`` is a digest of what it was started as, ``name`` and ``model`` who configured it.
+
+    ``negotiated`` is the server's answer to ``initialize`` as JSON, or to ``server/discover`` where ``is_discovered``.
+    """
+
+    model: str
+    name: str
+    launch: str
+    link: HeldLink
+    negotiated: str
+    is_discovered: bool
+    tools: list[HeldTool]
+
+    def fault(self, launch: str) -> str | None:
+        """Return why the next program, which would start it as ``launch``, cannot go on with it; None where it can."""
+        if launch != self.launch:
+            return "it is to be started otherwise"
+        return None if self.link.identity.is_alive else "it has died"
+
+    def let_go(self) -> None:
+        """Close what was held of it; its process is ended as any that is left over."""
+        for fd in self.link.descriptors:
+            os.close(fd)
+
+
+VERSION: Final = 2  # of the form of the document; another one is refused before anything is handed over
+
+
+class Handover(Struct, frozen=True, kw_only=True):
+    """All that is left; ``upgrades`` counts them, this one too, and ``at`` is when it was, in monotonic seconds.
+
+    ``lock_fd`` holds the state directory. ``connections`` are those of clients that ask nothing at the moment.
+    """
+
+    version: int = VERSION
+    roundhouse: str  # the version that is leaving
+    upgrades: int
+    at: float
+    listener_fd: int
+    lock_fd: int
+    connections: list[int]
+    fleet: HeldFleet
+    servers: list[HeldServer]  # of MCP, over stdio
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What has to stay open."""
+        of_servers = [fd for server in self.servers for fd in server.link.descriptors]
+        return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors, *of_servers]
