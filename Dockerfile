@@ -24,9 +24,9 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY transport transport
 COPY workers workers
 COPY service service
-COPY client/roundhouse_client client/roundhouse_client
+COPY client client
 RUN python3 -m venv /opt/roundhouse \
-    && /opt/roundhouse/bin/pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]"
+    && /opt/roundhouse/bin/pip install --no-cache-dir --constraint constraints.txt ./client ".[${EXTRAS}]"
 
 FROM base AS roundhouse
 # Its home is the volume, so that caches of engines have a place where all else is read-only.

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ./client --editable
 
 .PHONY: demo test test-slow test-system test-engines soak lint types bench clean
 .DELETE_ON_ERROR:
@@ -50,10 +50,12 @@ lint: $(READY) types
 types: $(READY)
 	$(BIN)/mypy
 
-# Each prints what it measures beside its rival or its bound; all is kept in bench/results.json, beside the commit. It
-# takes hours: the makespans over HTTP alone half of one. ONLY="--only token_path door" runs some.
+# Each prints what it measures beside its rival or its bound; all is kept in bench/results.json, beside the commit, and
+# the pages have it from there. It takes hours: the makespans over HTTP alone half of one. ONLY="--only token_path door"
+# runs some.
 bench: $(READY)
 	$(BIN)/python -m bench.all $(ONLY)
+	$(BIN)/python -m bench.pages
 
 clean:
 	rm -rf $(VENV) .venv-3.13
@@ -64,12 +66,12 @@ $(BIN)/python:
 	@$(BIN)/python -m pip uninstall --quiet --yes setuptools  # what is built brings its own
 
 # What the demo runs with, and nothing that only developers need.
-$(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
+$(DEMO_READY): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing Roundhouse and llama.cpp's engine into $(VENV): about half a minute, some 250 MB"
 	@test $(READY) -nt pyproject.toml -a $(READY) -nt constraints.txt || $(INSTALL) '.[embedded]'
 	@touch $@
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
+$(READY): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing all that developers need into $(VENV): one to three minutes, some 700 MB"
 	@$(INSTALL) '.[dev]'
 	@touch $@

@@ -99,6 +99,6 @@ def _make_tiny(state_dir: Path) -> None:
     try:
         from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
     except ImportError as error:
-        text = f"the embedded engine needs the extra 'embedded' ({error}): pip install '.[embedded]'"
+        text = f"the embedded engine needs the extra 'embedded' ({error}): pip install ./client '.[embedded]'"
         raise ConfigError(text) from error
     ensure_tiny_model(tiny_model_path(state_dir))
