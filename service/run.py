@@ -113,7 +113,7 @@ async def _post(node: Node, file: JobFile) -> JobId:
     # The same job on the same output is the same job: finished, it is only exported again; unfinished, it goes on.
     stored, is_new = await node.jobs.post(file.document, _key(file))
     if not is_new:
-        await node.intake.take(stored.id)
+        await node.intake.claim_jobs(stored.id)
     return stored.id
 
 

@@ -125,7 +125,7 @@ async def serve(
         let_signals_in()
         async with anyio.create_task_group() as watching:
             watching.start_soon(_watch_signals, signals, stop, hurry, ask_reload, upgrade)
-            watching.start_soon(manager.feed)
+            watching.start_soon(manager.feed_watchdog)
             async with (
                 open_node(
                     config,

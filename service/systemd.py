@@ -62,7 +62,7 @@ class ServiceManager:
         finally:
             self.tell_ready(status)
 
-    async def feed(self) -> None:
+    async def feed_watchdog(self) -> None:
         """Feed the watchdog as long as this event loop turns; where there is none, return.
 
         A loop that hangs feeds nothing. The manager then sends SIGABRT, at which the stacks of all threads go to

@@ -19,6 +19,11 @@ UNLIMITED: Final = {
 }
 NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
 SAME_STEMS: Final = {"api", "launch", "dialects"}  # folders whose files are named after what they speak for
+MOST_ALIKE: Final = 6  # classes whose public methods have one name: of more, neither a reader nor a search knows which
+PLAIN: Final = frozenset(
+    {"run", "close", "add", "start", "stop", "get", "remove", "clear", "open", "post", "parse", "describe"}
+)
+EMPTY: Final = ("Note that", "Return what")  # beginnings of docstrings whose subject is no noun of the field
 STDLIB_ONLY: Final = ("workers/process/guardian.py",)
 # Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
 FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")
@@ -65,6 +70,7 @@ def _check_source(name: Path, text: str) -> Iterator[str]:
     if name.stem in NO_NAMES:
         yield f"{name}: a name that says nothing about the domain"
     tree = ast.parse(text)
+    yield from _check_docstrings(name, tree)
     if name.stem != "__init__" and ast.get_docstring(tree) is None:
         yield f"{name}: the module says nothing about what it owns"
     for node in ast.walk(tree):
@@ -89,6 +95,7 @@ def _check_names(tracked: Iterable[Path]) -> Iterator[str]:
     for (_, called), places in classes.items():
         if len(places) > 1:
             yield f"{places[0]}: class {called} is also in {', '.join(places[1:])}"
+    yield from _check_methods(names)
     stems: dict[tuple[str, str], list[str]] = {}
     for name in names:
         if not SAME_STEMS & set(name.parts):
@@ -96,6 +103,33 @@ def _check_names(tracked: Iterable[Path]) -> Iterator[str]:
     for same in stems.values():
         if len(same) > 1:
             yield f"{same[0]}: the same module name as {', '.join(same[1:])}"
+
+
+def _check_docstrings(name: Path, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            told = ast.get_docstring(node) or ""
+            if told.startswith(EMPTY):
+                yield f"{name}:{getattr(node, 'lineno', 1)}: {told.partition('.')[0]!r} names nothing of the field"
+
+
+def _check_methods(names: Iterable[Path]) -> Iterator[str]:
+    """A method is a verb, with its noun where the class is not the noun."""
+    methods: dict[str, list[str]] = {}
+    for name in names:
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                for each in node.body:
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(each):
+                        methods.setdefault(each.name, []).append(node.name)
+    for method, classes in methods.items():
+        if len(classes) > MOST_ALIKE and method not in PLAIN and not method.startswith("_"):
+            yield f"{method} is a method of {len(classes)} classes: {', '.join(sorted(classes))}"
+
+
+def _is_property(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    told = [ast.unparse(each) for each in method.decorator_list]
+    return any(each in ("property", "cached_property") or each.endswith(".setter") for each in told)
 
 
 def _check_dataclass(name: Path, node: ast.ClassDef) -> Iterator[str]:

@@ -40,7 +40,7 @@ def _chars_of(event: Event) -> int:
 class Receiver(Protocol):
     """Takes what an engine sends for one request, in the event loop and without waiting."""
 
-    def begin(self) -> None:
+    def begin_stream(self) -> None:
         """The engine has taken the request up: a stream follows."""
 
     def touch(self) -> None:
@@ -94,7 +94,7 @@ class Exchange(asyncio.Protocol):
     def stop_gathering(self) -> None:
         """Leave the reads alone; to be called before the connection is closed from here."""
         if self._gathering is not None and self._reads is not None:
-            self._gathering.discard(self._reads)
+            self._gathering.forget_reads(self._reads)
 
     # asyncio.Protocol
 
@@ -220,7 +220,7 @@ class Exchange(asyncio.Protocol):
             raise MalformedFrame(f"the answer is {content_type or 'of no type'} and not an event stream")
         self._is_stream = self._status == _OK
         if self._is_stream:
-            self._receiver.begin()
+            self._receiver.begin_stream()
             if self._parser.should_keep_alive():
                 self._reads = None  # it does not close its connection after the answer, so the end would not wake us
 

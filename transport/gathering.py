@@ -26,7 +26,7 @@ class Reads:
     def __repr__(self) -> str:
         return f"<Reads {self.count} gathering={self._is_gathering}>"
 
-    def look(self) -> None:
+    def adapt(self) -> None:
         """Gather where reads are many; where none has come since the last look, have the kernel hand over all."""
         if self._is_gathering and not self.count:
             self._is_gathering = False
@@ -61,7 +61,7 @@ class Gathering:
         if self._timer is None:
             self._look_later()
 
-    def discard(self, reads: Reads) -> None:
+    def forget_reads(self, reads: Reads) -> None:
         """Leave a connection alone; to be called before it is closed."""
         self._reads.discard(reads)
         if not self._reads and self._timer is not None:
@@ -73,5 +73,5 @@ class Gathering:
 
     def _look(self) -> None:
         for reads in self._reads:
-            reads.look()
+            reads.adapt()
         self._look_later()

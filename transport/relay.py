@@ -89,7 +89,7 @@ class RelayExchange(Exchange):
         self._is_sized = "content-length" in headers or "transfer-encoding" in headers
         self._is_stream = self._status == _OK and self._content_type.lower().startswith("text/event-stream")
         if self._status >= _OK:
-            self._receiver.begin()
+            self._receiver.begin_stream()
 
     def _deliver(self) -> None:
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

@@ -77,7 +77,7 @@ class Fleet:
 
     def _worker_of(self, spec: WorkerSpec) -> SupervisedWorker:
         if spec.id not in self._diaries:
-            self._diaries[spec.id] = Diary.of(spec)
+            self._diaries[spec.id] = Diary.of_worker(spec)
         return self._make(spec, diary=self._diaries[spec.id])
 
     def __repr__(self) -> str:
@@ -159,7 +159,7 @@ class Fleet:
         """Whether no worker of a model will be ready again without an operator."""
         if model in self.lanes.models:
             return self.lanes.is_lost(model)
-        workers = self._roster.of(model)
+        workers = self._roster.workers_of(model)
         return bool(workers) and all(worker.has_given_up for worker in workers)
 
     def trouble_of(self, model: str) -> str:
@@ -185,7 +185,7 @@ class Fleet:
 
     # From one program of this process to the next
 
-    def held(self) -> HeldFleet:
+    def hand_over_engines(self) -> HeldFleet:
         """Return the engines as the next program of this process would find them."""
         found = (hold(worker, self._environment) for worker in self)
         scratch = {name: str(weights.scratch) for name, weights in self.weights.items() if weights.scratch is not None}
@@ -196,7 +196,11 @@ class Fleet:
         for worker in self:
             if worker.state is WorkerState.STOPPING:
                 return f"{worker.spec.id} is stopping its engine"
-            if worker.state is WorkerState.STARTING and worker.supervisor.held() is None and worker.owns_engine:
+            if (
+                worker.state is WorkerState.STARTING
+                and worker.supervisor.hand_over_engine() is None
+                and worker.owns_engine
+            ):
                 return f"{worker.spec.id} is about to start its engine"
         for name, weights in self.weights.items():
             if weights.running is not None or weights.is_keeping:
@@ -299,10 +303,10 @@ class Fleet:
     def _tell(self, worker: SupervisedWorker) -> None:
         # First: what is behind must not be taken for ready.
         if worker.spec.lane is None:
-            self._roster.take_change(worker)
+            self._roster.note_change(worker)
         else:
-            self._upkeep_of_lanes[worker.spec.name].take_change(worker)
-        self.lanes.take_change(worker)
+            self._upkeep_of_lanes[worker.spec.name].note_change(worker)
+        self.lanes.note_change(worker)
         if self.get(worker.spec.id) is not worker:  # it slept, and another model has its lane
             return
         for subscriber in self._subscribers:

@@ -48,7 +48,7 @@ def launch_of_held(held: HeldWorker) -> Launch:
 
 def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker | None:
     """Return a worker as the next program would find it; None where it has no engine to keep."""
-    engine = worker.supervisor.held() if worker.owns_engine and Hold.ASLEEP not in worker.holds else None
+    engine = worker.supervisor.hand_over_engine() if worker.owns_engine and Hold.ASLEEP not in worker.holds else None
     if engine is None:
         return None
     return HeldWorker(
@@ -56,7 +56,7 @@ def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker
         model=worker.spec.name,
         launch=launch_of(worker.spec, environment).digest,
         engine=engine,
-        pace=worker.latency.held(),
+        pace=worker.latency.hand_over_pace(),
         adapters=dict(worker.adapters.loaded),
         numbers=dict(worker.adapters.numbers),
         weights=worker.weights.version if worker.weights is not None else None,

@@ -65,7 +65,7 @@ class LoadedAdapters:
         """Have the engine that begins next be one that runs already, and has these."""
         self._held = loaded, numbers
 
-    def begin(self) -> None:
+    def begin_incarnation(self) -> None:
         """Note that an engine is started, with all that is wanted."""
         if self._held is not None:
             (loaded, numbers), self._held = self._held, None

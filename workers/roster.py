@@ -99,7 +99,7 @@ class Roster:
         """The models that are wanted, in the configuration's order."""
         return tuple(self._wanted)
 
-    def of(self, model: str) -> list[SupervisedWorker]:
+    def workers_of(self, model: str) -> list[SupervisedWorker]:
         """Return the workers of a model that stay."""
         return [each.worker for each in self._members.values() if each.worker.spec.name == model and not each.leaves]
 
@@ -111,11 +111,11 @@ class Roster:
         self._wanted = _by_model(specs)
         self._changed.notify()
 
-    def take_change(self, worker: SupervisedWorker) -> None:
+    def note_change(self, worker: SupervisedWorker) -> None:
         """Note that a worker's state has changed. Nothing here waits."""
         member = self._members.get(worker.spec.id)
         if member is not None and member.worker is worker:
-            member.upkeep.take_change(worker)
+            member.upkeep.note_change(worker)
             self._changed.notify()
 
     @property

@@ -71,7 +71,7 @@ class SupervisedWorker:
         diary: Diary | None = None,
         health: DeviceHealth | None = None,
     ) -> None:
-        diary = diary or Diary.of(spec)
+        diary = diary or Diary.of_worker(spec)
         environment = os.environ if environment is None else environment
         self.spec = spec = placed(spec, environment)
         self._tries_suspects = tries_suspects
@@ -394,7 +394,7 @@ class SupervisedWorker:
 
     async def _prepare(self) -> None:
         await self._calibration.run()
-        await self.kv.begin()
+        await self.kv.begin_incarnation()
 
     def _end_requests(self, action: lifecycle.EndRequests) -> None:
         if not self.recorder.has_viewed:
@@ -412,8 +412,8 @@ class SupervisedWorker:
 
     def _moved(self) -> None:
         if self.is_starting:
-            self.adapters.begin()
-            self._watch.begin()
+            self.adapters.begin_incarnation()
+            self._watch.begin_incarnation()
         if self.state is WorkerState.READY:
             told = self.supervisor.running.capacity if self.supervisor.running else None
             self._slots.total = self.spec.slots_offered(told, self._limit.slots if self._limit else None)

@@ -76,12 +76,12 @@ class ModelUpkeep:
         if self.adapters is not None:
             self.adapters.workers.remove(worker)
 
-    def take_change(self, worker: SupervisedWorker) -> None:
+    def note_change(self, worker: SupervisedWorker) -> None:
         """Note that a worker's state has changed. Nothing here waits."""
         if self.weights is not None:
-            self.weights.take_change(worker)
+            self.weights.note_change(worker)
         if self.adapters is not None:
-            self.adapters.take_change(worker)
+            self.adapters.note_change(worker)
 
 
 def _what_is_loaded(spec: WorkerSpec) -> tuple[object, ...]:

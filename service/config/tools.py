@@ -107,9 +107,9 @@ class Equipment:
         """List the servers with their models, as they stand now."""
         return [(model, server.state) for model, servers in self.servers.items() for server in servers]
 
-    def held(self) -> list[HeldServer]:
+    def hand_over_servers(self) -> list[HeldServer]:
         """Return the MCP servers over stdio as the next program of this process would find them."""
-        found = (server.held(model) for model, servers in self.servers.items() for server in servers)
+        found = (server.hand_over_server(model) for model, servers in self.servers.items() for server in servers)
         return [each for each in found if each is not None]
 
     def equipped(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:

@@ -41,7 +41,7 @@ class SpeakingOrder(Protocol):
     def resume(self, spoken: Sequence[Place]) -> list[Place]:
         """Begin, or go on after ``spoken`` in the order in which they were; return the turns that are ready."""
 
-    def take(self, place: Place) -> list[Place]:
+    def end_turn(self, place: Place) -> list[Place]:
         """Note that a turn has spoken; return the turns that are ready by that."""
 
     def waiting(self) -> Iterator[WaitingTurn]:
@@ -136,7 +136,7 @@ class RoundsOrder:
         self._spoken = heard.get(self._round, 0)
         return self._open()
 
-    def take(self, place: Place) -> list[Place]:
+    def end_turn(self, place: Place) -> list[Place]:
         """Take a turn's end: others may have waited for it, or the whole round has."""
         self._spoken |= 1 << place.agent
         if self._spoken == self._dependencies.everybody:
@@ -200,7 +200,7 @@ class FreeOrder:
         queue = sorted(range(len(self._spoken)), key=lambda agent: (last.get(agent, -1), agent))
         return [Place(agent, self._spoken[agent]) for agent in queue if self._spoken[agent] < self._rounds]
 
-    def take(self, place: Place) -> list[Place]:
+    def end_turn(self, place: Place) -> list[Place]:
         """Take a turn's end: its agent goes to the back of the queue."""
         self._spoken[place.agent] = place.round + 1
         return [Place(place.agent, place.round + 1)] if place.round + 1 < self._rounds else []

@@ -127,7 +127,7 @@ class Checkpoints:
         self._lanes = lanes
         self._pool = pool
         self._on_change = on_change
-        self._diaries = [Diary.of(replace(base, id=WorkerId(each.id))) for each in lanes]
+        self._diaries = [Diary.of_worker(replace(base, id=WorkerId(each.id))) for each in lanes]
         self._allocator = Allocator(lanes)
         self._served: dict[str, Served] = {}
         self._servers: dict[str, _Server] = {}

@@ -285,10 +285,10 @@ class InferenceEngine:
         )  # fmt: skip
 
     def _changed(self, worker: SupervisedWorker) -> None:
-        self._pool.take_change(worker)
-        for news in self._news.take_change(worker):
+        self._pool.note_change(worker)
+        for news in self._news.news_of(worker):
             self._readers.tell(news)
-        self._turnstile.look()
+        self._turnstile.start_runs()
 
     # Life
 

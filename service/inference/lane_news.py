@@ -26,7 +26,7 @@ class LaneNews:
     def __repr__(self) -> str:
         return f"<LaneNews dead={sorted(self._dead)}>"
 
-    def take_change(self, worker: SupervisedWorker) -> Iterator[News]:
+    def news_of(self, worker: SupervisedWorker) -> Iterator[News]:
         """Return what the change of a worker's state means."""
         place = (worker.spec.id, worker.spec.name)
         is_broken = worker.state in {WorkerState.BACKOFF, WorkerState.FAILED}

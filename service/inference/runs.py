@@ -155,7 +155,7 @@ class AgentRuns:
                 if self._emulates and isinstance(outcome, Completed) and answer.predicted_ms is not None:
                     await self._hold_until(began_at + answer.predicted_ms / MS)
         finally:
-            self._turnstile.look()
+            self._turnstile.start_runs()
         predicted = answer.predicted_ms
         self._write(
             INFER_DONE,

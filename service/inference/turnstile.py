@@ -56,7 +56,7 @@ class Turnstile:
         ticket = _Ticket(order=order, model=model, seat=asyncio.get_running_loop().create_future(), last=last)
         self._tickets.append(ticket)
         self._tickets.sort(key=lambda each: each.order)
-        self.look()
+        self.start_runs()
         try:
             return ticket.order, await ticket.seat
         except asyncio.CancelledError:
@@ -66,9 +66,9 @@ class Turnstile:
         finally:
             if ticket in self._tickets:
                 self._tickets.remove(ticket)
-            self.look()
+            self.start_runs()
 
-    def look(self) -> None:
+    def start_runs(self) -> None:
         """Start what can start; called after every change of a lane and of the queue."""
         # One whose run was cancelled is there until its task has run: it must not be given what none gives back.
         self._tickets = [ticket for ticket in self._tickets if not ticket.seat.done()]

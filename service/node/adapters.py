@@ -37,7 +37,7 @@ class Adapters:
             if name not in self._leaving
         }
 
-    def of(self, model: str) -> ModelAdapters:
+    def of_model(self, model: str) -> ModelAdapters:
         """Return a model's adapters.
 
         Raises:
@@ -55,7 +55,7 @@ class Adapters:
             ServiceError: it cannot be; nothing has changed.
             AdapterError: an engine of the model cannot; nothing has changed.
         """
-        adapters = self.of(model)
+        adapters = self.of_model(model)
         if name in self._models:
             raise AdapterTaken(f"{name} is a model")
         arriving = [owner for owner, other in self._arriving if other == name]
@@ -81,7 +81,7 @@ class Adapters:
             ServiceError: it cannot be; nothing has changed.
             AdapterError: an engine of the model cannot; nothing has changed.
         """
-        adapters = self.of(model)
+        adapters = self.of_model(model)
         if name not in adapters.loaded or name in self._leaving:
             raise AdapterNotFound(model, name, is_configured=name in adapters.configured)
         self._leaving.add(name)

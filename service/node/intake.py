@@ -154,7 +154,7 @@ class Intake:
                 await self.admit(claimed, self._epoch)
                 await self._cancel_wanted()
                 if self._scheduler.paused_by is None:
-                    await self.take()
+                    await self.claim_jobs()
             except StoreUnavailable as error:  # what could not be read comes with a later claim
                 is_done = False  # and a lone node may never be told of that again
                 logger.debug("nothing is claimed: %s", error)
@@ -192,7 +192,7 @@ class Intake:
         self._scheduler.unpause(Pause.LEASE)
         self.hint(is_work=True)
 
-    async def take(self, job_id: JobId | None = None) -> None:
+    async def claim_jobs(self, job_id: JobId | None = None) -> None:
         """Claim what there is room for, or only what is of one job, and go on with it."""
         if self._scheduler.is_closing or self._is_starting_over:
             return

@@ -123,7 +123,7 @@ class Node:
                     await self.scheduler.wait_idle()
                 # Another node may have taken over: then nothing of ours is left to be written.
                 with anyio.move_on_after(LEAVING_S), suppress(StoreUnavailable):
-                    await self.store.leave()
+                    await self.store.leave_claims()
             tasks.cancel_scope.cancel()
 
     async def _hurry(self, hurry: anyio.Event, patience: anyio.CancelScope) -> None:
@@ -192,7 +192,7 @@ async def open_node(
             )
             cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet))
             neighbours = cluster or Alone()
-            outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours, telemetry.take)
+            outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours, telemetry.record_facts)
             order = config.scheduling
             scheduler = Scheduler(
                 POLICIES[order.policy],
@@ -208,7 +208,7 @@ async def open_node(
             adapters = Adapters(fleet, models)
             intake = Intake(store, scheduler, models, adapters.names, telemetry.note_job, is_shared=cluster is not None)
             news = StoreNews(store, scheduler, intake, followers)
-            tell = partial(_tell_both, metrics.take_news, news.take)
+            tell = partial(_tell_both, metrics.take_news, news.forward_event)
             store.subscribe(tell)
             tasks.start_soon(news.run)
             await tasks.start(scheduler.run)

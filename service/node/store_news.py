@@ -44,7 +44,7 @@ class StoreNews:
     def __repr__(self) -> str:
         return f"<StoreNews waiting={self._send.statistics().current_buffer_used}>"
 
-    def take(self, event: StoreEvent) -> None:
+    def forward_event(self, event: StoreEvent) -> None:
         """Take an event; nothing here waits."""
         match event:
             case JobsCommitted():

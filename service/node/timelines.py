@@ -91,7 +91,7 @@ class Timelines:
 
 def _written(timeline: Timeline, gathered: GatheredSpans) -> list[bytes]:
     """Return the JSON of a timeline with these attempts, and let go of them."""
-    spans = gathered.take()
+    spans = gathered.drain()
     laid, rows = lay_rows(spans)
     _release(spans)
     made = list(pieces(with_attempts(timeline, laid, rows)))

@@ -51,7 +51,7 @@ class Admission:
     def __repr__(self) -> str:
         return f"<Admission jobs={len(self._left)}>"
 
-    def take(self, whole: Piece) -> None:
+    def admit_piece(self, whole: Piece) -> None:
         """Admit a piece, or as much of it as goes at once; the rest follows by itself."""
         job_id, pieces = whole.job.id, _pieces_of(whole)
         if job_id in self._left:  # behind what is left of it

@@ -32,7 +32,7 @@ class KeptSlots:
     def __repr__(self) -> str:
         return f"<KeptSlots {self._keeping}>"
 
-    def look(self, kept: Mapping[TurnKey, int], now: float) -> list[RequestUsed]:
+    def settle(self, kept: Mapping[TurnKey, int], now: float) -> list[RequestUsed]:
         """Take how many slots are kept from ``now`` on, and for which turns; return what others have had."""
         if not (kept or self._keeping):
             return []

@@ -105,14 +105,14 @@ class Scheduler:
                 self._take_findings(self._blame.expire(time.monotonic()))
                 if self._blame.has_distrusted:
                     self._post(events.TimeTold(at=time.monotonic()))
-                if uses := self._kv_uses.look():
+                if uses := self._kv_uses.read_changes():
                     self._post(events.KvUseTold(uses=uses))
 
     # Jobs
 
     def admit(self, piece: Piece) -> None:
         """Take conversations of a job that are stored and ours."""
-        self.admission.take(piece)
+        self.admission.admit_piece(piece)
 
     def _admit(self, piece: Piece) -> None:
         job = piece.job
@@ -123,7 +123,7 @@ class Scheduler:
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
         set_aside = [turn for turn in left.values() if turn.charges.service_ends >= MOST_SERVICE_ENDS]
         live.hear_again((turn for turn in piece.ended if turn.state is TurnState.COMPLETED), left.values())
-        self._job_turns.turns.resume(left.values())
+        self._job_turns.turns.restore(left.values())
         if set_aside:
             self._write([self._set_aside(job, turn.key) for turn in set_aside])
             known |= {turn.key: (TurnState.FAILED, FailureReason.POISONED) for turn in set_aside}
@@ -300,7 +300,7 @@ class Scheduler:
         facts = list(made)
         for action in self._core.handle(*self._kept_slots.take_over(), *events_):
             facts += self._act(action)
-        facts += self._kept_slots.look(self._core.kept, time.monotonic())
+        facts += self._kept_slots.settle(self._core.kept, time.monotonic())
         for begin in range(0, len(facts), FACTS_A_WRITE):
             self._write(facts[begin : begin + FACTS_A_WRITE])
         if self._fleet.lanes.models:
@@ -335,7 +335,7 @@ class Scheduler:
                 detail = self._fleet.trouble_of(self.model_of(action.key))
                 facts += self._work(action.key.job_id).abandon(action.key, detail)
             case events.CutOffTurn():
-                self._work(action.key.job_id).cut_off(action.key)
+                self._work(action.key.job_id).cut_off_attempt(action.key)
             case events.ContinueCancel():
                 self._start_soon(self._go_on_cancelling, action.job_id)
             case events.ContinueDispatch():
@@ -393,7 +393,7 @@ class Scheduler:
         self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
         self._fleet.lanes.note_start(worker.spec.id, worker.spec.name)
         lease = worker.lease_nowait(action.slots)  # the core counts the slots of ready workers as the workers do
-        turn, facts = self._work(action.key.job_id).begin(action.key, worker, now)
+        turn, facts = self._work(action.key.job_id).begin_attempt(action.key, worker, now)
         self._start_soon(self._runner.run_turn, turn, worker, lease)
         return list(facts)
 
@@ -441,13 +441,13 @@ class Scheduler:
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:
         if findings:
-            self._post(*self._findings.take(findings))
+            self._post(*self._findings.apply_findings(findings))
 
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""
         ends: list[End] = []
         # Who gave way is ready again at once: the core is to know what it takes, and what the others have grown to.
-        uses = self._kv_uses.look() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
+        uses = self._kv_uses.read_changes() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
         for turn, outcome in sorted(ended, key=self._place_of_end):
             self._work(turn.key.job_id).note_off_slot(turn.key)
             ends.append(self._turn_endings.take_end(turn, outcome))
@@ -457,7 +457,7 @@ class Scheduler:
             for turn, outcome in ended:
                 self._turn_endings.refuse_late(turn, outcome)
         else:
-            found = self._findings.take(finding for end in ends for finding in end.findings)
+            found = self._findings.apply_findings(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []
             spent = [
                 spent_by(each.key, each.answer, each.seconds)

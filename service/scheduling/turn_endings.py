@@ -49,13 +49,13 @@ class TurnEndings:
         logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome, extra=line)
 
     def _take_end(self, turn: OnSlot, outcome: Outcome) -> End:
-        turn.end(outcome)
+        turn.end_attempt(outcome)
         key = turn.key
         match outcome:
             case Completed():
                 return self._acquit(turn, turn.complete)
             case Cancelled():
-                self._blame.leave(key, is_cut_off=True, at=time.monotonic())
+                self._blame.end_unproven(key, is_cut_off=True, at=time.monotonic())
                 if outcome.reason is not CancelReason.CONVERSATION_ENDED:
                     reason = CANCELLED.get(outcome.reason, FailureReason.SHUTDOWN)
                     return self._run_again(turn, reason, WHY[outcome.reason] or "")
@@ -64,7 +64,7 @@ class TurnEndings:
             case RequestFailed():
                 if outcome.reason not in UNPROVED:
                     return self._acquit(turn, lambda: turn.fail(outcome.reason, outcome.detail))
-                self._blame.leave(key, is_cut_off=True, at=time.monotonic())
+                self._blame.end_unproven(key, is_cut_off=True, at=time.monotonic())
                 self._blame.forget([key])
                 return turn.fail(outcome.reason, outcome.detail)
             case EngineFailed():
@@ -74,7 +74,7 @@ class TurnEndings:
 
     def _acquit(self, turn: OnSlot, finish: Callable[[], End]) -> End:
         """Take an end that the engine brought about: nothing speaks against the turn any more."""
-        findings = self._blame.end(turn.key, turn.charges, time.monotonic())
+        findings = self._blame.acquit(turn.key, turn.charges, time.monotonic())
         turn.charges = Charges()  # the service's own ends too: it has outlived this one
         return replace(finish(), findings=findings)
 
@@ -95,7 +95,7 @@ class TurnEndings:
     def _judge_refusal(self, turn: OnSlot, failed: EngineFailed) -> End:
         """Run a turn again that its engine refused, unless that was once too often."""
         now_s = time.monotonic()
-        self._blame.leave(turn.key, is_cut_off=failed.reason in STALLED, at=now_s)
+        self._blame.end_unproven(turn.key, is_cut_off=failed.reason in STALLED, at=now_s)
         turn.charges, reason = refuse(
             turn.charges,
             failed,

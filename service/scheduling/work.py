@@ -61,7 +61,7 @@ class OnSlot(Protocol):
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
         """Ask the worker, and give the slot back; an end of any kind is a value."""
 
-    def end(self, outcome: Outcome) -> None:
+    def end_attempt(self, outcome: Outcome) -> None:
         """Keep what the attempt has brought."""
 
     def complete(self) -> End:
@@ -102,10 +102,10 @@ class Work(Protocol):
     def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:
         """Note that a turn waits for a slot."""
 
-    def begin(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[OnSlot, Sequence[Record]]:
+    def begin_attempt(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[OnSlot, Sequence[Record]]:
         """Begin an attempt on a worker."""
 
-    def cut_off(self, key: TurnKey) -> None:
+    def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
 
     def interrupt_all(self) -> None:

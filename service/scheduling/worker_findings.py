@@ -32,7 +32,7 @@ class KvUses:
     def __repr__(self) -> str:
         return f"<KvUses of {len(self._seen)} turns>"
 
-    def look(self) -> Mapping[TurnKey, KvUse]:
+    def read_changes(self) -> Mapping[TurnKey, KvUse]:
         """Return what each turn takes that takes something else than at the last look; tokens."""
         lenders = {worker.spec.id for worker in self._fleet if worker.kv.budget is not None}
         if not lenders:
@@ -80,7 +80,7 @@ class LoadLimits:
         self._limits[worker] = LoadLimit(slots=slots, probation=probation, ends_left=probation)
         return slots
 
-    def note_end(self, worker: str, in_flight: int, full: int) -> int | None:
+    def learn_from_end(self, worker: str, in_flight: int, full: int) -> int | None:
         """Take an end with ``in_flight`` turns on the worker, itself included; return the new number, if it is raised.
 
         ``full`` is how many slots the worker has without a limit.
@@ -109,7 +109,7 @@ class WorkerFindings:
     def __repr__(self) -> str:
         return f"<WorkerFindings {self._limits!r}>"
 
-    def take(self, findings: Iterable[Finding]) -> list[Suspicion]:
+    def apply_findings(self, findings: Iterable[Finding]) -> list[Suspicion]:
         """Tell whom findings concern; return what the core is to know of them."""
         found: list[Suspicion] = []
         for finding in findings:
@@ -149,7 +149,7 @@ class WorkerFindings:
         worker = self._fleet.get(worker_id)
         if worker is None:
             return
-        slots = self._limits.note_end(worker.spec.id, worker.slots_in_use + 1, worker.spec.slots)
+        slots = self._limits.learn_from_end(worker.spec.id, worker.slots_in_use + 1, worker.spec.slots)
         if slots is not None:
             because = f"it died under load, and has borne {slots - 1} since"
             worker.limit_slots(SlotLimit(slots=slots, because=because) if slots < worker.spec.slots else None)

@@ -132,7 +132,7 @@ class Claims:
         )
         return operations.as_stored(new, number), self._arrive(taken), True
 
-    def take(
+    def claim(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
         """Claim what no node runs; return it, with what this node had claimed without learning of it."""

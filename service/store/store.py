@@ -96,7 +96,7 @@ class Store:
         """
         return await self._write(
             frozenset(),
-            lambda connection: self._claims.take(connection, models, limit, job_id),
+            lambda connection: self._claims.claim(connection, models, limit, job_id),
             self._claims.keep,
             is_kept=True,
         )
@@ -116,7 +116,7 @@ class Store:
         """Take back all that claims have told."""
         await self._write(frozenset(), lambda _connection: None, lambda _: self._claims.forget_all(), is_kept=True)
 
-    async def leave(self) -> None:
+    async def leave_claims(self) -> None:
         """Leave everything that is claimed to other nodes, now and not when the lease ends.
 
         Raises:

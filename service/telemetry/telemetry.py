@@ -52,12 +52,12 @@ class Telemetry:
         """Make spans from now on."""
         self._spans = spans
 
-    def take(self, facts: Sequence[Record]) -> None:
+    def record_facts(self, facts: Sequence[Record]) -> None:
         """Take facts of jobs."""
         try:
-            self._metrics.turns.take(facts)
+            self._metrics.turns.count_facts(facts)
             if self._spans is not None:
-                self._spans.take(facts)
+                self._spans.record_facts(facts)
         except Exception:
             logger.exception("telemetry: a defect of Roundhouse; facts are not told")
 

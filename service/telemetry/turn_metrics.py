@@ -65,7 +65,7 @@ class TurnMetrics:
     def __repr__(self) -> str:
         return "<TurnMetrics>"
 
-    def take(self, facts: Iterable[Record]) -> None:
+    def count_facts(self, facts: Iterable[Record]) -> None:
         """Count what has become of turns of jobs."""
         for fact in facts:
             match fact:

@@ -154,7 +154,7 @@ class GatheredSpans:
             self._open.pop(turn.key, None)
             self._spans += spans_of(turn, self._origin)
 
-    def take(self) -> list[Span]:
+    def drain(self) -> list[Span]:
         """Return all attempts, in no order."""
         spans, self._spans = self._spans, []
         for turn in self._open.values():

@@ -37,7 +37,7 @@ def facts_of(config: Config, fleet: Fleet) -> Facts:
     return Facts(
         handover=handed_over.VERSION,
         roundhouse=__version__,
-        running=[launch_of_held(worker) for worker in fleet.held().workers],
+        running=[launch_of_held(worker) for worker in fleet.hand_over_engines().workers],
         bounds=_bounds(config),
     )
 

@@ -250,7 +250,7 @@ class Upgrader:
         try:
             with anyio.fail_after(STORE_S):
                 await self._node.store.flush()
-                await self._node.store.leave()
+                await self._node.store.leave_claims()
         except (TimeoutError, StoreUnavailable) as error:
             raise UpgradeRefused(f"the store is in trouble: {self._node.store.trouble or error}") from error
 
@@ -265,8 +265,8 @@ class Upgrader:
             listener_fd=self._listener_fd,
             lock_fd=self._node.lock_fd,
             connections=front.resting(),
-            fleet=fleet.held(),
-            servers=self._node.tools.held(),
+            fleet=fleet.hand_over_engines(),
+            servers=self._node.tools.hand_over_servers(),
         )
         try:
             replace_program(handover, self._argv, os.environ)

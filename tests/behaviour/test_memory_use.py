@@ -110,7 +110,7 @@ async def test_what_an_engine_has_of_a_gpu_is_what_its_driver_shows(
         ):
             await machine.show(FIRST, 6000, held)
             assert pool.memory_use is not None
-            await pool.memory_use.look(pool.lanes)
+            await pool.memory_use.refresh(pool.lanes)
             assert seen(pool) == most
         assert needs(pool) == {"m": 3500}
 

@@ -85,7 +85,7 @@ async def end_by(error: Exception, engine: Engine, folder: Path, count: int, job
             if job_id is None:
                 job_id = (await node.jobs.post(JOB, None))[0].id
             else:
-                await node.intake.take(job_id)
+                await node.intake.claim_jobs(job_id)
             await until_held(engine, count)
             raise error
     assert job_id is not None
@@ -95,7 +95,7 @@ async def end_by(error: Exception, engine: Engine, folder: Path, count: int, job
 async def ended(engine: Engine, folder: Path, job_id: JobId) -> dict[str, str | None]:
     """Return why each conversation ended, in a life that ends as it should."""
     async with life(engine, folder) as node:
-        await node.intake.take(job_id)
+        await node.intake.claim_jobs(job_id)
         await node.jobs.wait_ended(job_id, LIMIT_S)
         transcripts = [await node.jobs.transcript(job_id, name) for name in ("bad", "good")]
         await node.shut_down(0.0, asyncio.Event())  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ async def test_a_loop_that_hangs_feeds_no_watchdog(tmp_path: Path, manager: Mana
     """Nothing else may feed it: a thread would speak for a loop that is dead."""
     environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "60000", "WATCHDOG_PID": ""}
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ServiceManager.of(environment).feed)
+        tasks.start_soon(ServiceManager.of(environment).feed_watchdog)
         await wait_until(lambda: manager.says("WATCHDOG=1") >= 2, "it is fed")
         fed = manager.says("WATCHDOG=1")
         with pytest.raises(AssertionError, match="never"):
@@ -133,5 +133,5 @@ async def test_who_is_not_watched_feeds_nobody(environment: dict[str, str]) -> N
     """It returns at once, and a manager that is away costs a line in the log and nothing else."""
     manager = ServiceManager.of(environment)
     with anyio.fail_after(5):
-        await manager.feed()
+        await manager.feed_watchdog()
     manager.tell_ready("nobody hears")

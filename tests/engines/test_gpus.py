@@ -71,7 +71,7 @@ async def test_devices_that_are_well_are_not_marked() -> None:
     try:
         with anyio.fail_after(LIMIT):
             for _ in range(3):
-                await health.look()
+                await health.refresh()
             for lane in lanes_of(find_gpus(), LayoutPolicy(enable_mig=True), host_memory_mib()):
                 await health.wait_free(lane.device)
     finally:

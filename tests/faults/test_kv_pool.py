@@ -333,31 +333,31 @@ async def test_less_is_lent_of_a_pool_where_requests_had_to_give_way(
     async with working(sharing(scripted_spec(slots=4, **held.flags), 1000)) as worker:
         pool, watch = pool_of(worker), worker.kv
         watch = KvWatch(worker.spec, worker._client, pool, lambda: True, lambda: told.append(watch.budget))
-        await watch.begin()
+        await watch.begin_incarnation()
         assert watch.budget == 1000
         for lent in (800, 640, 512):
             pool.given_way += 3
-            await watch.look()
+            await watch.refresh()
             assert watch.budget == lent
         for _ in range(4):
-            await watch.look()
+            await watch.refresh()
         assert watch.budget == 512
-        await watch.look()
+        await watch.refresh()
         assert watch.budget == int(1000 * (0.512 + 5 * GROW))
         assert told == [800, 640, 512, 562]
         for _ in range(9):
             pool.given_way += 1
-            await watch.look()
+            await watch.refresh()
         assert watch.budget == 1000 * LEAST
         request = await submit(worker, held.prompt("go", 100))
         await wait_until(lambda: pool.used, "it holds something")
-        await watch.look()
+        await watch.refresh()
         assert watch.cache == pool.cache
         assert watch.cache is not None
         assert (watch.cache.tokens, watch.cache.used) == (1000, holdings(worker)[request])
         held.release("go")
         await results(worker, request)
-        await watch.begin()
+        await watch.begin_incarnation()
         assert watch.budget == 1000
 
 

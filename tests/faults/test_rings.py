@@ -237,7 +237,7 @@ class TestSweep:
         """Another Roundhouse, or we ourselves."""
         process = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"])
         try:
-            ProcessRegistry(tmp_path).note(process.pid)
+            ProcessRegistry(tmp_path).note_started(process.pid)
             assert await sweep(tmp_path) == 0
             assert is_alive(process.pid)
             assert len(files(tmp_path)) == 1

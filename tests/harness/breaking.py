@@ -237,9 +237,9 @@ class World:
         worker = self.at[key][0]
         in_flight = len(engine.on_it)
         self._leave(key)
-        findings = self.blame.end(key, self.charges.pop(key, Charges()), self.now)
+        findings = self.blame.acquit(key, self.charges.pop(key, Charges()), self.now)
         worker.post(lifecycle.EngineAnswered(incarnation=engine.number))
-        raised = self.limits.note_end(worker.name, in_flight, self.slots)
+        raised = self.limits.learn_from_end(worker.name, in_flight, self.slots)
         if raised is not None:
             self._limit(worker, raised)
         self.outcome.completed[key] = self.now
@@ -270,7 +270,7 @@ class World:
             worker.post(lifecycle.DrainRequested(because="it refuses", hold=Hold.REFUSING))
             self.after(CANARY_S, lambda: self._ask_again(worker))
         self._leave(key)
-        self.blame.leave(key, is_cut_off=False, at=self.now)
+        self.blame.end_unproven(key, is_cut_off=False, at=self.now)
         failed = EngineFailed(
             reason=FailureReason.ENGINE_REJECTED, detail="500", brought_down=False, is_proved=not is_ill
         )
@@ -300,7 +300,7 @@ class World:
     def _cut_off(self, key: TurnKey) -> None:
         if key in self.at:
             self._leave(key)
-            self.blame.leave(key, is_cut_off=True, at=self.now)
+            self.blame.end_unproven(key, is_cut_off=True, at=self.now)
             self.blame.forget([key])
             self._left -= 1
             self.post(events.TurnCutOff(key=key))

@@ -149,7 +149,7 @@ class Simulation:
                 waiting=len(self._waiting[name]),
                 first=tuple(islice(self._waiting[name], AHEAD)),
                 waits_since=self._since.get(name),
-                heat=self._heat.of(name),
+                heat=self._heat.of_model(name),
             )
             for name in self._names
         ]

@@ -59,7 +59,9 @@ def installed(wheel: Path, folder: Path, *others: Path) -> Path:
     """Return the programs of a new environment with wheels and what they need."""
     venv.create(folder / "venv", with_pip=True)
     programs = folder / "venv" / "bin"
-    run(programs / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel, *others)
+    run(
+        programs / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel, *others
+    )
     return programs
 
 

@@ -266,7 +266,7 @@ class ModelAdapters:
 
     # Engines that come up
 
-    def take_change(self, worker: SupervisedWorker) -> None:
+    def note_change(self, worker: SupervisedWorker) -> None:
         """Note that a worker's state has changed. Nothing here waits."""
         self._changed.notify()
         is_late = worker.is_serving and Hold.ADAPTERS in worker.holds and worker.spec.id not in self._catching_up

@@ -56,12 +56,12 @@ class DeviceHealth:
         """Look until cancelled."""
         try:
             while True:
-                await self.look()
+                await self.refresh()
                 await anyio.sleep(LOOK_S)
         finally:
             self._reader.close()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Look once."""
         self.memory, faults = await anyio.to_thread.run_sync(self._read)
         for uuid, xid in faults:
@@ -90,7 +90,7 @@ class DeviceHealth:
         """
         uuid, began_at, finding = device.uuid, time.monotonic(), MemoryFinding.FREE
         while self.mark_of(device) is None:
-            await self.look()
+            await self.refresh()
             finding = self._find(uuid, waited_s=time.monotonic() - began_at)
             if finding is not MemoryFinding.COMING_BACK:
                 break

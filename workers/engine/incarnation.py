@@ -121,7 +121,7 @@ class Incarnation:
         When this returns, its whole tree is gone, unless ``is_gone`` says that it cannot be killed.
         """
         if self._held is None:
-            self._log.begin(self.number)
+            self._log.begin_incarnation(self.number)
         because = "killed"
         with self._scope:
             await anyio.lowlevel.checkpoint()  # it may have been killed before it had its first turn
@@ -166,7 +166,7 @@ class Incarnation:
 
     def held_process(self) -> HeldProcess | None:
         """Return the engine's processes as another program in this process would find them."""
-        return self._engine.held() if self._engine is not None and not self._is_told else None
+        return self._engine.hand_over_process() if self._engine is not None and not self._is_told else None
 
     async def _adopt(self, held: HeldEngine, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
         """Go on with an engine that runs; it has to show that it answers, and soon if it has done so before."""
@@ -175,7 +175,7 @@ class Incarnation:
             self._client.use_key(held.key)
         self._oom_kills = count_oom_kills()
         with self._device_noted():
-            async with adopt_engine(held.process, self._log.feed) as self._engine:
+            async with adopt_engine(held.process, self._log.add_output) as self._engine:
                 limit_s = ANSWER_LIMIT_S if held.was_ready else None
                 ended = await self._watch(self._engine, on_ready, limit_s)
         return f"the engine {ended}" if ended else f"the engine that was taken over has not answered in {limit_s:g} s"
@@ -201,7 +201,7 @@ class Incarnation:
         return f"the engine {ended}"
 
     async def _serve(self, command: Command, on_ready: Callable[[], None]) -> EngineExit:
-        async with run_engine(command, self._log.feed) as self._engine:
+        async with run_engine(command, self._log.add_output) as self._engine:
             ended = await self._watch(self._engine, on_ready)
         return ended or EngineExit()
 
@@ -211,7 +211,7 @@ class Incarnation:
         """Probe an engine until it answers, and return its end; None where it does not answer within the limit."""
         logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, engine.pid)
         if self._registry is not None:
-            self._registry.note(engine.guardian_pid, engine.pid)
+            self._registry.note_started(engine.guardian_pid, engine.pid)
         ended: EngineExit | None = None
         async with anyio.create_task_group() as watching:
 

@@ -25,14 +25,14 @@ class LogRing:
     def __repr__(self) -> str:
         return f"<LogRing incarnation={self._incarnation} lines={len(self._current)}+{len(self._previous)}>"
 
-    def begin(self, incarnation: int) -> None:
+    def begin_incarnation(self, incarnation: int) -> None:
         """Start the lines of a new incarnation; those of the last one are kept, older ones go."""
         self._end_partial()  # of streams that ended in the middle of a line
         self._incarnation = incarnation
         self._previous = self._current
         self._current = deque(maxlen=self._max_lines)
 
-    def held(self) -> HeldLog:
+    def hand_over_lines(self) -> HeldLog:
         """Return all of it."""
         return HeldLog(
             incarnation=self._incarnation,
@@ -50,7 +50,7 @@ class LogRing:
         self._current = deque(held.current, maxlen=self._max_lines)
         self._partial = dict(held.partial)
 
-    def feed(self, stream: int, data: bytes) -> None:
+    def add_output(self, stream: int, data: bytes) -> None:
         """Take output as it came on stream 1 or 2."""
         self.bytes_taken += len(data)
         *lines, rest = (self._partial.get(stream, b"") + data).split(b"\n")
@@ -59,7 +59,7 @@ class LogRing:
             self._append(stream, self._cut(stream, line))
         self._partial[stream] = self._cut(stream, rest)
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Add a line of our own."""
         self._end_partial()
         self._append(0, f"[roundhouse] {text}".encode())

@@ -208,7 +208,7 @@ class Supervisor:
         self.last_exit = held.last_exit
         self.log.restore(held.log)
 
-    def held(self) -> HeldEngine | None:
+    def hand_over_engine(self) -> HeldEngine | None:
         """Return the engine as the next program of this process would find it; None where there is none to keep."""
         now, running = self._now, self.running
         if now.state not in {WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING} or running is None:
@@ -225,7 +225,7 @@ class Supervisor:
             failed_at=list(now.failed_at),
             paused_at=list(now.paused_at),
             last_exit=self.last_exit,
-            log=self.log.held(),
+            log=self.log.hand_over_lines(),
         )
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
@@ -263,7 +263,7 @@ class Supervisor:
         now = self._now
         self._was_ready = self._was_ready or now.state is WorkerState.READY
         logger.info("worker %s: %s -> %s: %s", self._spec.id, before.state, now.state, now.because)
-        self.log.note(f"{before.state} -> {now.state}: {now.because}")
+        self.log.add_note(f"{before.state} -> {now.state}: {now.because}")
         self._moves.note(self._spec.name, now.incarnation, now.state, now.because)
         if now.state in {WorkerState.BACKOFF, WorkerState.FAILED}:
             logger.warning("%s", self.failure())

@@ -34,7 +34,7 @@ class Listener:
     def __init__(self) -> None:
         self.is_heard = False
 
-    def begin(self) -> None:
+    def begin_stream(self) -> None:
         """Note that a stream begins; it proves nothing yet."""
 
     def touch(self) -> None:

@@ -19,7 +19,7 @@ class Diary:
     incidents: Incidents
 
     @classmethod
-    def of(cls, spec: WorkerSpec) -> Self:
+    def of_worker(cls, spec: WorkerSpec) -> Self:
         """Return a worker's, with the incidents of earlier lives of ours where a folder has them."""
         file = spec.state_dir / "incidents" / _file_name(spec.id) if spec.state_dir else None
         return cls(log=LogRing(), moves=Moves(), incidents=Incidents(file))

@@ -80,12 +80,12 @@ class Observations:
         self._probes = probes
         self._clock = clock
         self.pace = EnginePace()
-        self.forget()
+        self.reset()
 
     def __repr__(self) -> str:
         return f"<Observations counters={self.counters} pace={self.pace}>"
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget all that was of another incarnation; how fast it reads stays."""
         self.counters: EngineCounters | None = None
         self.kernel = KernelView()
@@ -259,7 +259,7 @@ class Observations:
         self.counters, self._looked_at = counters, now
         if counters.running is None and not self._may_queue:
             self._tasks = self._tasks or SlotTasks()
-            self._tasks.take(counters, now)
+            self._tasks.observe_slots(counters, now)
             self._first_looks |= {running.id: now for running in self._in_flight if running.id not in self._first_looks}
         if before is None or before_at is None:
             return

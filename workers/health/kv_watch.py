@@ -56,21 +56,21 @@ class KvWatch:
         """How many tokens are lent at a time to each request."""
         return 1 if self.cache is None else self.cache.block
 
-    async def begin(self) -> None:
+    async def begin_incarnation(self) -> None:
         """Look at an engine that is about to be ready."""
         self._share = KvShare()
         self._told = self._share.part
         self.cache = self._pool.cache if self._pool is not None else None
-        await self.look()
+        await self.refresh()
 
     async def run(self) -> None:
         """Look until cancelled."""
         while self._spec.capacity is Capacity.TOKENS:
             await anyio.sleep(LOOK_S)
             if self._is_serving():
-                await self.look()
+                await self.refresh()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Look once; an engine that does not answer now is looked at again."""
         was_told = self.cache is not None
         try:

@@ -36,7 +36,7 @@ class LatencyRecord:
         """By what part of what they took predictions are off, in the middle; None where there were none."""
         return median(self._errors) if self._errors else None
 
-    def held(self) -> HeldPace:
+    def hand_over_pace(self) -> HeldPace:
         """Return what was learned."""
         pace = self.pace
         return HeldPace(

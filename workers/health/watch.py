@@ -89,9 +89,9 @@ class HealthWatch:
                 await anyio.sleep(min(tick_s, self._tightest_s / TICKS_A_LIMIT))
                 self.tick(tasks)
 
-    def begin(self) -> None:
+    def begin_incarnation(self) -> None:
         """Note that a new incarnation is there."""
-        self.observations.forget()
+        self.observations.reset()
         self._idle_probe.begin()
         self._release = LeakedSlots(self._cancel_s or 0.0)
         self._overdue_since = None
@@ -107,7 +107,7 @@ class HealthWatch:
         """Expect progress again; the time until now counts against no request."""
         if self._is_paused:
             self._is_paused = False
-            self.observations.forget()
+            self.observations.reset()
             for running in self._in_flight:
                 running.answer.generation.forgive()
                 running.thaw()

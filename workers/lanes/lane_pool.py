@@ -207,7 +207,7 @@ class LanePool:
             lane.used_at = time.monotonic()
             self._heat.note(model)
 
-    def take_change(self, worker: SupervisedWorker) -> None:
+    def note_change(self, worker: SupervisedWorker) -> None:
         """Note that a worker of a lane has changed."""
         lane = self.find(worker.spec.id)
         has_ended = worker.is_coming or worker.state is WorkerState.FAILED
@@ -273,7 +273,7 @@ class LanePool:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.health.run)
             while True:
-                await self.memory_use.look(self.lanes)
+                await self.memory_use.refresh(self.lanes)
                 await anyio.sleep(LOOK_S)
 
     async def wait_change(self) -> None:
@@ -323,7 +323,7 @@ class LanePool:
                     first=waiting.first,
                     is_full=waiting.is_full,
                     waits_since=self._unserved_since.get(name),
-                    heat=self._heat.of(name),
+                    heat=self._heat.of_model(name),
                     hint=self.hints.get(name),
                 )
             )

@@ -33,7 +33,7 @@ class MemoryUse:
             return spec.need_mib
         return self.most_mib.get(spec.name, spec.need_mib)
 
-    async def look(self, lanes: Iterable[LaneWorkers]) -> None:
+    async def refresh(self, lanes: Iterable[LaneWorkers]) -> None:
         """Look once at every engine that is ready."""
         for lane in lanes:
             worker = lane.current

@@ -107,7 +107,7 @@ class Sleep:
         """Return what is used of a device at this moment: the last look may be older than the engine."""
         if self._health is None or spec.lane is None or spec.lane.device.is_cpu:
             return None
-        await self._health.look()
+        await self._health.refresh()
         memory = self._health.memory.get(spec.lane.device.uuid)
         return None if memory is None else memory.used_mib
 

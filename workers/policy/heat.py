@@ -23,9 +23,9 @@ class Heat:
     def note(self, model: str) -> None:
         """Take a request."""
         self._requests += 1
-        self._noted[model] = self.of(model) + 1.0, self._requests
+        self._noted[model] = self.of_model(model) + 1.0, self._requests
 
-    def of(self, model: str) -> float:
+    def of_model(self, model: str) -> float:
         """Return how much a model is asked for now."""
         heat, at = self._noted.get(model, (0.0, 0))
         return float(heat * 0.5 ** ((self._requests - at) / HALF_LIFE))

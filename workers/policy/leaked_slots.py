@@ -22,7 +22,7 @@ class SlotTasks:
     def __repr__(self) -> str:
         return f"<SlotTasks {len(self._seen)}>"
 
-    def take(self, counters: EngineCounters, now: float) -> None:
+    def observe_slots(self, counters: EngineCounters, now: float) -> None:
         """Take a look at all slots; tasks that are over are forgotten."""
         seen = {}
         for work in counters.busy_work:

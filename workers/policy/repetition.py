@@ -63,7 +63,7 @@ class Repetition:
                 return f"the same line {self._count} times in a row: {self._line[:100]!r}"
         return self._phrase(text)
 
-    def end(self) -> str | None:
+    def end_text(self) -> str | None:
         """Take the end of the text: its last line needs no line break."""
         rest = "".join(self._partial).strip()
         if self._limits.lines is None or not self._counts_as_loop(rest, self._limits.lines):

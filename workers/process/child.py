@@ -30,11 +30,11 @@ class GuardianLink(PipedChild):
         self._report = bytearray(reports)
 
     @classmethod
-    def take(cls, held: HeldGuardian) -> Self:
+    def adopt(cls, held: HeldGuardian) -> Self:
         """Go on with a guardian that an earlier program in this process has started."""
         return cls(held.pid, *held.descriptors, held.reports)
 
-    def held(self, output: bytes) -> HeldGuardian | None:
+    def hand_over_link(self, output: bytes) -> HeldGuardian | None:
         """Return it as another program would find it, ``output`` being what was read of a frame; None where it died."""
         identity = self.identity()
         if identity is None:
@@ -215,10 +215,10 @@ class EngineProcess:
             self._frames.feed(data)
         self._drained.set()
 
-    def held(self) -> HeldProcess | None:
+    def hand_over_process(self) -> HeldProcess | None:
         """Return it as another program in this process would find it; None where it is ending, or gone."""
         identity = ProcessId.of(self.pid) if self.pid and not (self._is_ended or self.is_gone) else None
-        link = self._guardian.held(self._frames.begun)
+        link = self._guardian.hand_over_link(self._frames.begun)
         if identity is None or not identity.is_alive or link is None:
             return None
         return HeldProcess(guardian=link, pid=self.pid, started=identity.started)
@@ -273,7 +273,7 @@ async def adopt_engine(
     One that has died meanwhile ends as any other does: its guardian's reports wait in the pipe.
     """
     guardian.become_subreaper()
-    link = GuardianLink.take(held.guardian)
+    link = GuardianLink.adopt(held.guardian)
     async with _hold(EngineProcess(link, on_output, held.pid, held.guardian.output), leave_limit_s) as engine:
         yield engine
 

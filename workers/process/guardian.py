@@ -139,7 +139,7 @@ class Output:
         """Whether output is held that Roundhouse has not taken."""
         return bool(self._held or self._begun)
 
-    def take(self, fd: int) -> bool:
+    def read_once(self, fd: int) -> bool:
         """Read once; return whether there may be more."""
         try:
             data = os.read(fd, READ_BYTES)
@@ -172,10 +172,10 @@ class Output:
             return
         self._begun = self._begun[written:]
 
-    def finish(self) -> None:
+    def drain(self) -> None:
         """Pass on what is left, for a bounded time."""
         for fd in tuple(self.open_fds):
-            while fd in self.open_fds and self.take(fd):
+            while fd in self.open_fds and self.read_once(fd):
                 pass
         deadline = time.monotonic() + FLUSH_LIMIT_S
         poller = select.poll()
@@ -239,7 +239,7 @@ class Guardian:
             if parent_fd in ready or (0 in ready and not self._obey()):
                 return
             for fd in watched & ready.keys():
-                output.take(fd)
+                output.read_once(fd)
             for fd in watched - output.open_fds.keys():
                 watched.discard(fd)
                 poller.unregister(fd)
@@ -347,7 +347,7 @@ def guard(parent_pid: int, command: list[str]) -> None:
     guardian.end_tree()
     _report("exited", status=guardian.status, max_rss_bytes=guardian.max_rss_bytes, cpu_s=guardian.cpu_s)
     _report("empty")
-    output.finish()
+    output.drain()
 
 
 def tether(parent_pid: int, command: list[str]) -> int:

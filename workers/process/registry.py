@@ -52,7 +52,7 @@ class ProcessRegistry:
     def __repr__(self) -> str:
         return f"<ProcessRegistry {self._file.name} processes={len(self._processes)}>"
 
-    def note(self, *pids: int) -> None:
+    def note_started(self, *pids: int) -> None:
         """Note processes that have just been started; a full disk keeps no engine from running."""
         self._processes = {pid: noted for pid, noted in self._processes.items() if noted.is_alive}
         for pid in pids:

@@ -89,7 +89,7 @@ class Answer:
         arguments = self._new_arguments()
         self.chars += len(text) + len(reasoning) + len(arguments) + PIECE_CHARS * pieces
         for loop, words in zip(self._loops, (text, reasoning, arguments), strict=True):
-            found = loop.feed(words) or (loop.end() if is_over else None)
+            found = loop.feed(words) or (loop.end_text() if is_over else None)
             if found is not None:
                 return found
         return None

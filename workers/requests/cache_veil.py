@@ -30,7 +30,7 @@ class WholeLines:
         """Whether nothing of a line is kept."""
         return not self._rest
 
-    def take(self, piece: bytes) -> bytes:
+    def cut(self, piece: bytes) -> bytes:
         """Return the lines that have ended with a piece."""
         end = piece.rfind(b"\n") + 1  # what is kept holds none: a long line is not searched again with each piece
         if not end:
@@ -69,7 +69,7 @@ class CacheVeil:
         if self._lines.is_between and SIGN not in frames and frames.endswith(b"\n"):
             self._passage.pass_frames(content_type, frames)
             return
-        whole = self._lines.take(frames)
+        whole = self._lines.cut(frames)
         if whole:
             self._passage.pass_frames(content_type, self._veiled_lines(whole))
 

@@ -107,7 +107,7 @@ class Generation:
         seconds = self.last_progress_at - self.first_token_at if self.first_token_at is not None else 0.0
         return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
 
-    def begin(self) -> None:
+    def begin_stream(self) -> None:
         """Note that the engine has taken the request up."""
         self.begun_at = self.last_byte_at = self._clock()
 

@@ -109,7 +109,7 @@ class Renaming:
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Give on the lines that are whole."""
         self._content_type = content_type
-        whole = self._lines.take(frames)
+        whole = self._lines.cut(frames)
         if whole:
             self._passage.pass_frames(content_type, self._renamed(whole))
 

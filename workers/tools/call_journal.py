@@ -29,12 +29,12 @@ class Begun:
 class CallJournal(Protocol):
     """The calls of one request, in one attempt."""
 
-    async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
+    async def begin_call(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
         """Note that a call is about to be made; it may be made once this returns.
 
         Raises:
             JournalClosed: it must not be made: another node has this request by now.
         """
 
-    async def end(self, key: str, *, result: str | None, failure: str | None) -> None:
+    async def end_call(self, key: str, *, result: str | None, failure: str | None) -> None:
         """Note what came of a call: its result as JSON, or why there is none."""

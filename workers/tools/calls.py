@@ -202,7 +202,7 @@ class MessageTools:
             return await self._run_one(use)
         policy = self._tools[use.name].unverified
         try:
-            begun = await self._journal.begin(use.name, use.arguments, policy)
+            begun = await self._journal.begin_call(use.name, use.arguments, policy)
         except JournalClosed as error:
             raise ToolTrouble(FailureReason.SHUTDOWN, f"{use.name}: {error}") from error
         if begun.result is not None:
@@ -213,9 +213,9 @@ class MessageTools:
         try:
             result = await self._run_one(use)
         except ToolTrouble as trouble:
-            await self._journal.end(begun.key, result=None, failure=f"{trouble.reason}: {trouble}")
+            await self._journal.end_call(begun.key, result=None, failure=f"{trouble.reason}: {trouble}")
             raise
-        await self._journal.end(begun.key, result=result, failure=None)
+        await self._journal.end_call(begun.key, result=result, failure=None)
         return result
 
     async def _run_one(self, use: ToolUse) -> str:

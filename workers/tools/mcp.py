@@ -137,12 +137,12 @@ class McpTools:
         """Return when the present try to connect has come to something; the caller bounds that."""
         await self._settled.wait()
 
-    def held(self, model: str) -> HeldServer | None:
+    def hand_over_server(self, model: str) -> HeldServer | None:
         """Return the server as the next program of this process would find it; None where it has no session to keep.
 
         What is asked of it at the moment is not handed over: an answer to that is nobody's.
         """
-        link = self._link.held() if self._client is not None and self._link is not None else None
+        link = self._link.hand_over_link() if self._client is not None and self._link is not None else None
         if self._client is None or link is None:
             return None
         session = self._client.session
@@ -279,7 +279,7 @@ class McpTools:
             streams = streamable_http_client(self._server.url, http_client=http, max_sse_event_size=MAX_RESULT_BYTES)
             return Client(streams, client_info=who, cache=None)
         if left is not None:
-            self._link = StdioLink.take(name, left.link, self._stderr)
+            self._link = StdioLink.adopt(name, left.link, self._stderr)
             # A fixed version is taken for granted: nothing is sent, and ``_go_on`` says what was negotiated.
             return Client(self._link.open(), client_info=who, cache=None, mode=LATEST_MODERN_VERSION)
         env = {**self._environment, **self._server.env}

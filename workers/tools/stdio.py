@@ -115,7 +115,7 @@ class StdioLink:
         return cls(name, child, log)
 
     @classmethod
-    def take(cls, name: str, held: HeldLink, log: StderrLog) -> "StdioLink":
+    def adopt(cls, name: str, held: HeldLink, log: StderrLog) -> "StdioLink":
         """Go on with a program that an earlier program of this process has started."""
         return cls(name, PipedChild(held.pid, *held.descriptors), log, held)
 
@@ -124,7 +124,7 @@ class StdioLink:
         """The process of the tether."""
         return self._child.pid
 
-    def held(self) -> HeldLink | None:
+    def hand_over_link(self) -> HeldLink | None:
         """Return it as another program of this process would find it; None where it has died, or is ending."""
         identity = self._child.identity()
         if identity is None:

@@ -59,7 +59,7 @@ class Group:
         """How many ranks there are, the trainer's included."""
         return 1 + sum(member.size for member in self.members.values())
 
-    def take_change(self, worker: WorkerId, incarnation: int | None, because: str) -> None:
+    def note_member(self, worker: WorkerId, incarnation: int | None, because: str) -> None:
         """Note that a worker serves with an incarnation, or with none: a group is all of them, or none."""
         member = self.members.get(worker)
         if incarnation is None and member is not None:

@@ -279,15 +279,15 @@ class ModelWeights:
 
     # Who is behind
 
-    def take_change(self, worker: SupervisedWorker) -> None:
+    def note_change(self, worker: SupervisedWorker) -> None:
         """Note that a worker's state has changed. Nothing here waits."""
         weights = worker.weights
         if weights is None:
             return
         if self._run is not None:
-            self._run.take_change(worker)
+            self._run.note_change(worker)
         if self.group is not None:
-            self.group.take_change(worker.spec.id, worker.incarnation if worker.is_serving else None, worker.because)
+            self.group.note_member(worker.spec.id, worker.incarnation if worker.is_serving else None, worker.because)
         if worker.state is WorkerState.STARTING and weights.incarnation != worker.incarnation:
             weights.change(self.current.launched, worker.incarnation)
             if self.current.version != self.current.launched or self.running is not None:

@@ -23,7 +23,7 @@ class Transfer(Protocol):
     async def start(self, control: EngineControl, update: int, request: UpdateRequest) -> None:
         """Make the engine ready to receive."""
 
-    async def receive(
+    async def receive_weights(
         self,
         control: EngineControl,
         update: int,
@@ -62,7 +62,7 @@ class CheckpointTransfer:
     async def start(self, control: EngineControl, update: int, request: UpdateRequest) -> None:
         """Do nothing: the checkpoint was looked at before any engine was touched."""
 
-    async def receive(
+    async def receive_weights(
         self,
         control: EngineControl,
         _update: int,
@@ -98,7 +98,7 @@ class GlooTransfer:
             if (state.key, state.group) != (self._group.key, "ready"):
                 raise EngineRejected(409, "no_group", f"its place in the trainer's group is {state.group}")
 
-    async def receive(
+    async def receive_weights(
         self,
         control: EngineControl,
         update: int,
@@ -141,7 +141,7 @@ class NativeTransfer:
         """Have the engine take its weights apart."""
         await control.post("/start_weight_update", {})
 
-    async def receive(
+    async def receive_weights(
         self,
         control: EngineControl,
         _update: int,

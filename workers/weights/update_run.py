@@ -113,7 +113,7 @@ class UpdateRun:
             self.begun.set()
             logger.info("model %s: weights %d: %s %s", self._model, update.version, update.state, update.error or "")
 
-    def take_change(self, worker: SupervisedWorker) -> None:
+    def note_change(self, worker: SupervisedWorker) -> None:
         """Note that a worker's state has changed: a step that waits for an engine that is gone ends."""
         share, scope = self.update.shares.get(worker.spec.id), self._scopes.get(worker.spec.id)
         if share is not None and scope is not None and self._is_gone(share):
@@ -200,7 +200,7 @@ class UpdateRun:
             case UpdatePhase.START:
                 await self._transfer.start(control, update.number, update.request)
             case UpdatePhase.RECEIVE:
-                await self._transfer.receive(
+                await self._transfer.receive_weights(
                     control, update.number, update.request, share, lambda: self._note_told(share)
                 )
             case UpdatePhase.FINISH:

@@ -29,7 +29,7 @@ class TokenBucket:
     def __repr__(self) -> str:
         return f"<TokenBucket {self._level:.1f} of {self._most:g}>"
 
-    def take(self, now: float) -> float:
+    def take_token(self, now: float) -> float:
         """Take one and return 0, or take none and return after how many seconds there is one."""
         self._level = min(self._most, self._level + (now - self._at) * self._per_s)
         self._at = now
@@ -49,13 +49,13 @@ class Rates:
     def __repr__(self) -> str:
         return f"<Rates {self._buckets}>"
 
-    def take(self, caller: Caller) -> float:
+    def admit_submission(self, caller: Caller) -> float:
         """Count one submission of a caller and return 0, or none and return after how many seconds it may come."""
         if caller.requests_per_s is None:
             return 0.0
         now = self._clock()
         bucket = self._buckets.setdefault(caller.name, TokenBucket(caller.requests_per_s, now))
-        return bucket.take(now)
+        return bucket.take_token(now)
 
 
 CALLER: Final = "caller"  # its place in the state of an ASGI scope
@@ -162,6 +162,6 @@ class AccessCheck:
         if not caller.may(access.scope):
             needed = f"{request.method} {request.url.path} needs the scope {access.scope}"
             raise ScopeMissing(f"{needed}, which this key has not")
-        wait_s = self._rates.take(caller) if access.is_metered else 0.0
+        wait_s = self._rates.admit_submission(caller) if access.is_metered else 0.0
         if wait_s > 0:
             raise TooManyRequests(caller.requests_per_s or 0.0, wait_s)

@@ -37,7 +37,7 @@ def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRou
 
     @router.get("", summary="The adapters of a model", responses=refused(401, 404))
     async def look(model: str) -> Adapters:
-        return _adapters(adapters.of(model))
+        return _adapters(adapters.of_model(model))
 
     @router.post(
         "",
@@ -48,7 +48,7 @@ def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRou
         openapi_extra=body_of(AdapterSpec),
     )
     async def load(model: str, request: Request, response: Response) -> Adapter:
-        changing = adapters.of(model)
+        changing = adapters.of_model(model)
         document = await read_document(request, limits)
         try:
             spec = AdapterSpec.model_validate(document)

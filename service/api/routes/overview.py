@@ -146,7 +146,7 @@ class FramesBySubject:
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, SharedFrames] = OrderedDict()
 
-    def of(self, subject: Hashable, make: Make) -> SharedFrames:
+    def get_or_make(self, subject: Hashable, make: Make) -> SharedFrames:
         """Return the frames of a subject, made by ``make`` where there are none yet."""
         frames = self._kept.pop(subject, None) or SharedFrames(make)
         self._kept[subject] = frames
@@ -172,7 +172,9 @@ def overview_router(node: Node) -> APIRouter:
     @router.get("/overview/events")
     async def follow_overview(caller: CallerNow) -> StreamingResponse:
         viewer = None if caller.sees_all else caller.name
-        return await _stream(node, frames.of((viewer, caller.sees_all), partial(_overview, node, glances, caller)))
+        return await _stream(
+            node, frames.get_or_make((viewer, caller.sees_all), partial(_overview, node, glances, caller))
+        )
 
     @router.get("/jobs/{job_id}/overview/events", dependencies=[Depends(check_seen)])
     async def follow_job(
@@ -181,7 +183,7 @@ def overview_router(node: Node) -> APIRouter:
         after: Annotated[int, Query(ge=-1, le=LAST_POSITION)] = -1,
     ) -> StreamingResponse:
         make = partial(_job, glances, JobId(job_id), state, after)
-        return await _stream(node, frames.of((job_id, state, after), make))
+        return await _stream(node, frames.get_or_make((job_id, state, after), make))
 
     @router.get("/jobs/{job_id}/conversations/{conversation_id}/place", dependencies=[Depends(check_seen)])
     async def get_place(job_id: str, conversation_id: str) -> Response:

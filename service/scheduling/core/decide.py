@@ -127,7 +127,7 @@ class SchedulingCore:
                 if worker is not None:
                     yield from self._end_turn(event, worker)
             case _ if isinstance(event, SlotEvent):
-                yield from self._dispatcher.lending.take(event)
+                yield from self._dispatcher.lending.apply_event(event)
             case SuspectsCleared() | SourceDistrusted() | SourceTrusted():
                 self._take_finding(event)
             case _:
@@ -214,7 +214,7 @@ class SchedulingCore:
         live = conversation.live
         spoken: list[Place] = []
         for key, (state, reason) in ended.items():
-            conversation.end(key)
+            conversation.end_turn(key)
             if state is TurnState.COMPLETED:
                 spoken.append(conversation.place(key))
             elif state is TurnState.FAILED:  # its neighbours were cut off because of it, whichever was stored first
@@ -311,7 +311,7 @@ class SchedulingCore:
     def _drop(self, conversation: LiveConversation, key: TurnKey) -> None:
         conversation.open.discard(key)
         self._room.forget_turn(key)
-        self._ready.discard(key, conversation.model(key))
+        self._ready.drop_turn(key, conversation.model(key))
 
     def _settle(self, conversation: LiveConversation) -> Iterator[Action]:
         """Finish a conversation that is to end, once nothing of it is in flight."""
@@ -368,7 +368,7 @@ class SchedulingCore:
             return
         conversation.open.discard(key)
         if not isinstance(event, TurnInterrupted | TurnRejected):
-            conversation.end(key)
+            conversation.end_turn(key)
         if isinstance(event, TurnCompleted):
             tokens = event.reading.context_tokens if event.reading else 0
             conversation.note_cache(place.agent, CacheLocation(worker=worker, tokens=tokens))
@@ -384,7 +384,7 @@ class SchedulingCore:
                 self._ready.suspects[conversation.model(key)].postpone(key.job_id, live.job.owner)
             yield from self._end(conversation, ConversationState.FAILED, event.reason)
         else:
-            yield from self._go_on(conversation, conversation.order.take(place))
+            yield from self._go_on(conversation, conversation.order.end_turn(place))
         if key.conversation_id in live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
 
@@ -416,7 +416,7 @@ class SchedulingCore:
             conversation = self._conversation(key)
             conversation.open.discard(key)
             self._room.forget_turn(key)
-            conversation.end(key)
+            conversation.end_turn(key)
             yield AbandonTurn(key=key)
             yield from self._end(conversation, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
 

@@ -59,7 +59,7 @@ class Dispatcher:
         several: else those who leave before the end would have slots for nothing.
         """
         if self._in_flight.is_on_trial(spent.key):
-            self.trials.note_end(self._conversation(spent.key).model(spent.key), spent.seconds)
+            self.trials.note_trial(self._conversation(spent.key).model(spent.key), spent.seconds)
         model = self._ready.fair.model_of(spent.key) if self._ready.fair is not None else None
         if self._ready.fair is None or model is None:
             return
@@ -202,7 +202,7 @@ class Dispatcher:
                     yield ContinueDispatch()
                     return
                 free, slots = offer
-                turn = self._shifts.take(worker, ready, slots=slots, is_empty=free == slots)
+                turn = self._shifts.take_turn(worker, ready, slots=slots, is_empty=free == slots)
                 if turn is None:
                     break
                 first = self._first_in_line(turn, model, ready)

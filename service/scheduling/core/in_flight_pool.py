@@ -149,7 +149,7 @@ class InFlightPool:
         """Have a worker take nothing but suspects, one at a time, until it is released or not ready."""
         self._reserved[model] = worker
 
-    def release(self, model: str) -> None:
+    def ungroup_model(self, model: str) -> None:
         """Have all workers of a model take any turn."""
         self._reserved.pop(model, None)
 
@@ -212,7 +212,7 @@ class InFlightPool:
         slots = self._wide.pop(key, 1)
         if self._lent.pop(key, None) is None:
             self._taken[worker] -= slots
-            self.kv.release(worker, key)
+            self.kv.free_room(worker, key)
         self.by_job[key.job_id] -= 1
         if not self.by_job[key.job_id]:
             del self.by_job[key.job_id]
@@ -234,7 +234,7 @@ class InFlightPool:
         worker = self._workers[key]
         self._lent[key] = (self._openings[worker], self.kv.need_of(worker, key) or NOTHING)
         self._taken[worker] -= 1
-        self.kv.release(worker, key)
+        self.kv.free_room(worker, key)
         return True
 
     def has_lent(self, key: TurnKey) -> bool:

@@ -35,7 +35,7 @@ class SlotLending:
     def __repr__(self) -> str:
         return f"<SlotLending running={len(self._running)} wanted={len(self._wanted)}>"
 
-    def take(self, event: SlotEvent) -> Iterator[HoldSlot | LendSlot]:
+    def apply_event(self, event: SlotEvent) -> Iterator[HoldSlot | LendSlot]:
         """Take what has become of a turn's tools."""
         number = self._running.get(event.key)
         if event.key not in self._in_flight:

@@ -128,7 +128,7 @@ class LiveConversation:
         """Whether a turn has ended, however it did."""
         return key in (self._ended or ())
 
-    def end(self, key: TurnKey) -> None:
+    def end_turn(self, key: TurnKey) -> None:
         """Take the end of a turn, however it ended."""
         if self._ended is None:
             self._ended = set()

@@ -122,7 +122,7 @@ class ReadyPool:
     def note_end(self, key: TurnKey) -> None:
         """Let the charge of a turn stand that is in flight no more."""
         if self.fair is not None:
-            self.fair.end(key)
+            self.fair.end_turn(key)
 
     def count_out(self, key: TurnKey) -> None:
         """Count a turn no more that was taken from its queue."""
@@ -131,7 +131,7 @@ class ReadyPool:
         if not self.by_job[key.job_id]:
             del self.by_job[key.job_id]
 
-    def discard(self, key: TurnKey, model: str) -> None:
+    def drop_turn(self, key: TurnKey, model: str) -> None:
         """Drop a turn, wherever it waits."""
         found = self.queues[model].discard(key) if model in self.queues else None
         if found is None and model in self.suspects:
@@ -179,7 +179,7 @@ class ReadyPool:
         for model in backlog.models:
             self._queue(model).note_load(job_id, None if has_ended else backlog.load(model))
 
-    def heads(self, count: int) -> list[tuple[ReadyTurn, bool]]:
+    def next_turns(self, count: int) -> list[tuple[ReadyTurn, bool]]:
         """Return the turns that go next, of all models in turn, and whether each is a suspect; then those held."""
         suspects = [(queue.heads(count), True) for queue in self.suspects.values() if queue]
         heads = [*suspects, *((queue.heads(count), False) for queue in self.queues.values() if queue)]

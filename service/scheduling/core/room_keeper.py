@@ -44,7 +44,7 @@ class RoomKeeper:
         self.is_bounded = True
         if worker.shares_prefixes:
             self._sharing.add(model)
-        self.working_set.look(model)
+        self.working_set.measure(model)
         self._most_answer[model] = max(self._most_answer.get(model, 0), worker.most_answer)
 
     def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
@@ -85,7 +85,7 @@ class RoomKeeper:
         if self.is_bounded and reading is not None:
             self._needs.learn(key, agent, conversation, reading)
             is_last = key.round + 1 >= conversation.rounds
-            self.working_set.end(key, agent.model, 0 if is_last else reading.context_tokens)
+            self.working_set.end_turn(key, agent.model, 0 if is_last else reading.context_tokens)
 
     def forget_turn(self, key: TurnKey) -> None:
         """Forget a turn that will not start."""

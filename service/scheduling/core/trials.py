@@ -40,7 +40,7 @@ class Trials:
             if worker is not None and self._in_flight.is_trying(worker):
                 continue
             if trial is None or not self._may_try(model, trial):
-                self._in_flight.release(model)
+                self._in_flight.ungroup_model(model)
                 continue
             worker = worker or self._choose(model)
             if worker is None:
@@ -62,7 +62,7 @@ class Trials:
         if model in self._measures:
             self._measures[model].note_start(self.now)
 
-    def note_end(self, model: str, seconds: float) -> None:
+    def note_trial(self, model: str, seconds: float) -> None:
         """Note that a trial has ended, and how long it took."""
         if model in self._measures:
             self._measures[model].note_time(seconds, self._in_flight.total(model))

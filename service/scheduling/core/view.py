@@ -140,7 +140,7 @@ class PoolsView:
         """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
         seen: Counter[tuple[JobId, str, str, str]] = Counter()
         heads: list[tuple[TurnKey, bool]] = []
-        for turn, suspect in self._ready.heads(count):
+        for turn, suspect in self._ready.next_turns(count):
             conversation = self._jobs[turn.key.job_id].conversations[turn.key.conversation_id]
             model = conversation.model(turn.key)
             line = (*turn.key[:2], model, turn.signature)

@@ -40,24 +40,24 @@ class WorkingSet:
     def start(self, key: TurnKey, model: str) -> None:
         """Take a turn that starts: what it finds again is its own now."""
         self._drop(key[:2], key.agent_id)
-        self.look(model)
+        self.measure(model)
 
-    def end(self, key: TurnKey, model: str, tokens: int) -> None:
+    def end_turn(self, key: TurnKey, model: str, tokens: int) -> None:
         """Take what a turn has left behind that its agent's next one will find; none comes with 0."""
         self._drop(key[:2], key.agent_id)
         if tokens:
             self._contexts.setdefault(key[:2], {})[key.agent_id] = model, tokens
             self._idle[model] += tokens
-        self.look(model)
+        self.measure(model)
 
     def forget(self, job_id: JobId, conversation_id: str) -> None:
         """Forget a conversation that is over, or elsewhere."""
         place = job_id, conversation_id
         for agent, (model, _) in list(self._contexts.get(place, {}).items()):
             self._drop(place, agent)
-            self.look(model)
+            self.measure(model)
 
-    def look(self, model: str) -> None:
+    def measure(self, model: str) -> None:
         """Look how full the caches of a model are."""
         budget = self._in_flight.kv_budget(model)
         idle = self._idle[model]

@@ -67,7 +67,7 @@ class RunningAttempt:
         self.is_interrupted = True
         self.scope.cancel()
 
-    def end(self, outcome: Outcome) -> Attempt:
+    def end_attempt(self, outcome: Outcome) -> Attempt:
         """Return what it has brought, however it ended."""
         self.seconds = time.monotonic() - self._began_at - self.lent_s
         state, reason, detail = _ending(outcome)

@@ -179,7 +179,7 @@ class JobAttempt:
 
     # Ending
 
-    def end(self, outcome: Outcome) -> None:
+    def end_attempt(self, outcome: Outcome) -> None:
         """Keep what the attempt has brought."""
         self._run.end_attempt(outcome)
 
@@ -238,7 +238,7 @@ class JobAttempt:
     def _finish(
         self, event: events.TurnEvent, state: TurnState, reason: str | None = None, detail: str | None = None
     ) -> End:
-        turn = self._state.turns.finish(self.key, state, reason, detail)
+        turn = self._state.turns.finish_turn(self.key, state, reason, detail)
         if state is TurnState.COMPLETED:
             reusable, reused = self._prompts.compare_cache(turn)
             self._state.counters.reusable_tokens += reusable

@@ -50,7 +50,7 @@ class ConversationEndings:
                 return self._end_conversation(action, self._jobs[action.job_id].agents, now)
             case events.ConversationReleased():
                 self._jobs[action.job_id].forget(action.conversation_id)
-                self._blame.forget(self._turns.leave(action.job_id, action.conversation_id))
+                self._blame.forget(self._turns.forget_conversation(action.job_id, action.conversation_id))
                 self.released[action.job_id, action.conversation_id] = action.models
             case events.JobEnded():
                 del self._jobs[action.job_id]
@@ -59,7 +59,7 @@ class ConversationEndings:
                 assert_never(action)
         return []
 
-    def fail(self, key: TurnKey, detail: str) -> Record:
+    def fail_turn(self, key: TurnKey, detail: str) -> Record:
         """Fail a turn that waits for what cannot come."""
         agent = self._jobs[key.job_id].agents[key.agent_id]
         turn = self._turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.ENGINE_UNREACHABLE, detail)
@@ -159,11 +159,13 @@ class JobTurns:
         model = self.agent_of(key).model
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now, model=model)]
 
-    def begin(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[JobAttempt, Sequence[Record]]:
+    def begin_attempt(
+        self, key: TurnKey, worker: SupervisedWorker, now: datetime
+    ) -> tuple[JobAttempt, Sequence[Record]]:
         """Begin an attempt on a worker."""
         attempt = RunningAttempt(worker.spec.id, worker.incarnation)
         agent = self.agent_of(key)
-        run, waited_s = self.turns.begin(key, agent, attempt), self.turns.waited_s(key, now)
+        run, waited_s = self.turns.begin_attempt(key, agent, attempt), self.turns.waited_s(key, now)
         moved = records.TurnMoved(
             key=key, state=TurnState.IN_FLIGHT, worker=worker.spec.id, at=now, model=agent.model, waited_s=waited_s
         )
@@ -182,9 +184,9 @@ class JobTurns:
         """Carry out what is decided about slots while tools run."""
         self._slots.act(action, start_soon)
 
-    def cut_off(self, key: TurnKey) -> None:
+    def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
-        self.turns.cut_off(key)
+        self.turns.cut_off_attempt(key)
 
     def interrupt_all(self) -> None:
         """End every attempt that is running; its turn is ready again, and charged with nothing."""
@@ -192,7 +194,7 @@ class JobTurns:
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
         """Fail a turn that waits for what cannot come."""
-        return [self.endings.fail(key, detail)]
+        return [self.endings.fail_turn(key, detail)]
 
     def note_off_slot(self, key: TurnKey) -> None:
         """Note that a turn is on no slot any more."""

@@ -37,7 +37,7 @@ class TurnCalls:
     def __repr__(self) -> str:
         return f"<TurnCalls {self._turn} earlier={len(self._earlier)} made={self._made.total()}>"
 
-    async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
+    async def begin_call(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
         """Note that a call is about to be made.
 
         Raises:
@@ -66,7 +66,7 @@ class TurnCalls:
         await self._write(started)
         return Begun(key=key, was_begun=known is not None and known.outcome is None)
 
-    async def end(self, key: str, *, result: str | None, failure: str | None) -> None:
+    async def end_call(self, key: str, *, result: str | None, failure: str | None) -> None:
         """Note what came of a call."""
         outcome = msgspec.json.encode({"result": result, "failure": failure}).decode()
         await self._write(ToolCallEnded(key=self._turn, call=key, outcome=outcome, at=datetime.now(UTC)))

@@ -154,7 +154,7 @@ class TurnRun:
 
     def end_attempt(self, outcome: Outcome) -> None:
         """Keep what an attempt has brought, however it ended."""
-        self.attempts.append(self.attempt.end(outcome))
+        self.attempts.append(self.attempt.end_attempt(outcome))
 
     def snapshot(self, state: TurnState, reason: str | None = None, detail: str | None = None) -> Turn:
         """Return the turn as it stands in a transcript, in ``state``."""

@@ -80,7 +80,7 @@ class Turns:
         for key in self._in_flight:
             self._runs[key].attempt.interrupt()
 
-    def leave(self, job_id: JobId, conversation_id: str) -> set[TurnKey]:
+    def forget_conversation(self, job_id: JobId, conversation_id: str) -> set[TurnKey]:
         """Forget the turns of a conversation that goes on elsewhere, and return them; none of them is in flight."""
         left: set[TurnKey] = set()
         for known in (self._runs, self._ready_at, self._resumed):
@@ -94,7 +94,7 @@ class Turns:
         for known in (self._runs, self._unstored, self._ready_at, self._resumed):
             known.clear()
 
-    def resume(self, turns: Iterable[UnfinishedTurn]) -> None:
+    def restore(self, turns: Iterable[UnfinishedTurn]) -> None:
         """Take what an earlier life of the service has left of turns."""
         self._resumed |= {turn.key: turn for turn in turns}
 
@@ -125,7 +125,7 @@ class Turns:
         self._ready_at[key] = now
         return True
 
-    def begin(self, key: TurnKey, agent: Agent, attempt: RunningAttempt) -> TurnRun:
+    def begin_attempt(self, key: TurnKey, agent: Agent, attempt: RunningAttempt) -> TurnRun:
         """Note that a turn is on a slot."""
         if key in self._runs:
             self._runs[key].attempt = attempt
@@ -144,7 +144,7 @@ class Turns:
         """When the turn got ready that has waited longest of those that were on no slot yet."""
         return next(iter(self._ready_at.values()), None)
 
-    def cut_off(self, key: TurnKey) -> None:
+    def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
         if key in self._runs:
             self._runs[key].attempt.scope.cancel()
@@ -162,7 +162,7 @@ class Turns:
         """Note that a turn is on no slot any more."""
         self._in_flight.discard(key)
 
-    def finish(self, key: TurnKey, state: TurnState, reason: str | None, detail: str | None) -> Turn:
+    def finish_turn(self, key: TurnKey, state: TurnState, reason: str | None, detail: str | None) -> Turn:
         """End a turn that was on a slot."""
         turn = self._unstored[key] = self._runs.pop(key).snapshot(state, reason, detail)
         return turn

@@ -130,7 +130,7 @@ class RelayAttempt:
 
     # Ending
 
-    def end(self, outcome: Outcome) -> None:
+    def end_attempt(self, outcome: Outcome) -> None:
         """Keep what the attempt has brought."""
         self._outcome = outcome
         self.seconds = time.monotonic() - self._began_at

@@ -229,7 +229,7 @@ class RelayedRequests:
         self._requests[key.job_id].note_ready()
         return NO_RECORDS
 
-    def begin(
+    def begin_attempt(
         self,
         key: TurnKey,
         worker: SupervisedWorker,
@@ -242,7 +242,7 @@ class RelayedRequests:
         request.note_start(worker.spec.id, attempt.scope)
         return attempt, NO_RECORDS
 
-    def cut_off(self, key: TurnKey) -> None:
+    def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a request, unless it has ended at the same moment."""
         if key in self._on_slots:
             self._on_slots[key].scope.cancel()

@@ -52,7 +52,7 @@ class ConnectionWatchdog:
                 self._thread = threading.Thread(target=self._run, name="silence", daemon=True)
                 self._thread.start()
 
-    def discard(self, connection: PendingReply) -> None:
+    def unwatch(self, connection: PendingReply) -> None:
         """Watch it no more."""
         with self._lock:
             self._connections.discard(connection)
@@ -150,7 +150,7 @@ class PostgresConnection:
 
     def close(self) -> None:
         """Close it."""
-        self._silence.discard(self)
+        self._silence.unwatch(self)
         self._raw.close()
 
     def cut(self) -> None:

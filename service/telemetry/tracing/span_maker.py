@@ -70,7 +70,7 @@ class Spans:
         while len(self._parents) > MOST_PARENTS:
             self._parents.popitem(last=False)
 
-    def take(self, facts: Iterable[Record]) -> None:
+    def record_facts(self, facts: Iterable[Record]) -> None:
         """Make spans of facts."""
         for fact in facts:
             match fact:

@@ -46,7 +46,7 @@ async def begin(tools: McpTools) -> object:
         vars(mcp)["PING_AFTER_S"] = math.inf  # it reads nothing, and would be taken for dead
         with anyio.move_on_after(0.3):
             await call(tools, "count", text="x" * MORE_THAN_A_PIPE)
-        held = tools.held("m")
+        held = tools.hand_over_server("m")
         assert held is not None
         assert 0 < len(held.link.unsent) < MORE_THAN_A_PIPE
     return seen
@@ -79,7 +79,7 @@ async def go_on(tools: McpTools) -> object:
 
 
 def _is_cut_off(tools: McpTools) -> bool:
-    held = tools.held("m")
+    held = tools.hand_over_server("m")
     assert held is not None
     if SCENARIO == "halves":
         return bool(held.link.received and held.link.said)
@@ -108,7 +108,7 @@ async def live(left: HeldServer | None) -> None:
 
 def hand_over(tools: McpTools) -> None:
     """Begin the second life."""
-    held = tools.held("m")
+    held = tools.hand_over_server("m")
     assert held is not None
     if SCENARIO == "broken":
         held = msgspec.structs.replace(held, negotiated="{}")

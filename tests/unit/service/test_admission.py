@@ -37,7 +37,7 @@ def big(name: str = "j", conversations: int = TURNS_AT_ONCE, agents: int = 2) ->
 async def test_a_small_job_is_admitted_whole_and_at_once() -> None:
     """As it was handed in."""
     stage, small = Stage(), big(conversations=3)
-    stage.admission.take(small)
+    stage.admission.admit_piece(small)
     assert (stage.pieces, stage.tasks) == ([small], [])
     await stage.admission.wait_done()
 
@@ -46,8 +46,8 @@ async def test_a_large_one_follows_in_its_order() -> None:
     """No piece makes more turns ready than may be at once, and the next waits for the store."""
     stage, whole = Stage(), big(conversations=TURNS_AT_ONCE + 1)
     later = replace(whole, job=replace(whole.job, conversations=big("j", 1).job.conversations))
-    stage.admission.take(whole)
-    stage.admission.take(later)  # of the same job: behind the rest of it
+    stage.admission.admit_piece(whole)
+    stage.admission.admit_piece(later)  # of the same job: behind the rest of it
     async with anyio.create_task_group() as tasks:
         (rest,) = stage.tasks
         tasks.start_soon(lambda: rest)
@@ -66,7 +66,7 @@ async def test_a_large_one_follows_in_its_order() -> None:
 async def test_what_is_left_of_a_job_that_ends_is_never_run(end: str) -> None:
     """Cancelled it comes as that, for its turns have to end; what is another node's does not come."""
     stage, whole = Stage(), big()
-    stage.admission.take(whole)
+    stage.admission.admit_piece(whole)
     if end == "cancel":
         stage.admission.cancel(JobId("j"))
     else:
@@ -84,7 +84,7 @@ async def test_in_free_mode_all_rounds_are_ready_at_once() -> None:
     """So a piece holds fewer conversations."""
     stage, whole = Stage(), big(conversations=10, agents=1)
     talks = tuple(replace(talk, rounds=500) for talk in whole.job.conversations)
-    stage.admission.take(replace(whole, job=replace(whole.job, mode=Mode.FREE, conversations=talks)))
+    stage.admission.admit_piece(replace(whole, job=replace(whole.job, mode=Mode.FREE, conversations=talks)))
     assert len(stage.pieces[0].job.conversations) == 2
     for task in stage.tasks:
         task.close()

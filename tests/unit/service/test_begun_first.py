@@ -170,8 +170,8 @@ def test_others_begin_again_only_when_there_is_clearly_room() -> None:
     core = core_of(ready(slots=2))
     filled = turn("x"), turn("y")
     for tokens, is_pressed in ((950, False), (951, True), (800, True), (799, False), (949, False), (1200, True)):
-        working_set(core).end(filled[0], "m", tokens - 100)
-        working_set(core).end(filled[1], "m", 100)
+        working_set(core).end_turn(filled[0], "m", tokens - 100)
+        working_set(core).end_turn(filled[1], "m", 100)
         assert working_set(core).is_pressed("m") is is_pressed
     working_set(core).forget(*filled[0][:2])
     assert not working_set(core).is_pressed("m")
@@ -181,7 +181,7 @@ def test_others_begin_again_only_when_there_is_clearly_room() -> None:
 def test_no_slot_is_left_idle_for_what_would_be_found_again() -> None:
     """Where nobody who has begun is ready, somebody begins while turns in flight hold less than half of the cache."""
     core = core_of(ready(slots=9))
-    working_set(core).end(turn("x"), "m", 2000)
+    working_set(core).end_turn(turn("x"), "m", 2000)
     assert working_set(core).is_pressed("m")
     assert list(seated(core.handle(admit(asks("a", 499)), admit(asks("b", 100))))) == [turn("a"), turn("b")]
     assert core._in_flight.kv_reserved("m") == 599
@@ -206,7 +206,7 @@ def test_what_a_conversation_held_is_forgotten_with_it() -> None:
 def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
     """The second of a round is no new conversation once the first has started."""
     core = core_of(ready(slots=1), jobs=[asks("j", 100, 100, conversations=6, rounds=3, mode=mode)])
-    working_set(core).end(turn("x"), "m", 2000)
+    working_set(core).end_turn(turn("x"), "m", 2000)
     (first,) = core._in_flight._workers
     (second,) = seated(core.handle(done(first, CONTEXT)))
     assert second[:2] == first[:2]
@@ -216,6 +216,6 @@ def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
 def test_a_model_that_slots_bound_is_never_pressed() -> None:
     """Nor one of whose workers one has no budget."""
     core = core_of(ready("w"), ready("v", None), jobs=[asks("j", 100, conversations=4)])
-    working_set(core).end(turn("x"), "m", 10**6)
+    working_set(core).end_turn(turn("x"), "m", 10**6)
     assert not working_set(core).is_pressed("m")
     assert working_set(core).may_begin("m")

@@ -40,7 +40,7 @@ class Case:
             self.blame.start(each, "m", "w", self.incarnation)
 
     def end(self, each: TurnKey) -> tuple[object, ...]:
-        return self.blame.end(each, self.charges.pop(each, Charges()), -9.0)
+        return self.blame.acquit(each, self.charges.pop(each, Charges()), -9.0)
 
     def die(self, *keys: TurnKey, is_outside: bool = False) -> list[BlameVerdict]:
         verdicts = [
@@ -83,7 +83,7 @@ def test_an_engine_that_may_still_work_on_a_cut_off_request_proves_nothing() -> 
     """Closing the connection is how an engine is told to stop, and not all do at once."""
     case = Case(known=1000)
     case.start(B)
-    case.blame.leave(B, is_cut_off=True, at=0.0)
+    case.blame.end_unproven(B, is_cut_off=True, at=0.0)
     assert case.dies_alone(A).charges.deaths == 0
 
 
@@ -93,12 +93,12 @@ def test_an_engine_that_slept_is_the_one_that_it_was() -> None:
     for turn, model, number in ((A, "m", 1), (B, "m", 1), (C, "other", 2)):
         blame.start(turn, model, "w", number)
     for turn in (A, B, C):
-        blame.end(turn, Charges(), -9.0)
+        blame.acquit(turn, Charges(), -9.0)
     blame.start(A, "m", "w", 1)  # it has woken, and had served two at once
     verdict = blame.die(A, Charges(), is_outside=False, at=0.0)
     assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 0)
     blame.start(A, "m", "w", 2)
-    blame.leave(A, is_cut_off=True, at=0.0)
+    blame.end_unproven(A, is_cut_off=True, at=0.0)
     blame.start(C, "other", "w", 2)  # it has woken, and never had
     verdict = blame.die(C, Charges(), is_outside=False, at=0.0)
     assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 1)
@@ -193,11 +193,11 @@ def test_a_worker_that_dies_under_load_gets_fewer_slots_and_is_tried_upward_agai
     limits = LoadLimits()
     assert limits.lower("w", 4) == 3
     assert limits.lower("w", 3) == 2
-    raised = [limits.note_end("w", 2, 4) for _ in range(2 * PROBATION)]
+    raised = [limits.learn_from_end("w", 2, 4) for _ in range(2 * PROBATION)]
     assert raised == [None] * (2 * PROBATION - 1) + [3]
-    assert [limits.note_end("w", 2, 4) for _ in range(500)] == [None] * 500  # never full: nothing is learned of it
+    assert [limits.learn_from_end("w", 2, 4) for _ in range(500)] == [None] * 500  # never full: it tells nothing
     assert limits.lower("w", 3) == 2
-    raised = [limits.note_end("w", 2, 4) for _ in range(4 * PROBATION)]
+    raised = [limits.learn_from_end("w", 2, 4) for _ in range(4 * PROBATION)]
     assert raised[-1] == 3
     assert raised[:-1] == [None] * (4 * PROBATION - 1)
-    assert limits.note_end("other", 9, 4) is None
+    assert limits.learn_from_end("other", 9, 4) is None

@@ -319,10 +319,10 @@ def test_a_budget_is_kept() -> None:
     assert not kv.fits("w", kv_need(41))
     kv.reserve("w", turn("b"), kv_need(40))
     assert not kv.fits("w", kv_need(0 + 1))
-    kv.release("w", turn("a"))
+    kv.free_room("w", turn("a"))
     assert kv.reserved("w") == 40
-    kv.release("w", turn("a"))
-    kv.release("v", turn("a"))
+    kv.free_room("w", turn("a"))
+    kv.free_room("v", turn("a"))
     assert kv.fits("w", kv_need(60))
 
 
@@ -333,7 +333,7 @@ def test_one_alone_always_has_room() -> None:
     assert kv.fits("w", kv_need(10**6))
     kv.reserve("w", turn("a"), kv_need(10**6))
     assert not kv.fits("w", kv_need(1))
-    kv.release("w", turn("a"))
+    kv.free_room("w", turn("a"))
     assert kv.fits("w", kv_need(10**6))
 
 

@@ -48,7 +48,7 @@ class Requests:
 
     def serve(self, owner: str) -> tuple[object, ...]:
         """Have one request answered, by an engine that outlives it."""
-        found = self.blame.end(self.begin(owner), Charges(), self.now)
+        found = self.blame.acquit(self.begin(owner), Charges(), self.now)
         self.now += JUST_S
         return (*found, *self.blame.expire(self.now))
 
@@ -67,7 +67,7 @@ class Requests:
 
     def leave(self, owner: str, dies_after_s: float) -> list[object]:
         """Have a client leave, and the engine die so much later with nothing on it."""
-        self.blame.leave(self.begin(owner), is_cut_off=True, at=self.now)
+        self.blame.end_unproven(self.begin(owner), is_cut_off=True, at=self.now)
         found = self.blame.note_gone("m", "w", self.incarnation, self.now + dies_after_s)
         self.incarnation += 1
         return list(found)
@@ -98,7 +98,7 @@ def test_a_turn_of_a_distrusted_key_need_not_be_tried_on_a_fresh_engine() -> Non
     case.kill("mallory")
     aboard = [case.begin("alice"), case.begin("alice")]
     for each in aboard:
-        case.blame.end(each, Charges(), case.now)
+        case.blame.acquit(each, Charges(), case.now)
     verdict = case.blame.die(case.begin("mallory"), Charges(), is_outside=False, at=case.now)
     assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 1)
 
@@ -107,7 +107,7 @@ def test_a_neighbour_that_was_just_answered_is_not_suspected_where_others_were_a
     """Whoever is served all the time has always just been answered."""
     case = Requests()
     for _ in range(9):
-        case.blame.end(case.begin("alice"), Charges(), case.now)
+        case.blame.acquit(case.begin("alice"), Charges(), case.now)
         killer = case.begin("mallory")
         found = case.blame.die(killer, Charges(), is_outside=False, at=case.now).findings
         assert SourceDistrusted(source=ALICE) not in found
@@ -159,21 +159,21 @@ def test_a_death_after_a_client_has_left_explains_nothing_of_those_aboard() -> N
     """Their trials end well, and yet the engine did not die of load: nobody's slots are lowered for it."""
     case = Requests()
     aboard = [case.begin("alice"), case.begin("alice")]
-    case.blame.leave(case.begin("mallory"), is_cut_off=True, at=case.now)
+    case.blame.end_unproven(case.begin("mallory"), is_cut_off=True, at=case.now)
     for key in aboard:
         case.blame.die(key, Charges(), is_outside=False, at=case.now + 0.2)
     case.incarnation += 1
     found: list[object] = []
     for key in aboard:
         case.blame.start(key, "m", "w", case.incarnation)
-        found += case.blame.end(key, Charges(), case.now + 10)
+        found += case.blame.acquit(key, Charges(), case.now + 10)
     assert not [each for each in found if isinstance(each, DeathUnexplained)]
 
 
 def test_a_trial_right_after_another_answer_proves_nothing() -> None:
     """An engine may die of what it has just answered, under the next that it is given."""
     case = Requests()
-    case.blame.end(case.begin("mallory"), Charges(), case.now)
+    case.blame.acquit(case.begin("mallory"), Charges(), case.now)
     victim = turn("alice", 999)
     case.blame.start(victim, "m", "w", case.incarnation)
     verdict = case.blame.die(victim, Charges(), is_outside=False, at=case.now + 0.1)
@@ -227,7 +227,7 @@ def test_an_answer_that_its_engine_does_not_outlive_is_no_good_end() -> None:
     case.kill("mallory")
     found: list[object] = []
     for _ in range(3):
-        found += case.blame.end(case.begin("mallory"), Charges(), case.now)
+        found += case.blame.acquit(case.begin("mallory"), Charges(), case.now)
         found += case.blame.note_gone("m", "w", case.incarnation, case.now + 0.1)
         case.incarnation += 1
     assert SourceTrusted(source=MALLORY) not in found

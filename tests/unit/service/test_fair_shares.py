@@ -38,7 +38,7 @@ def test_a_charge_is_set_right_by_what_the_turn_has_taken() -> None:
     fair = FairShares({})
     fair.times("m").arrive("alice")
     fair.start(key("a"), "m", "alice")
-    fair.end(key("a"))
+    fair.end_turn(key("a"))
     assert (fair.model_of(key("a")), fair.times("m").time("alice")) == (None, UNKNOWN)
 
 
@@ -51,9 +51,9 @@ def test_who_waits_in_one_queue_more_has_not_come_back() -> None:
         times.start("bob")
     times.arrive("alice")
     assert times.time("alice") == 0.0
-    times.leave("alice")
-    times.leave("alice")
-    times.leave("bob")
+    times.leave_queue("alice")
+    times.leave_queue("alice")
+    times.leave_queue("bob")
     times.start("bob")  # nobody else waits
     times.arrive("alice")
     assert times.time("alice") == 5.0

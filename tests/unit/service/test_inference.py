@@ -87,7 +87,7 @@ class TestTurnstile:
         waiting = asyncio.create_task(turnstile.enter("m"))
         await anyio.lowlevel.checkpoint()
         waiting.cancel()
-        turnstile.look()
+        turnstile.start_runs()
         turnstile.fail_all(lambda: EngineClosed("over"))
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -62,11 +62,11 @@ async def test_what_no_node_serves_is_claimed_after_a_look_at_the_others() -> No
     node = intake(parts)
     assert node.has_room_for(job(agent("a")))
     assert not node.has_room_for(job(agent("a", model="gone")))
-    await node.take()
+    await node.claim_jobs()
     assert parts.claims == [("m", 4)]
     node.note_neighbours()
     for _ in range(2):
-        await node.take()
+        await node.claim_jobs()
     assert parts.claims[1:] == [("m", 4), ("gone", HOPELESS), ("m", 4)]
 
 
@@ -92,5 +92,5 @@ async def test_a_look_ends_nothing_where_all_models_are_served(hopeless: Sequenc
     node = intake(parts)
     node.note_neighbours()
     parts.hopeless = ("gone",)
-    await node.take()
+    await node.claim_jobs()
     assert parts.claims == [("m", 4)]

@@ -20,17 +20,17 @@ def test_seconds_are_counted_by_slots() -> None:
     """Of each turn by itself, whatever they are kept for in the end; once, as it ends."""
     kept = KeptSlots(whose)
     wide, other = key("a", name="alice"), key("a", name="bob")
-    assert kept.look({}, 10.0) == []
-    assert kept.look({wide: 1}, 20.0) == []
-    assert kept.look({wide: 3}, 21.0) == []
+    assert kept.settle({}, 10.0) == []
+    assert kept.settle({wide: 1}, 20.0) == []
+    assert kept.settle({wide: 3}, 21.0) == []
     assert kept.take_over() == []
-    (used,) = kept.look({other: 2}, 22.5)
+    (used,) = kept.settle({other: 2}, 22.5)
     assert (used.used[0], used.used[1].slot_s, used.used[1].attempts) == (whose(wide), 1.0 + 3 * 1.5, 0)
     assert kept.take_over() == [SlotsKept(owner="alice", model="m", slot_s=5.5)]
     assert kept.take_over() == []
-    (used,) = kept.look({}, 23.0)
+    (used,) = kept.settle({}, 23.0)
     assert used.used[1].slot_s == 1.0
-    assert kept.look({}, 99.0) == []
+    assert kept.settle({}, 99.0) == []
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 100.0])

@@ -150,10 +150,10 @@ def test_a_key_is_made_and_known_by_what_was_printed(tmp_path: Path) -> None:
 def test_a_bucket_holds_a_second_of_its_rate_and_one_at_least(per_s: float, burst: int) -> None:
     """What it refuses comes after the time that it tells, and what it refused costs nothing."""
     bucket = TokenBucket(per_s, now=100.0)
-    assert [bucket.take(100.0) for _ in range(burst)] == [0.0] * burst
-    wait_s = bucket.take(100.0)
-    assert 0 < wait_s == bucket.take(100.0) <= 1 / per_s
-    assert bucket.take(100.0 + wait_s * 0.9) > 0
-    assert bucket.take(100.0 + wait_s + 1e-9) == 0.0
-    taken = sum(bucket.take(101 + wait_s + number / 100) == 0 for number in range(10_000))
+    assert [bucket.take_token(100.0) for _ in range(burst)] == [0.0] * burst
+    wait_s = bucket.take_token(100.0)
+    assert 0 < wait_s == bucket.take_token(100.0) <= 1 / per_s
+    assert bucket.take_token(100.0 + wait_s * 0.9) > 0
+    assert bucket.take_token(100.0 + wait_s + 1e-9) == 0.0
+    taken = sum(bucket.take_token(101 + wait_s + number / 100) == 0 for number in range(10_000))
     assert taken == pytest.approx(100 * per_s + burst, abs=1)

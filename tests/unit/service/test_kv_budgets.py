@@ -74,7 +74,7 @@ def test_the_sum_is_that_of_what_is_reserved(
         key = turn("j", number)
         if need is None:
             kept.pop((worker, key), None)
-            kv.release(worker, key)
+            kv.free_room(worker, key)
         else:
             kept[worker, key] = need
             kv.reserve(worker, key, need)
@@ -85,7 +85,7 @@ def test_the_sum_is_that_of_what_is_reserved(
     kept["w", turn("more")] = one_more
     assert has_room is (is_alone or total("w") <= budget)
     for worker, key in kept:
-        kv.release(worker, key)
+        kv.free_room(worker, key)
     assert not kv._reserved
 
 
@@ -103,9 +103,9 @@ def test_what_prompts_begin_with_is_held_once_on_each_worker() -> None:
     assert not kv.fits("w", replace(long, prefix=PREFIXES[2]))
     kv.reserve("v", turn("c"), long)
     assert kv.reserved("v") == 510
-    kv.release("w", turn("b"))
+    kv.free_room("w", turn("b"))
     assert kv.reserved("w") == 510
-    kv.release("w", turn("a"))
+    kv.free_room("w", turn("a"))
     assert kv.reserved("w") == 0
     assert kv.need_of("w", turn("a")) is None
 

@@ -126,10 +126,10 @@ def test_a_stream_ends_when_the_service_stops() -> None:
 def test_each_subject_has_its_frames_and_few_are_kept() -> None:
     """The same subject is the same frames; those that were looked at longest ago go first."""
     kept, making = FramesBySubject(), Making()
-    first = kept.of("first", making)
+    first = kept.get_or_make("first", making)
     for number in range(MOST_KEPT):
-        assert kept.of("first", making) is first
-        kept.of(number, making)
+        assert kept.get_or_make("first", making) is first
+        kept.get_or_make(number, making)
     for number in range(MOST_KEPT):
-        kept.of(number, making)
-    assert kept.of("first", making) is not first
+        kept.get_or_make(number, making)
+    assert kept.get_or_make("first", making) is not first

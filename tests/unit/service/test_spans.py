@@ -105,8 +105,8 @@ def test_a_conversation_holds_its_turns_and_each_its_attempts_and_calls() -> Non
     call = ToolRecord(
         iteration=0, id="call-1", name="now", arguments={"secret": "plan"}, result="secret", duration_s=0.5
     )
-    recorder.spans.take([moved(ConversationState.RUNNING), ended("a", tool_calls=(call,))])
-    recorder.spans.take([moved(ConversationState.COMPLETED, seconds=4)])
+    recorder.spans.record_facts([moved(ConversationState.RUNNING), ended("a", tool_calls=(call,))])
+    recorder.spans.record_facts([moved(ConversationState.COMPLETED, seconds=4)])
     workflow, agent = recorder.one("invoke_workflow debate"), recorder.one("invoke_agent a")
     chat, tool = recorder.one("chat m"), recorder.one("execute_tool now")
     assert workflow.parent is None
@@ -139,7 +139,7 @@ def test_a_conversation_holds_its_turns_and_each_its_attempts_and_calls() -> Non
 def test_a_turn_is_linked_to_those_that_it_waited_for() -> None:
     """To the agents that it hears in its round, and to all of the round before; not to others of its own."""
     recorder = Recorder()
-    recorder.spans.take(
+    recorder.spans.record_facts(
         [moved(ConversationState.RUNNING), ended("a"), ended("b"), ended("m", 0, ("a",)), ended("a", 1)]
     )
     first = {name: id_of(recorder.named(f"invoke_agent {name}")[0]) for name in "abm"}
@@ -154,7 +154,7 @@ def test_an_attempt_that_failed_and_a_turn_that_did_say_why() -> None:
     earlier = (attempt(TurnState.FAILED, "engine_died"), attempt(TurnState.FAILED, "deadline"))
     fact = ended("a", state=TurnState.FAILED, reason="deadline", attempts=earlier)
     fact = replace(fact, measures=replace(ATTEMPT, outcome=TurnState.FAILED, reason="deadline"))
-    recorder.spans.take([moved(ConversationState.RUNNING), fact, moved(ConversationState.FAILED, "deadline")])
+    recorder.spans.record_facts([moved(ConversationState.RUNNING), fact, moved(ConversationState.FAILED, "deadline")])
     attempts = recorder.named("chat m")
     assert [(span.attributes or {})[names.ERROR_TYPE] for span in attempts] == ["engine_died", "deadline"]
     told = [recorder.one("invoke_agent a"), recorder.one("invoke_workflow debate"), *attempts]
@@ -166,7 +166,7 @@ def test_what_a_job_was_posted_with_is_its_parent(header: str, *, is_taken: bool
     """``traceparent`` of W3C; one that is malformed makes a trace of its own."""
     recorder = Recorder()
     recorder.spans.note_job(JOB, header)
-    recorder.spans.take([moved(ConversationState.RUNNING), moved(ConversationState.COMPLETED)])
+    recorder.spans.record_facts([moved(ConversationState.RUNNING), moved(ConversationState.COMPLETED)])
     parent = recorder.one("invoke_workflow debate").parent
     told = None if parent is None else (f"{parent.trace_id:032x}", f"{parent.span_id:016x}")
     assert told == (("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331") if is_taken else None)
@@ -197,7 +197,7 @@ def test_a_clients_request_is_a_span_with_its_attempts() -> None:
 def test_a_conversation_that_began_in_another_life_has_a_span_from_its_first_turn_on() -> None:
     """And what goes on in the next life is ended with this one."""
     recorder = Recorder()
-    recorder.spans.take([ended("a", 3)])
+    recorder.spans.record_facts([ended("a", 3)])
     recorder.spans.close()
     assert recorder.one("invoke_agent a").parent is not None
     assert recorder.one("invoke_workflow debate").start_time == int(NOW.timestamp()) * 1_000_000_000

@@ -86,10 +86,10 @@ async def test_each_event_has_its_consequence(event: StoreEvent, at_once: list[s
         cast("Store", recorder), cast("Scheduler", recorder), cast("Intake", recorder), cast("JobFollowers", recorder)
     )
     async with anyio.create_task_group() as tasks:
-        news.take(event)
+        news.forward_event(event)
         assert recorder.told == at_once
         tasks.start_soon(news.run)
         await anyio.wait_all_tasks_blocked()
         assert recorder.told == at_once + later
         tasks.cancel_scope.cancel()
-    news.take(event)  # the store outlives the node by a moment
+    news.forward_event(event)  # the store outlives the node by a moment

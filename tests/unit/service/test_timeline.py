@@ -98,9 +98,9 @@ def test_a_turn_that_is_told_twice_counts_once() -> None:
     other = msgspec.structs.replace(stored, key=TurnKey(JobId("j"), "q", "b", 1))
     gathered = GatheredSpans(ORIGIN, [times_of(running)])
     gathered.add_unfinished([stored, other])
-    assert gathered.take() == [*spans_of(times_of(running), ORIGIN), *spans_of(other, ORIGIN)]
+    assert gathered.drain() == [*spans_of(times_of(running), ORIGIN), *spans_of(other, ORIGIN)]
     gathered.add_ended([times_of(TURN)])
-    assert gathered.take() == [FAILED, ANSWERED, *spans_of(other, ORIGIN)]
+    assert gathered.drain() == [FAILED, ANSWERED, *spans_of(other, ORIGIN)]
 
 
 def test_an_attempt_takes_the_lowest_free_row_of_its_worker() -> None:

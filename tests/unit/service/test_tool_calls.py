@@ -38,7 +38,7 @@ class Store:
 
 
 async def begin(calls: TurnCalls, name: str = "pay", **arguments: object) -> Begun:
-    return await calls.begin(name, arguments, Unverified.ASK_MODEL)
+    return await calls.begin_call(name, arguments, Unverified.ASK_MODEL)
 
 
 async def test_the_same_call_is_known_in_the_next_attempt() -> None:
@@ -47,7 +47,7 @@ async def test_the_same_call_is_known_in_the_next_attempt() -> None:
     first = store.attempt()
     paid = await begin(first, to="x", sum=1)
     assert paid == Begun(key=paid.key)
-    await first.end(paid.key, result='{"ok": true}', failure=None)
+    await first.end_call(paid.key, result='{"ok": true}', failure=None)
     lost = await begin(first, to="y", sum=1)
     again = store.attempt()
     await begin(again, "other")
@@ -72,7 +72,7 @@ async def test_a_call_that_failed_may_be_made_again() -> None:
     store = Store()
     calls = store.attempt()
     begun = await begin(calls, to="x")
-    await calls.end(begun.key, result=None, failure="tool_timeout: too slow")
+    await calls.end_call(begun.key, result=None, failure="tool_timeout: too slow")
     assert await begin(store.attempt(), to="x") == Begun(key=begun.key)
 
 
@@ -91,7 +91,7 @@ async def test_the_model_is_told_of_earlier_calls() -> None:
     for number, ends in enumerate(({"result": "1", "failure": None}, {"result": None, "failure": "no"}, None)):
         begun = await begin(calls, to=number)
         if ends is not None:
-            await calls.end(begun.key, **ends)
+            await calls.end_call(begun.key, **ends)
     told = describe_calls(list(store.calls.values()))
     assert told is not None
     assert told.splitlines()[1:] == [

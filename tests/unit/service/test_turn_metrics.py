@@ -68,7 +68,7 @@ def test_a_turn_is_counted_with_its_tokens_and_its_times() -> None:
     over = ConversationMoved(
         job_id=KEY.job_id, conversation_id="c", state=ConversationState.COMPLETED, reason=None, at=NOW
     )
-    metrics.turns.take([started, ended(), over])
+    metrics.turns.count_facts([started, ended(), over])
     told = Told(metrics)
     assert told.value("turns_total", source="job", model="m", outcome="completed", reason="") == 1
     assert told.value("attempts_total", source="job", model="m", outcome="completed", reason="") == 1
@@ -85,7 +85,7 @@ def test_a_turn_is_counted_with_its_tokens_and_its_times() -> None:
 def test_a_turn_that_ends_without_a_slot_counts_its_attempts_no_second_time() -> None:
     """They were counted as they ended, tools and all."""
     metrics = Metrics(["m"])
-    metrics.turns.take([ended(attempt=None)])
+    metrics.turns.count_facts([ended(attempt=None)])
     told = Told(metrics)
     assert [told.value(name) for name in ("turns_total", "attempts_total", "tool_calls_total")] == [1, None, None]
 
@@ -119,8 +119,8 @@ def test_a_clients_request_counts_beside_turns_of_jobs() -> None:
 def test_no_name_of_anybodys_makes_a_series_too_many() -> None:
     """10,000 models and tools with names of any length and any letters: what is shown is bounded, and is text."""
     metrics = Metrics(["m"])
-    metrics.turns.take([ended(model=name, tool=name) for name in HOSTILE])
-    metrics.turns.take([ended()])  # the configured model has its place, however late it comes
+    metrics.turns.count_facts([ended(model=name, tool=name) for name in HOSTILE])
+    metrics.turns.count_facts([ended()])  # the configured model has its place, however late it comes
     told = Told(metrics)
     models, tools = told.values("turns_total", "model"), told.values("tool_calls_total", "tool")
     assert {"m", OTHER} <= models

@@ -44,7 +44,7 @@ class Recorder:
         self.events: list[Event] = []
         self.touches = 0
 
-    def begin(self) -> None:
+    def begin_stream(self) -> None:
         self.touches += 0
 
     def touch(self) -> None:

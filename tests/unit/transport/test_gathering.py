@@ -39,7 +39,7 @@ def gathered(connection: socket.socket) -> Reads:
     """Return reads that are gathered."""
     reads = Reads(connection)
     reads.count = READS_A_LOOK
-    reads.look()
+    reads.adapt()
     return reads
 
 
@@ -76,10 +76,10 @@ class TestReads:
         reads = gathered(near)
         far.sendall(b"x")
         assert not wakes(near)
-        reads.look()
+        reads.adapt()
         assert wakes(near)
         reads.count = 1
-        reads.look()
+        reads.adapt()
         assert wakes(near)  # a read a look is too few to be gathered
 
     def test_reads_that_go_on_stay_gathered(self, pair: tuple[socket.socket, socket.socket]) -> None:
@@ -87,7 +87,7 @@ class TestReads:
         near, far = pair
         reads = gathered(near)
         reads.count = 1
-        reads.look()
+        reads.adapt()
         far.sendall(b"x")
         assert not wakes(near)
 
@@ -97,7 +97,7 @@ class TestReads:
         reads = Reads(connection)
         connection.close()
         reads.count = READS_A_LOOK
-        reads.look()
+        reads.adapt()
 
 
 class Recorder:
@@ -106,7 +106,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def begin(self) -> None:
+    def begin_stream(self) -> None:
         self.events.clear()
 
     def touch(self) -> None:

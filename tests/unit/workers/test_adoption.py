@@ -65,8 +65,8 @@ def test_a_launch_is_told_apart_by_what_the_engine_is_started_with() -> None:
 def test_a_fleet_is_read_back_as_it_was_written() -> None:
     """Over JSON, with half a frame of output and half a line of the log."""
     log = LogRing()
-    log.begin(3)
-    log.feed(1, b"one\ntw")
+    log.begin_incarnation(3)
+    log.add_output(1, b"one\ntw")
     guardian = HeldGuardian(pid=5, started=6, orders_fd=7, output_fd=8, reports_fd=9, output=b"\x01\xff", reports=b"{")
     engine = HeldEngine(
         incarnation=3,
@@ -77,7 +77,7 @@ def test_a_fleet_is_read_back_as_it_was_written() -> None:
         failed_at=[1.5],
         paused_at=[],
         last_exit=EngineExit(signal=9, max_rss_bytes=4),
-        log=log.held(),
+        log=log.hand_over_lines(),
     )
     pace = HeldPace(rates=[100.0], tokens_a_char=0.25, steps_s=[0.01], errors=[0.1])
     worker = HeldWorker(
@@ -91,10 +91,10 @@ def test_a_fleet_is_read_back_as_it_was_written() -> None:
 def test_a_log_goes_on_in_the_middle_of_a_line() -> None:
     """Numbers go on, and the line is whole in the end."""
     first, second = LogRing(), LogRing()
-    first.begin(1)
-    first.feed(1, b"one\ntw")
-    second.restore(first.held())
-    second.feed(1, b"o\nthree\n")
+    first.begin_incarnation(1)
+    first.add_output(1, b"one\ntw")
+    second.restore(first.hand_over_lines())
+    second.add_output(1, b"o\nthree\n")
     assert [(line.number, line.text) for line in second.tail(9)] == [(1, "one"), (2, "two"), (3, "three")]
     assert second.bytes_taken == len(b"one\ntwo\nthree\n")
     assert all(line.at_utc <= datetime.now(UTC) for line in second.tail(9))

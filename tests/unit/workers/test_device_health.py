@@ -220,9 +220,9 @@ def test_a_device_is_used_again_when_its_memory_is_back() -> None:
         device = Watched(used(100), used(6000))
         await device.lose_memory()
         device.reader.coming = [used(700), used(600)]
-        await device.health.look()
+        await device.health.refresh()
         assert (device.health.marks, device.changes) == ({GPU: LOST_MARK}, 1)
-        await device.health.look()
+        await device.health.refresh()
         assert (device.health.marks, device.changes) == ({}, 2)
         await device.health.wait_free(WHOLE)
 
@@ -236,7 +236,7 @@ def test_a_device_that_cannot_be_looked_at_stays_left_alone() -> None:
         device = Watched(used(100), used(6000))
         await device.lose_memory()
         device.reader.coming = [None]
-        await device.health.look()
+        await device.health.refresh()
         assert (device.health.marks, device.changes) == ({GPU: LOST_MARK}, 1)
 
     virtually(scenario)
@@ -248,9 +248,9 @@ def test_an_xid_of_a_device_marks_it_until_an_operator_resumes() -> None:
     async def scenario() -> None:
         device = Watched(used(100))
         device.reader.xids = [79]
-        await device.health.look()
+        await device.health.refresh()
         mark = Mark(because="the kernel has logged Xid 79 of it", is_memory=False)
-        await device.health.look()
+        await device.health.refresh()
         assert (device.health.marks, device.changes) == ({GPU: mark}, 1)
         with pytest.raises(DeviceSick) as caught:
             await device.health.wait_free(WHOLE)
@@ -281,7 +281,7 @@ def test_the_first_xid_is_the_one_that_is_told() -> None:
     async def scenario() -> None:
         device = Watched(used(100))
         device.reader.xids = [31, 48, 79]
-        await device.health.look()
+        await device.health.refresh()
         assert (device.health.marks[GPU].because, device.changes) == ("the kernel has logged Xid 48 of it", 1)
 
     virtually(scenario)
@@ -294,9 +294,9 @@ def test_an_xid_outlasts_memory_that_comes_back() -> None:
         device = Watched(used(100), used(6000))
         await device.lose_memory()
         device.reader.xids = [79]
-        await device.health.look()
+        await device.health.refresh()
         device.reader.coming = [used(100)]
-        await device.health.look()
+        await device.health.refresh()
         assert device.health.marks == {GPU: Mark(because="the kernel has logged Xid 79 of it", is_memory=False)}
 
     virtually(scenario)

@@ -136,7 +136,7 @@ def repeats(*pieces: str, lines: int | None = 8) -> str | None:
         found = detector.feed(piece)
         if found is not None:
             return found
-    return detector.end()
+    return detector.end_text()
 
 
 class TestRepetition:
@@ -266,7 +266,7 @@ class Watching:
     def fly(self, prompt_chars: int = 100) -> InFlightRequest:
         """Put a request in flight."""
         answer = Answer(anyio.current_time)
-        answer.begin_generation(RepetitionLimits(), prompt_chars).begin()
+        answer.begin_generation(RepetitionLimits(), prompt_chars).begin_stream()
         running = InFlightRequest(self.in_flight.next_id(), "a job", answer)
         self.in_flight._in_flight.add(running)
         return running

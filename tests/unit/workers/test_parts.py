@@ -108,19 +108,19 @@ class TestLogRing:
     def test_lines_are_cut_from_any_chunks(self) -> None:
         """Output comes in pieces that know nothing of lines."""
         ring = LogRing()
-        ring.begin(1)
+        ring.begin_incarnation(1)
         for chunk in (b"on", b"e\r\ntw", b"o\n\xff", b"\n"):
-            ring.feed(1, chunk)
+            ring.add_output(1, chunk)
         assert [line.text for line in ring.tail(10)] == ["one", "two", "\ufffd"]
         assert [line.number for line in ring.tail(10, after=1)] == [2, 3]
 
     def test_memory_is_bounded(self) -> None:
         """A flood keeps the newest lines, and a line without end is cut."""
         ring = LogRing(max_lines=5)
-        ring.begin(1)
+        ring.begin_incarnation(1)
         for _ in range(100):
-            ring.feed(1, b"x" * 3000 + b"\n")
-        ring.feed(1, b"y" * 100_000)
+            ring.add_output(1, b"x" * 3000 + b"\n")
+        ring.add_output(1, b"y" * 100_000)
         assert len(ring.tail(1000)) == 5
         assert max(len(line.text) for line in ring.tail(1000)) <= 8192
 
@@ -128,9 +128,9 @@ class TestLogRing:
         """The one log line that mattered is that of the engine that has just died."""
         ring = LogRing(max_lines=3)
         for incarnation in (1, 2, 3):
-            ring.begin(incarnation)
-            ring.feed(1, b"half a line of %d" % incarnation)
-        ring.note("ours")
+            ring.begin_incarnation(incarnation)
+            ring.add_output(1, b"half a line of %d" % incarnation)
+        ring.add_note("ours")
         told = [(line.incarnation, line.text) for line in ring.tail(10)]
         assert told == [(2, "half a line of 2"), (3, "half a line of 3"), (3, "[roundhouse] ours")]
         assert [line.incarnation for line in ring.tail(10, incarnation=2)] == [2]

@@ -237,7 +237,7 @@ def test_heat_is_of_late_and_of_often() -> None:
     heat = Heat()
     for name in "aaaab":
         heat.note(name)
-    assert heat.of("a") > heat.of("b") > heat.of("c") == 0.0
+    assert heat.of_model("a") > heat.of_model("b") > heat.of_model("c") == 0.0
     for _ in range(40):
         heat.note("b")
-    assert heat.of("a") < 0.2
+    assert heat.of_model("a") < 0.2

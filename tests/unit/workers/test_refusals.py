@@ -58,14 +58,14 @@ class TestSlotTasks:
         """It gets on: a request of which nothing is heard before it is whole is being served."""
         tasks = SlotTasks()
         for second in range(10):
-            tasks.take(EngineCounters(work=(work(1, second),)), float(second))
+            tasks.observe_slots(EngineCounters(work=(work(1, second),)), float(second))
         assert tasks.newest_advance(0.0, 2.0) == 9.0
 
     def test_a_task_that_stands_still_says_so(self) -> None:
         """It holds its slot, and gets nowhere."""
         tasks = SlotTasks()
         for second in range(10):
-            tasks.take(EngineCounters(work=(work(1, min(second, 3)),)), float(second))
+            tasks.observe_slots(EngineCounters(work=(work(1, min(second, 3)),)), float(second))
         assert tasks.newest_advance(0.0, 2.0) == 3.0
 
     def test_tasks_of_others_come_and_go(self) -> None:
@@ -73,7 +73,7 @@ class TestSlotTasks:
         tasks = SlotTasks()
         for second in range(30):
             long, short = work(1, second), work(100 + second, 1)
-            tasks.take(EngineCounters(work=(long, short)), float(second))
+            tasks.observe_slots(EngineCounters(work=(long, short)), float(second))
         assert tasks.newest_advance(5.0, 8.0) is None
 
 

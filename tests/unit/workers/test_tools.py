@@ -421,11 +421,11 @@ class ProcessRegistry:
         self.begun = begun
         self.notes: list[object] = []
 
-    async def begin(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
+    async def begin_call(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
         self.notes.append((name, dict(arguments), policy))
         return self.begun.get(name, Begun(key="new"))
 
-    async def end(self, key: str, *, result: str | None, failure: str | None) -> None:
+    async def end_call(self, key: str, *, result: str | None, failure: str | None) -> None:
         self.notes.append((key, result, failure))
 
 

@@ -171,7 +171,7 @@ class Blame:
                 del self._engines[old]
         return place, self._engines.setdefault(place, _Engine(model))
 
-    def end(self, key: TurnKey, charges: Charges, at: float) -> tuple[Finding, ...]:
+    def acquit(self, key: TurnKey, charges: Charges, at: float) -> tuple[Finding, ...]:
         """Take the end of an attempt that the engine has answered: the turn is acquitted of all its charges."""
         place = self._leave(key)
         engine = self._engines.get(place) if place is not None else None
@@ -192,7 +192,7 @@ class Blame:
             findings += self._trust(source)
         return tuple(findings)
 
-    def leave(self, key: TurnKey, *, is_cut_off: bool, at: float) -> None:
+    def end_unproven(self, key: TurnKey, *, is_cut_off: bool, at: float) -> None:
         """Take the end of an attempt that proves nothing; what was cut off may still be at work in the engine."""
         place = self._leave(key)
         engine = self._engines.get(place) if place is not None else None

@@ -121,12 +121,12 @@ class KvBudgets:
 
     def reserve(self, worker: str, key: TurnKey, need: KvNeed) -> None:
         """Keep room for a turn that starts on a worker, or another room than before."""
-        self.release(worker, key)
+        self.free_room(worker, key)
         if worker not in self._reserved:
             self._reserved[worker] = _Reservations(self._blocks.get(worker, 1))
         self._reserved[worker].add(key, need)
 
-    def release(self, worker: str, key: TurnKey) -> None:
+    def free_room(self, worker: str, key: TurnKey) -> None:
         """Give up the room of a turn that has ended."""
         taken = self._reserved.get(worker)
         if taken is None:

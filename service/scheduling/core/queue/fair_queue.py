@@ -114,7 +114,7 @@ class FairQueue(ReadyQueue):
     def _leave(self, owner: Owner) -> None:
         """Note that a turn of a key has left."""
         if not self._queues[owner]:
-            self._times.leave(owner)
+            self._times.leave_queue(owner)
 
     def _insert(self, turn: ReadyTurn) -> None:
         self._enter(turn).push(turn)

@@ -45,7 +45,7 @@ class VirtualTimes:
             self._times[owner] = max(self._times.get(owner, 0.0), self._now)
         self._waiting[owner] += 1
 
-    def leave(self, owner: Owner) -> None:
+    def leave_queue(self, owner: Owner) -> None:
         """Note that a key waits in one queue less."""
         self._waiting[owner] -= 1
         if not self._waiting[owner]:
@@ -113,6 +113,6 @@ class FairShares:
         model, owner, charged = self._charged.pop(key)
         self.times(model).settle(owner, charged, weight)
 
-    def end(self, key: TurnKey) -> None:
+    def end_turn(self, key: TurnKey) -> None:
         """Note that a turn is in flight no more."""
         self._charged.pop(key, None)

@@ -176,7 +176,7 @@ class Shifts:
         signature, streak = self._shifts[worker]
         self._shifts[worker] = (signature, max(0, streak - 1))
 
-    def take(self, worker: str, ready: GroupedQueue, *, slots: int, is_empty: bool) -> ReadyTurn | None:
+    def take_turn(self, worker: str, ready: GroupedQueue, *, slots: int, is_empty: bool) -> ReadyTurn | None:
         """Take the turn that a worker of so many slots starts now; None where it runs empty first, or none waits."""
         oldest = ready.oldest()
         if oldest is None:
