@@ -2,7 +2,8 @@
 
     python -m bench.all [--only NAME ...] [--least] [--output bench/results.json]
 
-With ``--least`` each runs with the least parameters that it has: whether it still runs, and not what it measures.
+The file keeps what it has of those that did not run; ``python -m bench.pages`` makes the figures of pages of it. With
+``--least`` each runs with the least parameters that it has: whether it still runs, and not what it measures.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +68,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(
         name="makespan_skewed",
         module="makespan",
-        arguments=("--skewed",),
+        arguments=("--skewed", "--policies", "critical_path", "--slots", "4,8,16"),
         least=("--rounds", "1", "--scale", "0.02", "--slots", "4"),
     ),
     Benchmark(
@@ -86,16 +88,23 @@ def main() -> None:
     parser.add_argument("--least", action="store_true", help="only whether each runs")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results.json")
     options = parser.parse_args()
-    found = {
-        "commit": _git("rev-parse", "HEAD"),
-        "is_clean": not _git("status", "--porcelain", "--untracked-files=no"),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
-        "benchmarks": {
-            each.name: run(each, is_least=options.least) for each in BENCHMARKS if each.name in options.only
-        },
-    }
-    options.output.write_text(json.dumps(found, indent=2) + "\n")
-    failed = [name for name, told in found["benchmarks"].items() if told["status"]]  # type: ignore[attr-defined]
+    results = json.loads(options.output.read_text()) if options.output.exists() else {}
+    failed = []
+    for each in BENCHMARKS:
+        if each.name not in options.only:
+            continue
+        taken = {
+            "commit": _git("rev-parse", "--short=10", "HEAD"),
+            "is_clean": not _git("status", "--porcelain", "--untracked-files=no"),
+            "day": datetime.now(UTC).date().isoformat(),
+            "machine": f"{os.cpu_count()} cores, CPython {platform.python_version()}",
+        }
+        told = run(each, is_least=options.least)
+        if told["status"]:
+            failed.append(each.name)
+        else:
+            results[each.name] = {**taken, **told}
+            options.output.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n")
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundhouse_client.values.jobs import BatchLine
 from service import __version__
-from service.api.body import HeldBodies
+from service.api.body import BufferedBodies
 from service.api.door.access import AccessCheck, Rates
 from service.api.door.gate import Gate, Heads, KeyRing
 from service.api.door.http_server import Measuring
@@ -107,7 +107,7 @@ def build_app(
             CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
-    app.add_middleware(HeldBodies, queue_bytes=limits.queue_bytes)
+    app.add_middleware(BufferedBodies, queue_bytes=limits.queue_bytes)
     app.add_middleware(Heads)
     app.add_middleware(Measuring, observe=node.metrics.observe_request)  # around all: refusals count too
     described = cache(partial(_describe, app))

@@ -21,10 +21,10 @@ SHARE: Final = 2  # of ``limits.queue_bytes``: what comes and what is answered, 
 AGAIN_S: Final = 2
 
 
-class HeldBody:
+class BufferedBody:
     """What one request has brought so far; counted in ``bodies`` until it is let go."""
 
-    def __init__(self, bodies: "HeldBodies") -> None:
+    def __init__(self, bodies: "BufferedBodies") -> None:
         self._bodies = bodies
         self._bytes = 0
 
@@ -46,8 +46,8 @@ class HeldBody:
         self._bytes = 0
 
 
-class HeldBodies:
-    """ASGI middleware: gives each request its ``HeldBody``."""
+class BufferedBodies:
+    """ASGI middleware: gives each request its ``BufferedBody``."""
 
     def __init__(self, app: ASGIApp, queue_bytes: int) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class HeldBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[HELD] = held = HeldBody(self)
+        scope[HELD] = held = BufferedBody(self)
         try:
             await self._app(scope, receive, send)
         finally:
@@ -104,7 +104,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """
     body = bytearray()
     try:
-        held: HeldBody | None = request.scope.get(HELD)
+        held: BufferedBody | None = request.scope.get(HELD)
         async for chunk in request.stream():
             if held is not None:
                 held.add(len(chunk))

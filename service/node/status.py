@@ -83,9 +83,9 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
         return "the next start of Roundhouse, which is stopping"
     if scheduler.paused_by is not None:
         return scheduler.paused_by
-    held_for = scheduler.view.held_for(key)
-    if held_for is not None:
-        return f"a slot of {held_for}, which has its prompt in its cache: elsewhere it would take longer"
+    deferred_for = scheduler.view.deferred_for(key)
+    if deferred_for is not None:
+        return f"a slot of {deferred_for}, which has its prompt in its cache: elsewhere it would take longer"
     model = scheduler.model_of(key)
     reason = _waits_for_room(scheduler, key, model) or waits_for_slot(model, fleet, scheduler.view.group_by)
     return f"{reason}; it may have brought an engine down, and is tried alone" if is_suspect else reason

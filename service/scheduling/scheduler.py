@@ -330,7 +330,7 @@ class Scheduler:
             case _ if isinstance(action, events.OfSlot):
                 self._job_turns.act(action, self._start_soon)
             case events.DeferTurn():
-                self._start_soon(self._end_hold, action)
+                self._start_soon(self._end_deferral, action)
             case events.AbandonTurn():
                 detail = self._fleet.trouble_of(self.model_of(action.key))
                 facts += self._work(action.key.job_id).abandon(action.key, detail)
@@ -409,9 +409,9 @@ class Scheduler:
         else:
             self._post(events.ModelRegained(model=model))
 
-    async def _end_hold(self, hold: events.DeferTurn) -> None:
-        await anyio.sleep(hold.seconds)
-        self._post(events.DeferralOver(key=hold.key))
+    async def _end_deferral(self, deferral: events.DeferTurn) -> None:
+        await anyio.sleep(deferral.seconds)
+        self._post(events.DeferralOver(key=deferral.key))
 
     def _start_soon(self, what: Callable[[*Args], Coroutine[object, object, None]], *args: *Args) -> None:
         if self._tasks is None:

@@ -87,7 +87,7 @@ class Auditor(RuleBasedStateMachine):
 
     def follow_slot(self, action: events.OfSlot) -> None:
         match action:
-            case events.HoldSlot():
+            case events.KeepSlot():
                 self.tools[action.key] = action.number
                 self.timers.add((action.key, action.number))
             case events.LendSlot():
@@ -239,7 +239,7 @@ class Auditor(RuleBasedStateMachine):
         self.tools.pop(key, None)
         self.tell(events.ToolsBegan(key=key, model=model, tools=[f"slow={are_slow}"], context_tokens=tokens))
         if are_slow and key in self.tools:
-            self.tell(events.HoldOver(key=key, number=self.tools[key]))
+            self.tell(events.KeepOver(key=key, number=self.tools[key]))
 
     @precondition(lambda self: self.timers)
     @rule(data=st.data())
@@ -247,7 +247,7 @@ class Auditor(RuleBasedStateMachine):
         """Of any tools that ever ran: perhaps of an earlier message, or of an attempt that has ended."""
         key, number = data.draw(st.sampled_from(sorted(self.timers)))
         is_late, were_lent = self.tools.get(key) != number, set(self.lent)
-        self.tell(events.HoldOver(key=key, number=number))
+        self.tell(events.KeepOver(key=key, number=number))
         assert not (is_late and self.lent - were_lent)
 
     @precondition(lambda self: self.tools)
@@ -417,7 +417,7 @@ class Auditor(RuleBasedStateMachine):
 
     @invariant()
     def whoever_is_held_waits_for_a_full_worker(self) -> None:
-        for turn, worker in self.core._ready.held:
+        for turn, worker in self.core._ready.deferred:
             assert worker in self.ready_workers
             assert len(self.seated(worker)) == SLOTS[worker][1]
             assert turn.key not in self.ended

@@ -145,8 +145,8 @@ class SchedulingCore:
                 model = self._in_flight.close(event.worker, returns=event.returns)
                 if model is not None:
                     self._ready.note_slots(model, self._in_flight.total(model))
-                for turn in self._ready.held.all_for(event.worker):
-                    self._ready.unhold(turn.key, self._conversation(turn.key).model(turn.key))
+                for turn in self._ready.deferred.all_for(event.worker):
+                    self._ready.end_deferral(turn.key, self._conversation(turn.key).model(turn.key))
             case ModelLost():
                 self._lost[event.model] = event.is_elsewhere
             case ModelRegained():
@@ -155,8 +155,8 @@ class SchedulingCore:
     def _take_note(self, event: Note) -> None:
         if isinstance(event, TurnSpent):
             self._dispatcher.settle(event)
-        elif isinstance(event, DeferralOver) and self._ready.held.worker_of(event.key) is not None:
-            self._ready.unhold(event.key, self._conversation(event.key).model(event.key))
+        elif isinstance(event, DeferralOver) and self._ready.deferred.worker_of(event.key) is not None:
+            self._ready.end_deferral(event.key, self._conversation(event.key).model(event.key))
         elif isinstance(event, SlotsKept):
             self._dispatcher.charge_kept(event)
         elif isinstance(event, TimeTold):

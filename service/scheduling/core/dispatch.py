@@ -95,7 +95,7 @@ class Dispatcher:
                     ready.push_back(turn)
                     break
                 yield from self._start(model, turn)
-        yield from self._start_held()
+        yield from self._start_deferred()
         for model, ready in self._ready.queues.items():
             yield from self._start_ready(model, ready)
         yield from self._start_trials()  # of those whose jobs have turned out to be distrusted
@@ -126,16 +126,16 @@ class Dispatcher:
                 if not self._may_pass(lacking, model):
                     break
                 continue
-            self._room.note_passed(lacking)  # by one that is held as well: it starts ahead of them
-            hold = self._hold(model, first)
-            if hold is not None:
-                yield hold
+            self._room.note_passed(lacking)  # by one that is deferred as well: it starts ahead of them
+            deferral = self._defer(model, first)
+            if deferral is not None:
+                yield deferral
             else:
                 yield from self._start(model, first)
         for turn in reversed(lacking):
             # Whoever was passed often enough is next, whatever comes that would go before it by its order.
             is_next = not turn.is_front and not self._room.may_pass(turn.key, 0)
-            back = turn.after_hold() if is_next else turn
+            back = turn.after_deferral() if is_next else turn
             self._conversation(turn.key).back_in_line(back, model)
             ready.push_back(back)
         self._end_keeping(others=len(ready) - len(lacking))
@@ -241,29 +241,29 @@ class Dispatcher:
         self._ready.suspect(turn, model, Trial.LAST)
         return True
 
-    def _start_held(self) -> Iterator[Action]:
+    def _start_deferred(self) -> Iterator[Action]:
         """Start those whose worker has a slot for them now."""
-        for worker in self._ready.held.workers:
-            for turn in self._ready.held.all_for(worker)[: self._in_flight.offer(worker)[0]]:
+        for worker in self._ready.deferred.workers:
+            for turn in self._ready.deferred.all_for(worker)[: self._in_flight.offer(worker)[0]]:
                 if not self._in_flight.fits(worker, self._agent(turn).slots, self._need(turn.key)):
                     break
-                self._ready.held.discard(turn.key)
+                self._ready.deferred.discard(turn.key)
                 yield from self._start(self._conversation(turn.key).model(turn.key), turn)
 
-    def _hold(self, model: str, turn: ReadyTurn) -> DeferTurn | None:
+    def _defer(self, model: str, turn: ReadyTurn) -> DeferTurn | None:
         """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
         conversation = self._conversation(turn.key)
         cached = conversation.cached(turn.agent_order)
         # In free mode no agent overtakes another: who speaks when is what the others hear.
-        if cached is None or turn.is_front or turn.was_held or conversation.live.job.mode is Mode.FREE:
+        if cached is None or turn.is_front or turn.was_deferred or conversation.live.job.mode is Mode.FREE:
             return None
         free, slots = self._in_flight.offer(cached.worker)
         if free or not slots or not self._in_flight.has_model(cached.worker, model):
             return None
-        seconds = self._speeds.worth_waiting(model, cached, slots, self._ready.held.count(cached.worker))
+        seconds = self._speeds.worth_waiting(model, cached, slots, self._ready.deferred.count(cached.worker))
         if seconds is None:
             return None
-        self._ready.held.put(turn, cached.worker)
+        self._ready.deferred.put(turn, cached.worker)
         return DeferTurn(key=turn.key, worker=cached.worker, seconds=seconds)
 
     def _start(

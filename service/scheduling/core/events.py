@@ -203,8 +203,8 @@ class ToolsBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldOver:
-    """The seconds of a ``HoldSlot`` have passed."""
+class KeepOver:
+    """The seconds of a ``KeepSlot`` have passed."""
 
     key: TurnKey
     number: int
@@ -219,7 +219,7 @@ class ToolsEnded:
     seconds: float
 
 
-SlotEvent = ToolsBegan | HoldOver | ToolsEnded
+SlotEvent = ToolsBegan | KeepOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
@@ -257,7 +257,7 @@ class DeferTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldSlot:
+class KeepSlot:
     """Tell when so many seconds have passed: for so long a turn whose tools run keeps its slot."""
 
     key: TurnKey
@@ -349,6 +349,6 @@ class JobEnded:
 
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-OfSlot = HoldSlot | LendSlot | TakeBackSlot | LoseSlot
+OfSlot = KeepSlot | LendSlot | TakeBackSlot | LoseSlot
 Step = TurnIsReady | StartTurn | DeferTurn | OfSlot | AbandonTurn | CutOffTurn
 Action = Step | ContinueCancel | ContinueDispatch | Move

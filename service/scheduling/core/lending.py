@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from service.conversations.job import TurnKey
-from service.scheduling.core.events import HoldSlot, LendSlot, LoseSlot, SlotEvent, TakeBackSlot, ToolsBegan, ToolsEnded
+from service.scheduling.core.events import KeepSlot, LendSlot, LoseSlot, SlotEvent, TakeBackSlot, ToolsBegan, ToolsEnded
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.affinity import SpeedEstimates
@@ -35,7 +35,7 @@ class SlotLending:
     def __repr__(self) -> str:
         return f"<SlotLending running={len(self._running)} wanted={len(self._wanted)}>"
 
-    def apply_event(self, event: SlotEvent) -> Iterator[HoldSlot | LendSlot]:
+    def apply_event(self, event: SlotEvent) -> Iterator[KeepSlot | LendSlot]:
         """Take what has become of a turn's tools."""
         number = self._running.get(event.key)
         if event.key not in self._in_flight:
@@ -72,7 +72,7 @@ class SlotLending:
             else:
                 self._in_flight.owing.add(worker)
 
-    def _begin(self, event: ToolsBegan) -> Iterator[HoldSlot]:
+    def _begin(self, event: ToolsBegan) -> Iterator[KeepSlot]:
         if not self._in_flight.may_lend(event.key):
             return
         self._numbers += 1
@@ -80,7 +80,7 @@ class SlotLending:
         again_s = event.context_tokens * (self._speeds.read_s(event.model) or UNKNOWN_READ_S)
         expected_s = max((self._took[name].value for name in event.tools if name in self._took), default=0.0)
         seconds = 0.0 if expected_s > again_s else again_s
-        yield HoldSlot(key=event.key, number=self._numbers, seconds=seconds)
+        yield KeepSlot(key=event.key, number=self._numbers, seconds=seconds)
 
     def _learn(self, tools: Sequence[str], seconds: float) -> None:
         """Take what the calls of one message took together: its slowest tool counts, and which that is, is not told."""

@@ -81,7 +81,7 @@ class ReadyPool:
         self._is_grouped = is_grouped
         self.queues: dict[str, ReadyQueue] = {}
         self.suspects: dict[str, SuspectQueue] = {}
-        self.held = Deferrals()
+        self.deferred = Deferrals()
         self.by_job: Counter[JobId] = Counter()
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ class ReadyPool:
         found = self.queues[model].discard(key) if model in self.queues else None
         if found is None and model in self.suspects:
             found = self.suspects[model].discard(key)
-        if found is not None or self.held.discard(key) is not None:
+        if found is not None or self.deferred.discard(key) is not None:
             self.count_out(key)
 
     def take_all(self, model: str) -> Iterator[TurnKey]:
@@ -151,11 +151,11 @@ class ReadyPool:
         """List the turns that wait for any worker of a model, in no order."""
         return [key for queue in self._of(model) for key in queue]
 
-    def unhold(self, key: TurnKey, model: str) -> None:
+    def end_deferral(self, key: TurnKey, model: str) -> None:
         """Let a turn wait for any worker again, ahead of all that were on no slot: it has had its place."""
-        turn = self.held.discard(key)
+        turn = self.deferred.discard(key)
         if turn is not None:
-            self._queue(model).push(turn.after_hold())
+            self._queue(model).push(turn.after_deferral())
 
     def note_begun(self, key: TurnKey, model: str) -> None:
         """Note that the conversation of a turn has begun, which may wait for a model."""
@@ -186,7 +186,7 @@ class ReadyPool:
         merged = [
             (turn, suspect) for place in range(count) for turns, suspect in heads for turn in turns[place : place + 1]
         ]
-        return [*merged, *((turn, False) for turn, _ in self.held)][:count]
+        return [*merged, *((turn, False) for turn, _ in self.deferred)][:count]
 
     def _queue(self, model: str) -> ReadyQueue:
         if model not in self.queues:

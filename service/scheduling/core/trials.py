@@ -46,8 +46,8 @@ class Trials:
             if worker is None:
                 continue
             self._in_flight.reserve(model, worker)
-            for turn in self._ready.held.all_for(worker):
-                self._ready.unhold(turn.key, model)
+            for turn in self._ready.deferred.all_for(worker):
+                self._ready.end_deferral(turn.key, model)
             if self._in_flight.is_empty(worker):
                 self._measures[model].note_trial(trial, self._in_flight.total(model), self.now)
                 yield model, suspects.pop(), worker

@@ -51,7 +51,7 @@ class PoolsView:
         for live in self._jobs.values():
             left.update(live.backlog.left_by_model)
         ready = Counter({model: self._ready.waiting(model) for model in self._ready.models()})
-        ready.update(self._model_of(turn.key) for turn, _ in self._ready.held)
+        ready.update(self._model_of(turn.key) for turn, _ in self._ready.deferred)
         in_flight = Counter(map(self._model_of, self._in_flight.keys()))
         return {
             model: {
@@ -132,9 +132,9 @@ class PoolsView:
         conversation = self._jobs[key.job_id].conversations[key.conversation_id]
         return not conversation.is_started and self._working_set.is_pressed(conversation.model(key))
 
-    def held_for(self, key: TurnKey) -> str | None:
+    def deferred_for(self, key: TurnKey) -> str | None:
         """Return the worker that a ready turn waits for though another has a free slot."""
-        return self._ready.held.worker_of(key)
+        return self._ready.deferred.worker_of(key)
 
     def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
         """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""

@@ -8,8 +8,8 @@ import anyio
 
 from service.conversations.job import TurnKey
 from service.scheduling.core.events import (
-    HoldOver,
-    HoldSlot,
+    KeepOver,
+    KeepSlot,
     LendSlot,
     LoseSlot,
     OfSlot,
@@ -109,8 +109,8 @@ class LentSlots:
         match action:
             case _ if slot is None:
                 pass
-            case HoldSlot():
-                start_soon(self._end_hold, action)
+            case KeepSlot():
+                start_soon(self._end_keep, action)
             case LendSlot():
                 slot.lend()
             case TakeBackSlot():
@@ -121,6 +121,6 @@ class LentSlots:
             case LoseSlot():
                 slot.lose()
 
-    async def _end_hold(self, hold: HoldSlot) -> None:
+    async def _end_keep(self, hold: KeepSlot) -> None:
         await anyio.sleep(hold.seconds)
-        self._post(HoldOver(key=hold.key, number=hold.number))
+        self._post(KeepOver(key=hold.key, number=hold.number))

@@ -112,7 +112,7 @@ class RelayedRequest:
         self.changed = Notifier()
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
-        self._held: list[bytes] = []
+        self._buffered: list[bytes] = []
         self._write: Callable[[bytes], None] | None = None
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class RelayedRequest:
         if self._write is not None:
             self._write(frames)
             return
-        self._held.append(frames)
+        self._buffered.append(frames)
         if self.content_type is None:
             self.content_type = content_type
             self.changed.notify()
@@ -164,9 +164,9 @@ class RelayedRequest:
     def stream_to(self, write: Callable[[bytes], None]) -> None:
         """Have pieces written from now on; those that were held go first."""
         self._write = write
-        if self._held:
-            write(b"".join(self._held))
-            self._held.clear()
+        if self._buffered:
+            write(b"".join(self._buffered))
+            self._buffered.clear()
 
     # Moving
 

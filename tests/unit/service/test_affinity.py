@@ -58,10 +58,10 @@ def test_a_turn_waits_where_reading_would_cost_more() -> None:
     """2,000 tokens at 10 ms are 20 s, and the slot is free in about 5 s."""
     core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
     assert actions == [DeferTurn(key=key("a", 1), worker="w", seconds=pytest.approx(20.0))]  # type: ignore[arg-type]
-    assert core.view.held_for(key("a", 1)) == "w"
+    assert core.view.deferred_for(key("a", 1)) == "w"
     assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
     assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
-    assert core.view.held_for(key("a", 1)) is None
+    assert core.view.deferred_for(key("a", 1)) is None
     assert core.handle(DeferralOver(key=key("a", 1))) == []
 
 
@@ -97,7 +97,7 @@ def test_a_held_turn_is_cancelled_with_its_job() -> None:
     """It is ready, and waits nowhere after that."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobCancelled(job_id=JobId("j")))
-    assert core.view.held_for(key("a", 1)) is None
+    assert core.view.deferred_for(key("a", 1)) is None
     assert core.handle(DeferralOver(key=key("a", 1))) == []
     assert core.view.ready_heads(5) == []
 

@@ -19,7 +19,9 @@ from tests.unit.service.test_capacity import admit, asks, core_of, done, ready, 
 CONTEXT = 300  # tokens that a conversation has in the cache after a turn; the cache holds a thousand
 
 
-def waiting(name: str, order: int, *, priority: int = 0, is_front: bool = False, was_held: bool = False) -> ReadyTurn:
+def waiting(
+    name: str, order: int, *, priority: int = 0, is_front: bool = False, was_deferred: bool = False
+) -> ReadyTurn:
     return ReadyTurn(
         key=TurnKey(JobId(name), "c", "a", 0),
         job_priority=priority,
@@ -29,7 +31,7 @@ def waiting(name: str, order: int, *, priority: int = 0, is_front: bool = False,
         ready_order=order,
         path=1.0,
         is_front=is_front,
-        was_held=was_held,
+        was_deferred=was_deferred,
     )
 
 
@@ -73,7 +75,7 @@ def test_without_pressure_nothing_changes(policy: str) -> None:
 
 def test_a_turn_that_was_on_a_slot_or_held_is_ahead_of_all() -> None:
     """Its conversation has begun, whoever says so."""
-    held, front = waiting("h", 1, was_held=True), waiting("f", 2, is_front=True)
+    held, front = waiting("h", 1, was_deferred=True), waiting("f", 2, is_front=True)
     line = Line("fifo", waiting("b", 0), held, front, begun=["b"])
     assert line.queue.has_front
     assert line.rest() == ["f", "h", "b"]

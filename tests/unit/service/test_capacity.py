@@ -523,7 +523,7 @@ def test_a_held_turn_waits_for_room_too() -> None:
     assert seated(core.handle()) == {}
     core._in_flight.add(turn("z"), "v", kv_need(100))
     assert seated(core.handle(admit(asks("s", 1500)))) == {turn("s"): "w"}
-    assert core.view.held_for(turn("t", 1)) == "w"
+    assert core.view.deferred_for(turn("t", 1)) == "w"
     core._in_flight.remove(turn("x"))
     assert seated(core.handle()) == {}
     assert seated(core.handle(events.DeferralOver(key=turn("t", 1)))) == {turn("t", 1): "v"}
@@ -560,7 +560,7 @@ def test_a_retry_waits_for_room_and_for_no_more_than_a_few_others(group_by: Grou
     assert not room_of(core)._passes
     assert names(core.handle(done(turn("large")))) == ["late0", "late1", "late2"]
     queue = core._ready.queues["m"]
-    assert not (queue._line if isinstance(queue, BegunFirst) else queue)._unheld
+    assert not (queue._line if isinstance(queue, BegunFirst) else queue)._once_deferred
 
 
 @pytest.mark.parametrize("looks", range(3))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from starlette.types import Message
 
-from service.api.body import HELD, SHARE, HeldBodies, HeldBody
+from service.api.body import HELD, SHARE, BufferedBodies, BufferedBody
 from service.errors import QueueFull
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
@@ -71,18 +71,18 @@ def test_bodies_are_counted_as_well() -> None:
 
 async def test_what_is_held_of_bodies_is_let_go_at_their_end() -> None:
     """Whatever that is: an answer, or an error."""
-    held: list[HeldBody] = []
+    held: list[BufferedBody] = []
 
     async def app(scope: dict[str, object], _receive: object, _send: object) -> None:
         body = scope[HELD]
-        assert isinstance(body, HeldBody)
+        assert isinstance(body, BufferedBody)
         held.append(body)
         body.add(600)
         with pytest.raises(QueueFull):
             body.add(600)
         raise OSError("its client has gone")
 
-    bodies = HeldBodies(app, queue_bytes=1000 // SHARE)  # type: ignore[arg-type]
+    bodies = BufferedBodies(app, queue_bytes=1000 // SHARE)  # type: ignore[arg-type]
 
     async def receive() -> Message:
         return {}

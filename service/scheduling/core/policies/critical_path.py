@@ -68,7 +68,7 @@ class CriticalPath(ReadyQueue):
 
     def push_back(self, turn: ReadyTurn) -> None:
         """Put a turn back; only what starts counts for the age of others."""
-        self._taken -= not (turn.is_front or turn.was_held)
+        self._taken -= not (turn.is_front or turn.was_deferred)
         super().push_back(turn)
 
     def _insert(self, turn: ReadyTurn) -> None:

@@ -130,7 +130,7 @@ class BegunFirst(ReadyQueue):
 
     @staticmethod
     def _is_first(turn: ReadyTurn) -> bool:
-        return turn.is_front or turn.was_held
+        return turn.is_front or turn.was_deferred
 
     def _insert(self, turn: ReadyTurn) -> None:
         self._line.push(turn)

@@ -23,7 +23,7 @@ class ReadyTurn:
 
     ``path`` is the longest chain of turns that begins with it, in turns of average length. ``is_front`` says that it
     was on a slot before, and others wait for it: it goes ahead of all turns that were not (specification,
-    "Re-prompts"). ``was_held`` says that it has had its place in the order, and waited for one worker in vain: it is
+    "Re-prompts"). ``was_deferred`` says that it had its place in the order, and waited for one worker in vain: it is
     next after those.
     """
 
@@ -35,13 +35,13 @@ class ReadyTurn:
     ready_order: int
     path: float
     is_front: bool = False
-    was_held: bool = False
+    was_deferred: bool = False
     signature: str = ""  # of what it asks an engine for, where that matters
     owner: str | None = None  # the name of its job's key
 
-    def after_hold(self) -> "ReadyTurn":
+    def after_deferral(self) -> "ReadyTurn":
         """Return the same turn as one that was held."""
-        return replace(self, was_held=True)
+        return replace(self, was_deferred=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ReadyQueue(ABC):
     def __init__(self) -> None:
         self._turns: dict[TurnKey, ReadyTurn] = {}
         self._front: deque[ReadyTurn] = deque()
-        self._unheld: deque[ReadyTurn] = deque()  # whose hold is over
+        self._once_deferred: deque[ReadyTurn] = deque()  # whose hold is over
 
     def __len__(self) -> int:
         """Count the turns."""
@@ -88,8 +88,8 @@ class ReadyQueue(ABC):
         self._turns[turn.key] = turn
         if turn.is_front:
             self._front.append(turn)
-        elif turn.was_held:
-            self._unheld.append(turn)
+        elif turn.was_deferred:
+            self._once_deferred.append(turn)
         else:
             self._insert(turn)
 
@@ -98,8 +98,8 @@ class ReadyQueue(ABC):
         self._turns[turn.key] = turn
         if turn.is_front:
             self._front.appendleft(turn)
-        elif turn.was_held:
-            self._unheld.appendleft(turn)
+        elif turn.was_deferred:
+            self._once_deferred.appendleft(turn)
         else:
             self._insert(turn)
 
@@ -116,7 +116,7 @@ class ReadyQueue(ABC):
         turn = self._turns.pop(key, None)
         if not self._turns:
             self._front.clear()
-            self._unheld.clear()
+            self._once_deferred.clear()
             self._clear()
         return turn
 
@@ -124,10 +124,10 @@ class ReadyQueue(ABC):
         """Return the turns that would go next if nothing changed."""
         taken = [self.pop() for _ in range(min(count, len(self)))]
         self._front.extendleft(turn for turn in reversed(taken) if turn.is_front)
-        self._unheld.extendleft(turn for turn in reversed(taken) if turn.was_held)
+        self._once_deferred.extendleft(turn for turn in reversed(taken) if turn.was_deferred)
         for turn in taken:
             self._turns[turn.key] = turn
-            if not (turn.is_front or turn.was_held):
+            if not (turn.is_front or turn.was_deferred):
                 self._insert(turn)
         return taken
 
@@ -145,7 +145,7 @@ class ReadyQueue(ABC):
         return self._turns.get(turn.key) is turn
 
     def _take_first(self) -> Iterator[ReadyTurn]:
-        for line in (self._front, self._unheld):
+        for line in (self._front, self._once_deferred):
             while line:
                 turn = line.popleft()
                 if self._is_waiting(turn):
