@@ -24,7 +24,8 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY transport transport
 COPY workers workers
 COPY service service
-COPY client client
+COPY client/pyproject.toml client/README.md client/LICENSE client/
+COPY client/roundhouse_client client/roundhouse_client
 RUN python3 -m venv /opt/roundhouse \
     && /opt/roundhouse/bin/pip install --no-cache-dir --constraint constraints.txt ./client ".[${EXTRAS}]"
 
