@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import typer
-import yaml
 from rich.console import Console
 
 from service.cli.displays.console import plain
@@ -20,9 +19,8 @@ from service.cli.exits import Exit
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config, naming_lines
 from service.config.schema import Config
-from service.config.secrets import masked
-from service.config.source import ConfigSource, LoadedConfig, callers_of_config, usable_specs
-from service.config.workers import TINY, models_without_file, tiny_model_path, worker_specs
+from service.config.source import ConfigSource, LoadedConfig, usable_specs
+from service.config.workers import TINY, models_without_file, tiny_model_path
 from service.conversations.states import JobState
 from service.errors import ConfigError
 from service.export import failures_in, folder_for
@@ -232,13 +230,3 @@ def _check_writable(output: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror}; give another folder") from error
-
-
-def check(config: Path, state_dir: Path | None) -> None:
-    """Validate a configuration, and print the effective one."""
-    settings = load_config(config, {"state_dir": state_dir})
-    callers_of_config(settings, config.parent)
-    with naming_lines(config):
-        worker_specs(settings, config.parent, settings.server.state_dir)
-    shown = masked(settings.model_dump(mode="json"))
-    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), nl=False)

@@ -83,6 +83,6 @@ def demo_command(
 
 def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:
     """Validate a configuration and print the effective one, secrets masked."""
-    from service.cli.commands import engine_commands  # noqa: PLC0415 - see above
+    from service.cli.commands.configuration_check import check  # noqa: PLC0415 - see above
 
-    engine_commands.check(config, state_dir)
+    check(config, state_dir)

@@ -13,6 +13,7 @@ HEAVY = ("fastapi", "uvicorn", "service.serve", "roundhouse_client", "service.cl
     [
         ("service.cli.app", HEAVY),
         ("service.cli.commands.local", HEAVY),
+        ("service.cli.commands.configuration_check", HEAVY),
         (
             "service.cli.commands.engine_commands",
             ("roundhouse_client.client", "service.cli.displays.top", "service.cli.displays.run_display", "numpy"),
