@@ -168,7 +168,7 @@ async def serve(
 
 
 def page_address(listener: socket.socket) -> str:
-    """Return what a browser of this machine is given to open the dashboard."""
+    """Return the address of the dashboard for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is listened on is no address to ask
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

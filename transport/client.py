@@ -78,7 +78,7 @@ class EngineClient:
             raise EngineProtocolError(f"GET {MODELS_PATH} answered 200 with no JSON: {error}") from error
 
     async def read_counters(self) -> EngineCounters | None:
-        """Return what the engine says of its own work, None where it has no word for it; it is asked once.
+        """Return the engine's counters of its own work, asked once; None if its dialect has none.
 
         Raises:
             EngineError: it does not answer, or not now: some builds hold the answer back for a whole batch.
@@ -102,7 +102,7 @@ class EngineClient:
         return await self._read(self.dialect.kv_cache) if self.dialect.kv_cache else None
 
     async def read_thought(self, params: Mapping[str, object]) -> Thought:
-        """Return what its model's template puts before an answer, with those parameters that shape a prompt.
+        """Return the thought that the model's template puts before an answer, under parameters that shape a prompt.
 
         Raises:
             EngineError: it does not answer, or cannot tell.
@@ -128,7 +128,7 @@ class EngineClient:
             return query.decode(await self._get(client, query.path, chat))
 
     async def read_version(self) -> bytes:
-        """Return what the engine says of its version, in its own words.
+        """Return the engine's version, in its own words.
 
         Raises:
             EngineError: it does not answer, or says nothing of it.
@@ -232,7 +232,7 @@ def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.As
 
 
 def connection_error(error: BaseException, where: str = "") -> EngineError:
-    """Return what a failure of the connection means: the engine's, or a lack of ours."""
+    """Return the error behind a failed connection: the engine's, or a lack of resources here."""
     text = f"{where}{str(error) or type(error).__name__}"
     cause: BaseException | None = error
     while cause is not None:

@@ -69,7 +69,7 @@ class EngineControl:
         await self._call("POST", "/wake_up")
 
     async def call_workers(self, method: str, arguments: Mapping[str, object]) -> list[object]:
-        """Return what each of the engine's worker processes answers to a call.
+        """Call each of the engine's worker processes; return their answers.
 
         Raises:
             EngineError: one of them failed, or they cannot be asked.

@@ -68,7 +68,7 @@ class Endpoint:
         return f"POST {self.base_path}{path} HTTP/1.1\r\n{head}Content-Length: ".encode("latin-1")
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return what a connection is secured by; loading the machine's authorities takes 20 ms."""
+        """Return the TLS context of a connection, or None; loading the machine's authorities takes 20 ms."""
         return ssl.create_default_context() if self.is_tls else None
 
     def __str__(self) -> str:

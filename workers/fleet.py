@@ -192,7 +192,7 @@ class Fleet:
         return HeldFleet(run=run_id(), workers=[worker for worker in found if worker is not None], scratch=scratch)
 
     def unsettled(self) -> str | None:
-        """Return what is under way that no other program could go on with, None where all is settled."""
+        """Name the work that no other program could continue; None if there is none."""
         for worker in self:
             if worker.state is WorkerState.STOPPING:
                 return f"{worker.spec.id} is stopping its engine"

@@ -16,7 +16,7 @@ from workers.supervised import SupervisedWorker
 
 
 def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mapping[str, str] | None = None) -> Launch:
-    """Return what a worker's engine is started as; ``adapters`` in place of the specification's own.
+    """Return the launch of a worker's engine; ``adapters`` in place of the specification's own.
 
     Raises:
         InvalidSpec: it cannot be started.
@@ -35,12 +35,12 @@ def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mappin
 
 
 def launches_of(specs: Sequence[WorkerSpec], environment: Mapping[str, str]) -> list[Launch]:
-    """Return what the engines of all workers that have one are started as."""
+    """Return the launches of all workers that have an engine of ours."""
     return [launch_of(spec, environment) for spec in specs if spec.owns_engine]
 
 
 def launch_of_held(held: HeldWorker) -> Launch:
-    """Return what an engine that runs was started as, with the adapters that it has by now."""
+    """Return the launch of a running engine, with its present adapters."""
     return Launch(
         worker=held.id, model=held.model, digest=held.launch, adapters=dict(held.adapters), may_have_more=False
     )

@@ -27,7 +27,7 @@ class LoadedWeights:
         return f"weights-{self.version}"
 
     def change(self, version: int, incarnation: int) -> None:
-        """Note that the engine has other weights from here on."""
+        """Set the version of the weights that the engine has from here on."""
         for running in self._in_flight:
             if running.answer.first_token_at is not None:
                 _begin(running, self.version)
@@ -66,7 +66,7 @@ class LoadedAdapters:
         self._held = loaded, numbers
 
     def begin_incarnation(self) -> None:
-        """Note that an engine is started, with all that is wanted."""
+        """Begin an incarnation, which has all wanted adapters."""
         if self._held is not None:
             (loaded, numbers), self._held = self._held, None
             self.loaded, self.numbers = dict(loaded), dict(numbers)
@@ -75,12 +75,12 @@ class LoadedAdapters:
         self.numbers = {name: place for place, name in enumerate(self.loaded, start=1)}
 
     def add(self, name: str, path: str, number: int | None) -> None:
-        """Note that the engine has one more."""
+        """Record an adapter that the engine has loaded."""
         self.loaded[name] = path
         self.numbers[name] = number
 
     def remove(self, name: str) -> None:
-        """Note that it has one less."""
+        """Forget an adapter that the engine has unloaded."""
         self.loaded.pop(name, None)
         self.numbers.pop(name, None)
 

@@ -30,7 +30,7 @@ def about(concerns: Concerns) -> Iterator[None]:
 
 
 def concerns_now() -> Concerns:
-    """Return what lines concern that are written here, for one that is written elsewhere."""
+    """Return the concerns of lines written here, for a line that is written elsewhere."""
     return _concerns.get()
 
 

@@ -49,7 +49,7 @@ class EngineThoughts:
         return f"<EngineThoughts known={len(self._known)}>"
 
     async def before_answer(self, params: Mapping[str, object]) -> Thought:
-        """Return what stands before the answer to a request with these parameters."""
+        """Return the thought before the answer to a request with these parameters."""
         query = self._client.dialect.thoughts
         if query is None:
             return Thought.NONE

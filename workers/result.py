@@ -83,7 +83,7 @@ def state_of(outcome: Outcome | None) -> tuple[RequestState, FailureReason | Can
 
 
 def result_of(running: InFlightRequest, incarnation: int, ended_at: float) -> RequestResult:
-    """Return what a request that has ended is, in the incarnation that it was submitted to."""
+    """Return the result of an ended request, in the incarnation that it was submitted to."""
     answer = running.answer
     state, reason, detail = state_of(running.ending)
     usage = answer.usage

@@ -112,7 +112,7 @@ class Roster:
         self._changed.notify()
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Note that a worker's state has changed. Nothing here waits."""
+        """Follow a worker's change of state, without waiting."""
         member = self._members.get(worker.spec.id)
         if member is not None and member.worker is worker:
             member.upkeep.note_change(worker)

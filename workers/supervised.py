@@ -322,11 +322,11 @@ class SupervisedWorker:
     # What a death was of, once that is known
 
     def count_failure(self) -> None:
-        """Note that no request explains a death: it counts towards giving up."""
+        """Count a death that no request explains towards giving up."""
         self.supervisor.post(lifecycle.FailureCounted())
 
     def forgive_failures(self) -> None:
-        """Note that a request was convicted of deaths: they lengthen no pause any more."""
+        """Forget the deaths that a request was convicted of: they no longer lengthen pauses."""
         self.supervisor.post(lifecycle.FailureExplained())
 
     def limit_slots(self, limit: SlotLimit | None) -> None:

@@ -77,7 +77,7 @@ class ModelUpkeep:
             self.adapters.workers.remove(worker)
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Note that a worker's state has changed. Nothing here waits."""
+        """Follow a worker's change of state, without waiting."""
         if self.weights is not None:
             self.weights.note_change(worker)
         if self.adapters is not None:

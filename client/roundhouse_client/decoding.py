@@ -32,7 +32,7 @@ def decode(kind: type[T], document: object) -> T:
 
 
 def parse(text: bytes | str) -> Any:  # noqa: ANN401 - any JSON
-    """Return what a JSON text holds.
+    """Parse a JSON text.
 
     Raises:
         AnswerMalformed: it is not JSON.

@@ -71,7 +71,7 @@ def checked(reply: Reply) -> bytes:
 
 
 def into(kind: type[T]) -> Callable[[bytes], T]:
-    """Return what reads an answer as a value of ``kind``."""
+    """Return a decoder of answers into values of ``kind``."""
     return lambda body: decode(kind, parse(body))
 
 

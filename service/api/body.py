@@ -148,7 +148,7 @@ async def decode_yaml(body: bytes, limits: Limits) -> object:
 
 
 def _parse_yaml(body: bytes) -> object:
-    """Return what is read, or why nothing can be: an error as it is would not come back from another process."""
+    """Return the document, or the error as a value: an exception does not survive the way between processes."""
     try:
         return parse_document(body.decode("utf-8"), "line")[0]
     except (ConfigError, UnicodeDecodeError) as error:

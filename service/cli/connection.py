@@ -21,7 +21,7 @@ class ServiceAway(Exception):
 
     @classmethod
     def at(cls, error: Unreachable | AnswerLost, after: str = "") -> Self:
-        """Return what is said of a service that does not answer."""
+        """Return the error for a service that does not answer."""
         return cls(f"no service at {error.url}: {error.cause}; start one with 'roundhouse serve'{after}")
 
 

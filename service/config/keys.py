@@ -96,7 +96,7 @@ _FILE: Final = TypeAdapter(list[HashedKey])
 
 
 def digest_of(key: str) -> str:
-    """Return what a key is known by: its SHA-256, in small hexadecimal digits."""
+    """Return the SHA-256 of a key in lower-case hexadecimal digits; keys are known by it."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

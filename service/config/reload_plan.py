@@ -155,7 +155,7 @@ class _Setting:
 
 
 def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str] = MappingProxyType({})) -> ReloadPlan:
-    """Return what follows where ``new`` comes in place of ``old``.
+    """Plan the reload from ``old`` to ``new``.
 
     ``adapters`` are the names of adapters that can be asked for at the moment, each with its model.
     """
@@ -187,7 +187,7 @@ def _means_nothing(setting: _Setting, restarted: list[str]) -> bool:
 
 
 def _first_specs(loaded: LoadedConfig) -> dict[str, WorkerSpec]:
-    """Return what the first worker of each fixed model runs; what runs its tools changes beside it."""
+    """Return the first worker's specification of each fixed model, without its tool runner."""
     found: dict[str, WorkerSpec] = {}
     for spec in loaded.specs:
         if spec.lane is None:

@@ -80,7 +80,7 @@ def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:
 
 
 def usable_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
-    """Return what workers are to run, with the models of Roundhouse's own that they need.
+    """Return the specifications of all workers; make or fetch Roundhouse's own models that they use.
 
     Raises:
         ConfigError: a file or a program that the configuration names is not there.

@@ -170,7 +170,7 @@ class Equipment:
         return server
 
     def _adopted(self, model: str, wanted: McpServer) -> HeldServer | None:
-        """Return what an earlier program has left of a server, None where this one is to start it anew."""
+        """Return the server that an earlier program left running; None if this one has to start it."""
         held = self._left.pop((model, wanted.name), None)
         if held is None:
             return None

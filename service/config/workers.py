@@ -184,7 +184,7 @@ def _usable_spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> 
 
 
 def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerSpec:
-    """Return what all workers of a model have in common."""
+    """Return the specification that all workers of a model share."""
     bios, tools = model.bios, model.tools
     return WorkerSpec(
         name=name,

@@ -24,5 +24,5 @@ class Charges:
     service_ends: int = 0
 
     def cleared(self) -> "Charges":
-        """Return what is left of them once an engine has answered, or another turn explains its death."""
+        """Return the remaining charges after an engine's answer, or once another turn explains its death."""
         return Charges(service_ends=self.service_ends)

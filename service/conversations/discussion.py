@@ -36,7 +36,7 @@ class Discussion:
             self.make_prompt(agent_id, round_number, heard)
 
     def heard_by(self, agent: Agent, round_number: int) -> tuple[Utterance, ...]:
-        """Return what an agent may read in its turn, so that a later turn's words extend an earlier one's."""
+        """Return the words that an agent may read in its turn; a later turn's words extend an earlier one's."""
         is_shared = self._job.view is View.SHARED
         if self._job.mode is Mode.FREE:
             return tuple(

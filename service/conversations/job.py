@@ -82,7 +82,7 @@ class Agent:
         return bool(given - {"response_format"} if plain else given)
 
     def signature(self, by: GroupBy) -> str:
-        """Return what its turns must have in common with others to run beside them."""
+        """Return the signature of an agent's turns: turns with equal signatures may run side by side."""
         params = json.dumps(self.params, sort_keys=True, default=str) if by is GroupBy.PARAMETERS else ""
         return f"{self.adapter or ''} {params}"
 

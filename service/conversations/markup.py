@@ -47,7 +47,7 @@ def without_thinking(text: str) -> str:
 
 
 def _without_thinking(text: str) -> tuple[str, str]:
-    """Return what was said aloud, and what was thought.
+    """Separate an answer into public words and thoughts.
 
     A thought may hold another one. An end without a beginning ends a thought that the chat template had begun: all
     before it was thought. A beginning without an end is a model that was cut off: the rest is thought.

@@ -32,7 +32,7 @@ class PromptWriter:
         return f"<PromptWriter {self._job.view} of {self._job.name}>"
 
     def context(self, agent: Agent) -> str:
-        """Return what an agent is told of itself and the others, in its BIOS."""
+        """Return an agent's context for its BIOS: itself and the other agents."""
         wording = self._wording
         if self._is_shared:
             template = "" if self._is_alone and wording.shared_context == SHARED_CONTEXT else wording.shared_context
@@ -44,7 +44,7 @@ class PromptWriter:
         return _fill(template, agent, agents=", ".join(each.id for each in self._job.agents))
 
     def system(self, agent: Agent, *, is_told: bool) -> str:
-        """Return what follows the BIOS; ``is_told``: also what the answer has to be."""
+        """Return the system prompt after the BIOS; ``is_told`` adds the demand on the answer."""
         own = () if self._is_shared else (agent.system, self._demand(agent) if is_told else "")
         return _joined(self._job.system, *own)
 
@@ -59,7 +59,7 @@ class PromptWriter:
         is_told: bool,
         addition: str | None = None,
     ) -> tuple[Message, ...]:
-        """Return what ``agent`` is shown before it speaks in ``round_number``; the last message is always the user's.
+        """Return the prompt of ``agent`` in ``round_number``; its last message is always the user's.
 
         ``heard`` is what it may read, in its order; a turn in which nothing was said leaves no trace. ``addition`` is
         said at the end, where it extends what was read before.
@@ -94,7 +94,7 @@ class PromptWriter:
         return (*messages, self._before(conversation, agent, round_number, shown))
 
     def _before(self, conversation: Conversation, agent: Agent, round_number: int, shown: Sequence[str]) -> Message:
-        """Return what stands before an agent's words in a round: what it heard since, and the number of the round."""
+        """Return the user's message before an agent's words: the words heard since its last turn, and the round."""
         number = {"round": round_number + 1, "rounds": conversation.rounds}
         cue = _fill(self._wording.cue, agent, **number)
         if not any(shown) and not cue:  # many chat templates take no empty message
@@ -107,7 +107,7 @@ class PromptWriter:
         )
 
     def _rejections(self, rejected: Sequence[Rejected]) -> tuple[Message, ...]:
-        """Return what follows in the prompt of a turn whose answers were not valid, with the reason."""
+        """Return the messages that show invalid answers to their model, each with the reason."""
         shown = rejected if self._wording.repeats_all else rejected[-1:]
         return tuple(
             message

@@ -42,7 +42,7 @@ class SpeakingOrder(Protocol):
         """Begin, or go on after ``spoken`` in the order in which they were; return the turns that are ready."""
 
     def end_turn(self, place: Place) -> list[Place]:
-        """Note that a turn has spoken; return the turns that are ready by that."""
+        """End a turn; return the turns that are ready because of it."""
 
     def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait for others: those of the present round, and the next one's first."""

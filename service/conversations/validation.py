@@ -50,13 +50,13 @@ class Validation:
         return json.dumps(self.json_schema or {}, ensure_ascii=False)
 
     def constraint(self, thought: Thought = Thought.NONE) -> Constraint | None:
-        """Return what an engine can hold its model to; None where every answer is valid."""
+        """Return the constraint for an engine; None if every answer is valid."""
         if self.pattern == "":
             return None
         return Constraint(choices=self.choices, pattern=self.pattern, json_schema=self.json_schema, thought=thought)
 
     def fault_of(self, answer: str, limit_s: float = ELSEWHERE_S) -> str | None:
-        """Return what is wrong with an answer, in words that its model can mend it by; None where nothing is.
+        """Return the fault of an answer, in words that help its model to mend it; None if the answer is valid.
 
         Raises:
             TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.

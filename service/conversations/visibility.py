@@ -24,7 +24,7 @@ class Utterance:
 
 
 def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
-    """Return what ``listener`` may read when it speaks in ``round_number``, in a stable order.
+    """Return the words that ``listener`` may read in ``round_number``, in a stable order.
 
     The order is the one in which it could have heard the words: before each of its own turns the words of the agents
     that it waits for, after it those of the others. So the discussion in a later prompt extends that in an earlier one.

@@ -151,7 +151,7 @@ def _or(given: str | None, piece: str) -> str:
 
 
 def phrase_fault(name: str, text: str) -> str | None:
-    """Return what is wrong with a piece, None where nothing is."""
+    """Return the fault of a phrase's template, or None."""
     template = Template(text)
     if not template.is_valid():
         return "a $ that is no name: write $$ for a dollar"

@@ -52,7 +52,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
 
 
 def parse_document(text: str, source: str, substitute: Substitute | None = None) -> tuple[object, dict[Place, int]]:
-    """Return what a YAML or JSON text says, and the line of each of its keys (for JSON none).
+    """Parse a YAML or JSON text; return its content and the line of each key (for JSON none).
 
     ``substitute`` is applied to the scalars of a YAML text before their types are told, so that an unquoted ``${PORT}``
     is a number and a quoted one is text.
@@ -81,7 +81,7 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Return what is wrong in words that name the mend, for what people get wrong most often."""
+    """Describe an error of YAML; the commonest mistakes get the mend with it."""
     told = str(getattr(error, "problem", None) or error)
     if "'\\t'" in told:
         return "a tab begins a line; indent with spaces"

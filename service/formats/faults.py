@@ -54,7 +54,7 @@ PATTERNS: Final[Mapping[str, str]] = {
 
 
 def phrase(error: ErrorDetails) -> str:
-    """Return what an error of pydantic's says, beginning with a small letter.
+    """Return the message of an error of pydantic's, beginning with a small letter.
 
     What was given is shown where it could only be a number or one of a few words: elsewhere it may be a secret in the
     wrong place. Errors that were taken without their input show none.
@@ -117,7 +117,7 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
 
 
 def _nearest_word(entry: ErrorDetails) -> str | None:
-    """Return what is said of a misspelt word, None where none of those that may stand there is near."""
+    """Return a message that suggests the nearest valid word; None if none is near."""
     given, expected = entry.get("input"), str(entry.get("ctx", {}).get("expected", ""))
     if entry["type"] not in {"literal_error", "enum"} or not isinstance(given, str):
         return None

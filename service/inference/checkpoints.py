@@ -270,7 +270,7 @@ class Checkpoints:
         return self._servers[name]
 
     def _name(self, base: str) -> str:
-        """Return what a model is called: its file's or folder's name, with a number where that is taken."""
+        """Return an unused name for a model: the name of its file or folder, with a number if it is taken."""
         stem = Path(base).name.removesuffix(GGUF) or "model"
         return (
             stem

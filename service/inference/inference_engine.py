@@ -211,7 +211,7 @@ class InferenceEngine:
     async def run(
         self, agent_id: str, prompt: str, *, step: Step, max_tokens: int, deadline_s: float | None = None
     ) -> str:
-        """Return what an agent answers: its thoughts too where it is to ``think``, what it says aloud where to ``act``.
+        """Return an agent's answer: with its thoughts after ``think``, its words alone after ``act``.
 
         ``think`` runs no tool; ``plan`` and ``act`` do. ``act`` is "" where the agent waits. Runs of one agent are done
         in their order.

@@ -27,7 +27,7 @@ class LaneNews:
         return f"<LaneNews dead={sorted(self._dead)}>"
 
     def news_of(self, worker: SupervisedWorker) -> Iterator[News]:
-        """Return what the change of a worker's state means."""
+        """Yield the news in a worker's change of state."""
         place = (worker.spec.id, worker.spec.name)
         is_broken = worker.state in {WorkerState.BACKOFF, WorkerState.FAILED}
         if is_broken and place not in self._dead:

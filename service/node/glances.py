@@ -68,7 +68,7 @@ class Glances:
         return self._heads[job_id]
 
     async def place(self, job_id: JobId, conversation_id: str) -> ConversationPlace:
-        """Return what a conversation was posted with, and its neighbours.
+        """Return a conversation's prompt and rounds as posted, and its neighbours.
 
         Raises:
             JobNotFound: there is no such job.

@@ -170,7 +170,7 @@ class Intake:
             self._hint.notify()
 
     def note_neighbours(self) -> None:
-        """Note that what others have is known anew: what none of them will ever serve may be claimed, and ended.
+        """Claim and end conversations that no node will ever serve, once the other nodes' models are known.
 
         Not before: a node that has just come would have served what a caller posts here.
         """

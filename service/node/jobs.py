@@ -210,7 +210,7 @@ class Jobs:
         )
 
     async def deliveries(self, job_id: JobId) -> list[dict[str, object]]:
-        """Return what became of the messages that its caller was to be sent.
+        """Return the state of each message to the job's caller.
 
         Raises:
             JobNotFound: there is none.

@@ -37,7 +37,7 @@ class LiveConfig:
         return f"<LiveConfig of {self.loaded_at:%H:%M:%S} with {list(self.config.models)}>"
 
     def spec_of(self, model: str) -> WorkerSpec | None:
-        """Return what a worker of a model runs; None of a model that is not configured here."""
+        """Return the specification of a model's workers; None if the model is not configured here."""
         return self._specs.get(model)
 
     def replace(self, config: Config, specs: Sequence[WorkerSpec], shares: Mapping[str | None, float] | None) -> None:

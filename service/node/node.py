@@ -85,7 +85,7 @@ class Node:
         return self.scheduler.view.reserved(worker)  # another view after a takeover
 
     async def unclaimed(self) -> dict[str, str]:
-        """Return what the conversations wait for that no node runs, by the model that they need next."""
+        """Return the reason why conversations wait unclaimed, for each model that they need next."""
         if isinstance(self.neighbours, Alone):
             return {}
         from service.store.databases.membership_shared import unclaimed  # noqa: PLC0415 - a node alone needs none of it
@@ -279,13 +279,13 @@ def _tell_both(first: Tell, second: Tell, event: StoreEvent) -> None:
 
 
 def _health(config: Config, specs: Sequence[WorkerSpec]) -> DeviceHealth | None:
-    """Return what looks after this machine's devices; None without any, or where a file stands in for the devices."""
+    """Return the device monitor of this machine; None without devices, or if a file stands in for them."""
     has_any = any(spec.lane is not None or spec.accelerators for spec in specs)
     return DeviceHealth(MachineReader()) if has_any and config.gpus.inventory is None else None
 
 
 def runners_of(tools: Equipment) -> dict[str, ToolRunnersOfModel]:
-    """Return what runs the tools of each model."""
+    """Return the tool runners of each model."""
     return {
         model: ToolRunnersOfModel(python=tools.python.get(model), servers=servers)
         for model, servers in tools.servers.items()

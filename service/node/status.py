@@ -92,7 +92,7 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
 
 
 def _waits_for_room(scheduler: Scheduler, key: TurnKey, model: str) -> str | None:
-    """Return what a ready turn waits for that a free slot alone does not help."""
+    """Return the room that a ready turn waits for beside a free slot; None if it lacks none."""
     cache = scheduler.view.kv(model)
     if cache is None or not scheduler.view.has_free(model):
         return None
@@ -103,7 +103,7 @@ def _waits_for_room(scheduler: Scheduler, key: TurnKey, model: str) -> str | Non
 
 
 def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:
-    """Return what a ready turn of ``model`` waits for."""
+    """Return the reason why a ready turn of ``model`` waits."""
     of_model = [worker for worker in fleet if worker.spec.name == model]
     serving = [worker for worker in of_model if worker.state is WorkerState.READY]
     if serving:
@@ -118,7 +118,7 @@ def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) ->
 
 
 def removed(model: str) -> str:
-    """Return what is said of turns whose model is configured here no more."""
+    """Return the reason for turns whose model was removed from the configuration."""
     return f"model {model} was removed from the configuration"
 
 

@@ -58,7 +58,7 @@ class Tallies:
         return await self._count(stored)
 
     def _known(self, stored: StoredJob) -> _Counted | None:
-        """Return what was counted of a job, unless it has ended since."""
+        """Return the counted tally of a job; None if the job has ended since."""
         known = self._counted.get(stored.id)
         if known is None or (stored.state in ENDED_JOBS and not known.is_final):
             return None

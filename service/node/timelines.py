@@ -70,7 +70,7 @@ class Timelines:
             after = await self._store.read(take)
 
     def _without_attempts(self, job: StoredJob, until: datetime) -> Timeline:
-        """Return what befell the workers of this node meanwhile."""
+        """Return a timeline of this node's workers during the job, without attempts."""
         origin, workers = job.created_at, list(self._fleet)
         changes = [change for worker in workers for change in _changes(worker, origin, until)]
         incidents = [incident for worker in workers for incident in _incidents(worker, origin, until)]

@@ -59,7 +59,7 @@ LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
 
 
 def used_by(whose: UsageKey, answer: Answer, seconds: float, *, stands: bool) -> Used:
-    """Return what an attempt has used that held its slot for so long; of one that does not stand, all is wasted."""
+    """Return the usage of an attempt; if the attempt does not stand, its tokens are wasted."""
     cost = answer.told_cost
     if not stands:
         wasted = cost.prompt_tokens - cost.cached_tokens + cost.completion_tokens
@@ -82,7 +82,7 @@ def key_of(job: Job, agent: Agent, at: datetime) -> UsageKey:
 
 
 def spent_by(key: TurnKey, answer: Answer, seconds: float) -> TurnSpent:
-    """Return what an attempt that has ended has taken of its engine, and for how long it held its slot."""
+    """Return the tokens that an ended attempt took of its engine, and the seconds that it held its slot."""
     cost = answer.cost
     fresh = max(0, cost.prompt_tokens - cost.cached_tokens)
     is_told = answer.is_told
@@ -104,7 +104,7 @@ class AttemptPlace:
 def measures_of(
     place: AttemptPlace, answer: Answer, used: Used, outcome: TurnState, reason: str | None
 ) -> AttemptMeasures:
-    """Return what an attempt was like that has ended."""
+    """Return the measures of an ended attempt."""
     first_at, cost = answer.first_token_at, answer.told_cost
     whose, counts = used
     return AttemptMeasures(

@@ -24,7 +24,7 @@ class RunCounters:
         self.reused_tokens = 0
 
     def note_ended(self, turns: int, conversations: int) -> None:
-        """Note that so many have ended."""
+        """Count ended turns and conversations."""
         self.ended_turns += turns
         self.finished += conversations
 

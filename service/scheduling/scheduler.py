@@ -398,7 +398,7 @@ class Scheduler:
         return list(facts)
 
     def look_elsewhere(self) -> None:
-        """Note that other nodes have come or gone."""
+        """Look at the models anew after other nodes have come or gone."""
         for model in self._fleet.models():
             self._note_model(model)
 

@@ -100,7 +100,7 @@ class Work(Protocol):
         """Return the agent's place among those of its job."""
 
     def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:
-        """Note that a turn waits for a slot."""
+        """Let a turn wait for a slot; return the records of that."""
 
     def begin_attempt(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[OnSlot, Sequence[Record]]:
         """Begin an attempt on a worker."""
@@ -115,10 +115,10 @@ class Work(Protocol):
         """Fail a turn that waits for what cannot come."""
 
     def note_off_slot(self, key: TurnKey) -> None:
-        """Note that a turn is on no slot any more."""
+        """Take a turn off its slot."""
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Note that another turn explains what these were suspected of."""
+        """Clear turns of their charges for deaths that another turn explains."""
 
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
         """Note how far a conversation or a job has come; return the records of it, made as they are asked for."""

@@ -33,7 +33,7 @@ class KvUses:
         return f"<KvUses of {len(self._seen)} turns>"
 
     def read_changes(self) -> Mapping[TurnKey, KvUse]:
-        """Return what each turn takes that takes something else than at the last look; tokens."""
+        """Return the turns whose KV use has changed since the last call, in tokens."""
         lenders = {worker.spec.id for worker in self._fleet if worker.kv.budget is not None}
         if not lenders:
             return {}

@@ -72,7 +72,7 @@ class Claims:
         return f"<Claims {len(self._fences)} by {self._membership.node_id}>"
 
     def begin_group(self) -> None:
-        """Note that a group is written, for the first time or again."""
+        """Begin the write of a group, for the first time or again."""
         self._arriving.clear()
         self._leaving.clear()
 
@@ -92,7 +92,7 @@ class Claims:
             self._fences.pop(place, None)
 
     def forget_all(self) -> None:
-        """Note that another node has taken over."""
+        """Forget every fence: another node has taken over."""
         self._fences.clear()
 
     # Within one

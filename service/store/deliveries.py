@@ -87,7 +87,7 @@ def of_job(job_id: JobId) -> Callable[[Connection], list[dict[str, object]]]:
 
 
 def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> list[Delivery]:
-    """Return what is due, and hold it for so many seconds against other takers: a lost one comes again after that."""
+    """Take the messages that are due, and hold each for so many seconds; if its taker is lost, it is due again."""
     rows = connection.execute(
         "UPDATE deliveries SET next_at = ?, attempts = attempts + 1 WHERE id IN ("
         "SELECT id FROM deliveries WHERE state = 'waiting' AND next_at <= ? ORDER BY next_at LIMIT ?)"

@@ -50,7 +50,7 @@ def find_posted(connection: Connection, new: NewJob) -> StoredJob | None:
 
 
 def job_columns(new: NewJob) -> dict[str, object]:
-    """Return what is stored of a new job, but for its number."""
+    """Return the columns of a new job, without its number."""
     job = new.job
     return {
         "id": job.id,
@@ -105,7 +105,7 @@ def as_stored(new: NewJob, number: int) -> StoredJob:
 
 
 def request_cancel(connection: Connection, membership: Membership, job_id: JobId) -> StoredJob:
-    """Note that a job is to be cancelled; one that has ended stays as it is."""
+    """Request the cancellation of a job; a job that has ended stays as it is."""
     stored = queries.job(job_id)(connection)
     if stored.state not in ENDED_JOBS:
         connection.execute("UPDATE jobs SET is_cancel_requested = 1 WHERE id = ?", (job_id,))

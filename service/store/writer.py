@@ -119,7 +119,7 @@ class Writer:
             self._disconnect()
 
     def _next_group(self) -> list[Write]:
-        """Return what waits, at least one; an empty list is the end."""
+        """Return the next group of writes, at least one; an empty list is the end."""
         group: list[Write] = []
         item, facts = self._queue.get(), 0
         until = time.monotonic() + self._linger_s

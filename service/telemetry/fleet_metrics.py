@@ -28,7 +28,7 @@ class PoolCollector(Collector):
         self._name = name
 
     def collect(self) -> Iterable[Metric]:
-        """Return what is so now."""
+        """Return the present metrics of turns, the store and prefixes."""
         turns = GaugeMetricFamily("roundhouse_turns", "Turns that have not ended.", labels=("model", "pool"))
         wanted = GaugeMetricFamily("roundhouse_slots_wanted", "Slots that could be used at once.", labels=("model",))
         by_model = self._scheduler.view.by_model()
@@ -64,7 +64,7 @@ class McpCollector(Collector):
         self._states = states
 
     def collect(self) -> Iterable[Metric]:
-        """Return what is so now."""
+        """Return the present metrics of MCP servers."""
         up = GaugeMetricFamily(
             "roundhouse_mcp_server_up", "Whether an MCP server is connected.", labels=("model", "server")
         )
@@ -88,7 +88,7 @@ class FleetCollector(Collector):
         self._views = views
 
     def collect(self) -> Iterable[Metric]:
-        """Return what is so now."""
+        """Return the present metrics of workers, engines, lanes and weights."""
         return (*self._workers(), *self._engines(), *self._lanes(), *self._weights())
 
     def _workers(self) -> Iterable[Metric]:

@@ -47,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> Mapping[str, str | int]:
-    """Return what a record concerns; asked where it is written, since that is what tells."""
+    """Return the fields of a log record; call it where the record is written, since its context has them."""
     own: Mapping[str, str | int] | None = getattr(record, "about", None)
     return concerns_now()() if own is None else own
 

@@ -52,7 +52,7 @@ class Sampler(Collector):
             await anyio.sleep(max(PAUSE_S, SHARE * (time.monotonic() - began_at)))
 
     def collect(self) -> Iterable[Metric]:
-        """Return what was so at the last look, and ask for another."""
+        """Return the metrics of the last sample, and ask for another."""
         self._asked.notify()
         jobs = GaugeMetricFamily("roundhouse_jobs", "Jobs in the store.", labels=("state",))
         conversations = GaugeMetricFamily(

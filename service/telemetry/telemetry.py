@@ -71,7 +71,7 @@ class Telemetry:
             logger.exception("telemetry: a defect of Roundhouse; a request is not told")
 
     def note_job(self, job_id: JobId) -> None:
-        """Note that the request that is being answered has posted a job."""
+        """Record the trace of the request that posted a job."""
         posted_by = trace_parent.get()
         if self._spans is not None and posted_by is not None:
             self._spans.note_job(job_id, posted_by)
@@ -122,7 +122,7 @@ async def tracing(
 
 
 def spans_of(provider: "TracerProvider", fleet: Fleet, scheduler: Scheduler) -> "Spans":
-    """Return what makes spans of a node."""
+    """Return the span maker of a node."""
     from service.telemetry.tracing import names  # noqa: PLC0415 - as above
     from service.telemetry.tracing.engines import attributes_by_worker  # noqa: PLC0415
     from service.telemetry.tracing.span_maker import Spans  # noqa: PLC0415

@@ -84,7 +84,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 def times_of(turn: Turn) -> TurnTimes:
-    """Return what the timeline needs of a turn that is not stored yet."""
+    """Return the timeline's part of a turn that is not stored yet."""
     return msgspec.convert(turn, TurnTimes, from_attributes=True)
 
 

@@ -33,7 +33,7 @@ SAID_CHARS: Final = 2000  # of what a child that failed has printed
 
 
 def facts_of(config: Config, fleet: Fleet) -> Facts:
-    """Return what this program is bound to, and its engines."""
+    """Return this program's bounds and its engines."""
     return Facts(
         handover=handed_over.VERSION,
         roundhouse=__version__,

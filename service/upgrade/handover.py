@@ -47,7 +47,7 @@ class Inherited:
 
 
 def take_handover() -> Inherited | None:
-    """Return what an earlier program of this process has left; None where there was none.
+    """Take the handover of an earlier program in this process; None if there was none.
 
     Raises:
         ConfigError: it cannot be read; the process is to end, and its engines with it.

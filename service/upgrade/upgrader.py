@@ -107,7 +107,7 @@ class Upgrader:
         return f"<Upgrader {self.phase} upgrades={self.upgrades}>"
 
     def _note_arrival(self, left: Handover) -> None:
-        """Note that this program has taken over, and is about to serve."""
+        """Record the upgrade that has just brought this program up, and log it."""
         adoption, seconds = self._node.adoption, time.monotonic() - left.at
         kept, ended = (adoption.kept, adoption.ended) if adoption is not None else ((), {})
         self.upgrades = left.upgrades

@@ -126,7 +126,7 @@ def decode_count(answer: bytes) -> int:
 
 
 def decode_counters(slots: bytes) -> EngineCounters:
-    """Return what GET /slots tells; a server of another build may leave fields out, or give an object for a list.
+    """Decode the answer to GET /slots; other builds may leave fields out, or give an object for a list.
 
     Raises:
         MalformedFrame: not the JSON of this dialect.

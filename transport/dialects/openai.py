@@ -209,7 +209,7 @@ def _are_times(*milliseconds: float) -> bool:
 
 
 def _without_accounts(frame: bytes, error: Exception) -> _Chunk:
-    """Return what a frame says but for its accounts, where one of those is what cannot be read."""
+    """Decode a frame without its accounts, one of which cannot be read."""
     try:
         words = _decode_words(frame)
     except UNDECODABLE:

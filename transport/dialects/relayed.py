@@ -117,7 +117,7 @@ def decode_frame(frame: bytes, events: list[Event]) -> bool:
 
 
 def _read(frame: bytes) -> _Frame | None:
-    """Return what a frame says, without its accounts where they cannot be read; None where nothing can."""
+    """Decode a frame, without its accounts if they cannot be read; None if nothing can be."""
     try:
         return _decode_frame(frame)
     except UNDECODABLE:
@@ -145,7 +145,7 @@ def account_of(body: bytes) -> bytes:
 
 
 def decode_body(body: bytes) -> list[Event]:
-    """Return what an answer that was not streamed says of its cost; nothing where it says nothing."""
+    """Return the cost that an unstreamed answer reports; nothing if it reports none."""
     events: list[Event] = []
     try:
         read = _decode_body(body)

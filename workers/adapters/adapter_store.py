@@ -72,7 +72,7 @@ class AdapterStore:
         return self._folder / (digest if self._is_folder else f"{digest}.gguf")
 
     def read(self) -> StoredAdapters:
-        """Return what was kept of adapters that are whole, and remove what belongs to none."""
+        """Return the stored adapters that are whole, and remove all other files."""
         try:
             kept = msgspec.json.decode((self._folder / INDEX).read_bytes(), type=StoredAdapters)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -68,7 +68,7 @@ class ModelAdapters:
         return f"<ModelAdapters {self.name} {self.names}>"
 
     def _fitting(self, kept: StoredAdapters) -> tuple[Adapter, ...]:
-        """Return what was kept if it is for the model that is configured; on another no engine would start with it."""
+        """Return the stored adapters of the configured model; with those of another no engine would start."""
         if kept.adapters and kept.model != self.spec.model:
             names = ", ".join(adapter.name for adapter in kept.adapters)
             logger.warning("model %s: adapters of another model are left out: %s", self.name, names)
@@ -267,7 +267,7 @@ class ModelAdapters:
     # Engines that come up
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Note that a worker's state has changed. Nothing here waits."""
+        """Follow a worker's change of state, without waiting."""
         self._changed.notify()
         is_late = worker.is_serving and Hold.ADAPTERS in worker.holds and worker.spec.id not in self._catching_up
         if is_late and self._tasks is not None:

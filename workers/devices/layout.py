@@ -119,7 +119,7 @@ def lanes_of(gpus: Sequence[Gpu], policy: LayoutPolicy, host_memory_mib: int) ->
 
 
 def devices_in(gpus: Sequence[Gpu]) -> list[Device]:
-    """Return what engines can compute on: GPUs, and of one in MIG mode its slices."""
+    """Return the devices of engines: each GPU, or the slices of one in MIG mode."""
     devices: list[Device] = []
     for gpu in sorted(gpus, key=lambda each: each.index):
         devices += [_whole(gpu, gpus)] if gpu.mig is None else _slices(gpu)

@@ -59,7 +59,7 @@ class NvmlSession:
             return [_gpu(self._nvml, index) for index in range(self._nvml.nvmlDeviceGetCount())]
 
     def memory(self) -> dict[str, DeviceMemory]:
-        """Return what each GPU's and each slice's memory holds now.
+        """Return the present memory of each GPU and each slice.
 
         Raises:
             DevicesUnreadable: the driver fails.

@@ -27,7 +27,7 @@ class DeviceReader(Protocol):
     """Tells of devices by their UUIDs; it may block, and is asked in a thread."""
 
     def memory(self) -> Mapping[str, DeviceMemory]:
-        """Return what each device's memory holds now; what a driver does not tell is left out."""
+        """Return the present memory of each device; devices that the driver does not report are left out."""
 
     def faults(self) -> Iterable[tuple[str, int]]:
         """Return the Xids that came since the last call, each with its device."""
@@ -49,7 +49,7 @@ class MachineReader:
         return f"<MachineReader {self._nvml!r}>"
 
     def memory(self) -> Mapping[str, DeviceMemory]:
-        """Return what each device's memory holds now; the host's alone where there is no driver, or where it fails."""
+        """Return the present memory of each device; the host's alone without a driver, or if it fails."""
         host = psutil.virtual_memory()
         known = {CPU: DeviceMemory(total_mib=host_memory_mib(), used_mib=(host.total - host.available) // MIB)}
         try:
@@ -63,7 +63,7 @@ class MachineReader:
         return {**known, **gpus}
 
     def faults(self) -> Iterable[tuple[str, int]]:
-        """Return what the driver reports, and what the kernel's log says where we may read it."""
+        """Return the faults that the driver reports, and those in the kernel's log if it can be read."""
         told: set[tuple[str, int]] = set()
         with suppress(DevicesUnreadable):  # the look at the memory has said so
             session = self._session()

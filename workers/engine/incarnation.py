@@ -240,7 +240,7 @@ class Incarnation:
         return self._device_noted()
 
     def _device_noted(self) -> contextlib.AbstractContextManager[None]:
-        """Return what notes that an engine is on the lane's device."""
+        """Return a context in which the lane's device counts as having an engine."""
         health, lane = self._starter.health, self._spec.lane
         return contextlib.nullcontext() if health is None or lane is None else health.engine_on(lane.device.uuid)
 

@@ -57,7 +57,7 @@ class Moves:
         return iter(tuple(self._kept))
 
     def note(self, model: str, incarnation: int, state: WorkerState, because: str) -> None:
-        """Note that the worker is in another state now."""
+        """Record the worker's new state."""
         self._kept.append(
             WorkerMove(at_utc=datetime.now(UTC), model=model, incarnation=incarnation, state=state, because=because)
         )
@@ -337,6 +337,6 @@ class Supervisor:
         )
 
     def note_answer(self, incarnation: int) -> None:
-        """Note that an engine has answered a request: earlier failures lengthen no pause any more."""
+        """Record an engine's answer: earlier failures no longer lengthen pauses."""
         if self._now.paused_at:
             self.post(lifecycle.EngineAnswered(incarnation=incarnation))

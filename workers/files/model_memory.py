@@ -28,14 +28,14 @@ class ModelMemory:
     token_bytes: int | None
 
     def need_mib(self, tokens: int) -> int | None:
-        """Return what an engine takes that keeps so many tokens; None where that is not known."""
+        """Return the memory of an engine with a cache of so many tokens; None if unknown."""
         if self.token_bytes is None:
             return None
         return self.weights_mib + self.token_bytes * tokens // MIB + OVERHEAD_MIB
 
 
 def model_memory(model: str) -> ModelMemory | None:
-    """Return what a model's files tell: a GGUF file or the folder of a checkpoint; None where it has no file here."""
+    """Read a model's memory from its files, a GGUF file or a checkpoint's folder; None if it has no file here."""
     path = Path(model)
     if path.is_file() and path.suffix == PART:
         return ModelMemory(weights_mib=_mib(sum(part.stat().st_size for part in _parts(path))), token_bytes=_gguf(path))

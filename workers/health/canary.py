@@ -35,13 +35,13 @@ class Listener:
         self.is_heard = False
 
     def begin_stream(self) -> None:
-        """Note that a stream begins; it proves nothing yet."""
+        """Ignore the start of a stream; it proves nothing yet."""
 
     def touch(self) -> None:
-        """Note that bytes came; they prove nothing yet."""
+        """Ignore bytes; they prove nothing yet."""
 
     def advance(self) -> None:
-        """Note that a piece of a stream came; its events follow."""
+        """Ignore a piece of a stream; its events follow."""
 
     def receive(self, _event: Event) -> None:
         """Take any event of the model's."""

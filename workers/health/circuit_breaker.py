@@ -83,7 +83,7 @@ class CircuitBreaker:
             self._opened.set()
 
     def note_refusal(self) -> None:
-        """Note that the engine has refused a turn while it was open."""
+        """Count a turn that the engine refused while the breaker was open."""
         self._refused += 1
 
     async def run(self) -> None:

@@ -51,7 +51,7 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
     )
 
     def as_seen_by(self, running: InFlightRequest, *, is_serving: bool) -> EngineObservations:
-        """Return what speaks for the engine as ``running`` sees it."""
+        """Return the engine's signs of life as evidence for ``running``."""
         return EngineObservations(
             is_serving=is_serving,
             rose_at=self.rose_at,
@@ -168,7 +168,7 @@ class Observations:
         self._answered_at = max(self._answered_at, _progress_at(running))
 
     def snapshot(self, *, may_batch: bool = False) -> EngineSnapshot:
-        """Return what is known of the engine now; ``may_batch``: it may be reading for a request that has left.
+        """Return the engine's signs of life; ``may_batch``: it may be reading for a request that has left.
 
         Beside that, it may be reading a batch where a prompt was sent and no token of its answer has come.
         """
@@ -190,7 +190,7 @@ class Observations:
         )
 
     def of_request(self, running: InFlightRequest) -> RequestObservations:
-        """Return what speaks for one request."""
+        """Return one request's signs of life."""
         generation = running.answer.generation
         progress = generation.prompt_progress
         left = (

@@ -37,7 +37,7 @@ class LatencyRecord:
         return median(self._errors) if self._errors else None
 
     def hand_over_pace(self) -> HeldPace:
-        """Return what was learned."""
+        """Return the learned pace for another program."""
         pace = self.pace
         return HeldPace(
             rates=list(pace.rates),

@@ -104,10 +104,10 @@ class Probes(Protocol):
         """Have the engine read what stands first in prompts, and keep it, if it does so within a limit."""
 
     async def probe(self) -> ProbeResult:
-        """Return what came of one readiness probe."""
+        """Make one readiness probe; return its result."""
 
     async def kernel_view(self) -> KernelView:
-        """Return what the kernel knows of the engine's processes."""
+        """Return the kernel's view of the engine's processes."""
 
     def kernel_view_nowait(self) -> KernelView:
         """Return the same at once, for a moment that cannot wait."""

@@ -144,7 +144,7 @@ class IncidentRecorder:
 
 
 def _verdict(reason: str) -> Verdict | None:
-    """Return what a breakdown says of the requests on the engine."""
+    """Return the verdict of a breakdown on the engine's requests; None if it condemns none."""
     if reason in {FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE}:
         return Verdict.STALLED
     return Verdict.DEAD if reason == FailureReason.ENGINE_DIED else None

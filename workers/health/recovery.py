@@ -57,7 +57,7 @@ class Recovery:
         return f"<Recovery of {self._worker!r}>"
 
     def note_answer(self, incarnation: int, running: InFlightRequest) -> None:
-        """Note that an engine has answered a request to its end."""
+        """Record a request that an engine has answered to its end."""
         began_at = running.answer.started_at
         self._refusals.clear()
         if incarnation >= self._answered[0]:

@@ -90,7 +90,7 @@ class HealthWatch:
                 self.tick(tasks)
 
     def begin_incarnation(self) -> None:
-        """Note that a new incarnation is there."""
+        """Begin to watch a new incarnation."""
         self.observations.reset()
         self._idle_probe.begin()
         self._release = LeakedSlots(self._cancel_s or 0.0)

@@ -155,7 +155,7 @@ class LanePool:
             self.health.forgive(lane.lane.device)
 
     def trouble_of(self, model: str) -> str:
-        """Return what the turns of a model wait for that is not loaded."""
+        """Return the reason why turns of an unloaded model wait."""
         if not self.has_room(model):
             failed = [lane for lane in self.lanes if model in lane.barred or self.mark_of(lane) is not None]
             causes = "; ".join(
@@ -201,14 +201,14 @@ class LanePool:
         self._changed.notify()
 
     def note_start(self, worker_id: str, model: str) -> None:
-        """Note that a turn of a model starts on a lane."""
+        """Record the start of a model's turn on a lane."""
         lane = self.find(worker_id)
         if lane is not None:
             lane.used_at = time.monotonic()
             self._heat.note(model)
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Note that a worker of a lane has changed."""
+        """Follow a change of state of a lane's worker."""
         lane = self.find(worker.spec.id)
         has_ended = worker.is_coming or worker.state is WorkerState.FAILED
         if lane is not None and Hold.ASLEEP in worker.holds and has_ended:

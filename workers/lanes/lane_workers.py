@@ -94,7 +94,7 @@ class LaneWorkers:
         return self.turning is self.current
 
     def end_turning(self, worker: SupervisedWorker) -> None:
-        """Note that a worker's engine sleeps, or is awake, or neither; the lane may be another's by now."""
+        """End a worker's way to sleep or awake, however it went; the lane may be another's by now."""
         if self.turning is worker:
             self.turning = None
 

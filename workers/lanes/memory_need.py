@@ -18,7 +18,7 @@ class MemoryNeed:
 
 
 def memory_need(spec: WorkerSpec) -> MemoryNeed | None:
-    """Return what a model takes, None where no file tells. It reads the headers of files."""
+    """Read a model's memory need from the headers of its files; None if no file tells it."""
     known = model_memory(spec.model) if spec.model else None
     if known is None:
         return None

@@ -25,7 +25,7 @@ class MemoryUse:
         return f"<MemoryUse {self.most_mib}>"
 
     def need_mib(self, spec: WorkerSpec) -> int | None:
-        """Return what a model takes of a device: as was seen, else as its files tell; None where neither does.
+        """Return a model's memory on a device: as measured, else as its files tell; None if neither is known.
 
         vLLM takes the part of the device that it is given, whatever the model.
         """
@@ -44,7 +44,7 @@ class MemoryUse:
                     self.most_mib[worker.spec.name] = max(seen, self.most_mib.get(worker.spec.name, 0))
 
     def _taken(self, lane: LaneWorkers, tree: KernelView) -> int | None:
-        """Return what a tree of processes has; None where the driver shows none of them, as in a container."""
+        """Return the memory of a process tree; None if the driver shows none of it, as in a container."""
         if lane.lane.device.is_cpu:
             return sum(process.rss_bytes for process in tree.processes) // MIB or None
         memory = self._health.memory.get(lane.lane.device.uuid)

@@ -104,7 +104,7 @@ class Sleep:
         return self._host_mib[spec.name]
 
     async def _used_mib(self, spec: WorkerSpec) -> int | None:
-        """Return what is used of a device at this moment: the last look may be older than the engine."""
+        """Measure the used memory of a device now: the last sample may be older than the engine."""
         if self._health is None or spec.lane is None or spec.lane.device.is_cpu:
             return None
         await self._health.refresh()

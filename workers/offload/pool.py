@@ -45,7 +45,7 @@ class Purpose(Enum):
 async def offload(
     function: Callable[[*Args], T], *arguments: *Args, limit_s: float, purpose: Purpose = Purpose.ANSWERS
 ) -> T:
-    """Return what ``function`` returns; the wait in the queue counts towards no limit.
+    """Run ``function`` in another process; return its result. The wait in the queue counts towards no limit.
 
     Raises:
         TimeoutError: it takes longer than ``limit_s``, and was ended; or its processes died.
@@ -63,7 +63,7 @@ async def offload(
 
 
 async def judge(function: Callable[[*Args, float], T], *arguments: *Args, size: int) -> T:
-    """Return what ``function`` returns, whose last parameter is a limit in seconds: at once where that is quick.
+    """Run ``function``, whose last parameter is a limit in seconds: here if that is quick, else offloaded.
 
     ``size`` is the longest text that it looks at, in characters.
 
@@ -104,7 +104,7 @@ class Pool:
         return f"<Pool idle={len(self._idle)} {self._places}>"
 
     async def run(self, request: bytes, limit_s: float, purpose: Purpose) -> object:
-        """Return what a pickled call returns; raises as ``offload`` does."""
+        """Run a pickled call; return its result, or raise as ``offload`` does."""
         places = self._places[purpose]
         if purpose is Purpose.DOCUMENTS and places.statistics().tasks_waiting >= CROWD:
             raise OffloadCrowded(f"{CROWD} documents are waiting to be looked at")

@@ -36,7 +36,7 @@ class Adoption:
 
 
 def plan_adoption(running: Sequence[Launch], wanted: Sequence[Launch]) -> Adoption:
-    """Return what becomes of engines that run; an engine that is not as ``wanted`` is started anew.
+    """Plan which running engines to keep and which to end; one unlike ``wanted`` is started anew.
 
     Several of ``wanted`` may be of one worker: a lane has one for each model.
     """

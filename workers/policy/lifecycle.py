@@ -182,7 +182,7 @@ _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
 
 def decide(now: Lifecycle, event: Event, at: float, limits: LifecycleLimits) -> Decision:
-    """Return what follows from ``event`` at ``at`` (monotonic seconds)."""
+    """Return the state and the actions after ``event`` at ``at`` (monotonic seconds)."""
     match event:
         case EngineBegun() | EngineReady() | EngineBroken() | EngineGone() | EngineAnswered():
             return _news(now, event, at, limits) if event.incarnation == now.incarnation else (now, ())

@@ -108,7 +108,7 @@ class Judgement(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def judge(limits: StallLimits, request: RequestObservations, engine: EngineObservations, now: float) -> Judgement:
-    """Return what to think of one request."""
+    """Judge one request."""
     limit_s = _limit_s(limits, request)
     silent_s = max(0.0, now - request.progress_at)
     if not engine.is_serving:
@@ -152,7 +152,7 @@ def _may_be_queued(request: RequestObservations, engine: EngineObservations, now
 
 
 def _stall_scope(request: RequestObservations, engine: EngineObservations, now: float, limit_s: float) -> Scope | None:
-    """Return what stalls, or None where a sign of the engine's speaks for the request."""
+    """Return the scope of a stall, or None if a sign of the engine's speaks for the request."""
 
     def is_fresh(at: float | None) -> bool:
         return at is not None and now - at < limit_s

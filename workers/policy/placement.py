@@ -149,7 +149,7 @@ class Placement:
         return f"<Placement {self.rule} {dict(self._rooms)}>"
 
     def decide(self, lanes: Sequence[LaneView], models: Iterable[ModelDemand], now: float) -> list[PlacementAction]:
-        """Return what is to be done now."""
+        """Return the placement actions for now."""
         moment = _Moment(self._rooms, lanes, models)
         return [
             *self._leave_idle(moment, now),
@@ -306,7 +306,7 @@ class _Moment:
         return (1, -resident.oldest) if resident.waiting else (0, resident.heat, lane.used_at)
 
     def assign(self, way: list[LaneView], model: ModelDemand, because: str) -> AssignLane:
-        """Note that a lane is kept for a model, and return the action that says so."""
+        """Keep a lane for a model, and return the action that says so."""
         leaving = tuple(lane.id for lane in way if lane.phase in {LanePhase.READY, LanePhase.BROKEN})
         for lane in way:
             phase = LanePhase.LEAVING if lane.id in leaving else lane.phase

@@ -25,14 +25,14 @@ class Refusals:
         return f"<Refusals of {len(self._turns)} turns by engine {self._incarnation}>"
 
     def add(self, turn: Hashable, incarnation: int, now: float) -> None:
-        """Note that a turn was refused."""
+        """Count a refused turn."""
         if self._incarnation is None:
             self._incarnation, self._since = incarnation, now
         if incarnation == self._incarnation:
             self._turns.add(turn)
 
     def clear(self) -> None:
-        """Note that a turn was served."""
+        """Forget all refusals: a turn was served."""
         self._turns.clear()
         self._incarnation = None
 

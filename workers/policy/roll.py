@@ -67,7 +67,7 @@ class Join:
 
 
 def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> list[Leave | Join]:
-    """Return what is to be done now; ask again after every change of a worker."""
+    """Return the steps that can be taken now; ask again after every change of a worker."""
     claims = {each.address(number): each.model for each in wanted for number in range(each.count)}
     # One whose number is beyond the count may stand where another model is to listen.
     outdated = [each for each in workers if not each.is_current or claims.get(each.address, each.model) != each.model]

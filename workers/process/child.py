@@ -59,7 +59,7 @@ class GuardianLink(PipedChild):
                 return
 
     async def read_output(self) -> bytes:
-        """Return what the engine has printed, in frames as they come; nothing at the end."""
+        """Read the engine's output, in frames as they come; nothing at the end."""
         return await read_some(self.fds[1])
 
     async def read_report(self, limit_bytes: int) -> bytes:

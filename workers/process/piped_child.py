@@ -122,7 +122,7 @@ class PipedChild:
 
 
 async def read_some(fd: int) -> bytes:
-    """Return what comes next on a descriptor that does not block; nothing at the end."""
+    """Read the next bytes of a descriptor that does not block; nothing at the end."""
     while True:
         if fd < 0:
             return b""

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_id() -> str:
-    """Return what this process of ours marks its engines with; a fork of it is another."""
+    """Return this process's mark on its engines; a fork of it has another."""
     return _run_ids.setdefault(os.getpid(), uuid.uuid4().hex)
 
 

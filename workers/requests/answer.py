@@ -80,7 +80,7 @@ class Answer:
         return self._is_begun
 
     def find_loop(self, *, is_over: bool = False) -> str | None:
-        """Return what the model repeats without end, if it does; reads what came since the last call."""
+        """Return the words that the model repeats without end, or None; reads on from the last call."""
         if self._loops is None:
             return None
         text, reasoning, text_mark, reasoning_mark = self.generation.since(*self._marks)
@@ -95,7 +95,7 @@ class Answer:
         return None
 
     def _new_arguments(self) -> str:
-        """Return what came of arguments since the last call; within a text of JSON a line feed is two letters."""
+        """Return the new text of arguments since the last call; a line feed is two letters within a text of JSON."""
         fragments = self.generation.tool_call_fragments
         if len(fragments) == self._fragments_read:
             return ""

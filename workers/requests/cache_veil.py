@@ -41,7 +41,7 @@ class WholeLines:
         return whole
 
     def take_rest(self) -> bytes:
-        """Return what has no end of its own, and keep nothing."""
+        """Take the unfinished line."""
         rest, self._rest = bytes(self._rest), bytearray()
         return rest
 

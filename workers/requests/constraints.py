@@ -37,13 +37,13 @@ class EngineConstraints:
         return f"<EngineConstraints kept={self._is_kept} refused={len(self._refused)}>"
 
     def plan(self, constraint: Constraint) -> ConstraintPlan:
-        """Return what is done about a constraint now."""
+        """Plan how to apply a constraint now."""
         if self._dialect.constrain(constraint) is None or _digest(constraint) in self._refused:
             return ConstraintPlan(is_sent=False, is_told=True)
         return ConstraintPlan(is_sent=True, is_told=not self._is_kept)
 
     def note_refused(self, constraint: Constraint) -> None:
-        """Note that the engine refused a request for its constraint: without it, the same was taken."""
+        """Record a constraint that the engine refused: it took the same request without it."""
         self._refused[_digest(constraint)] = None
         while len(self._refused) > KNOWN:
             self._refused.popitem(last=False)

@@ -108,19 +108,19 @@ class Generation:
         return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
 
     def begin_stream(self) -> None:
-        """Note that the engine has taken the request up."""
+        """Record that the engine has taken the request up."""
         self.begun_at = self.last_byte_at = self._clock()
 
     def forgive(self) -> None:
-        """Note that the engine was not to get on until now."""
+        """Count the time without progress anew: until now the engine was told to stand still."""
         self.last_progress_at = self._clock()
 
     def touch(self) -> None:
-        """Note that bytes came."""
+        """Record the arrival of bytes."""
         self.last_byte_at = self._clock()
 
     def advance(self) -> None:
-        """Note that a token has come, which is received later."""
+        """Record the arrival of a token, which is received later."""
         self.last_byte_at = self.last_progress_at = self._clock()
         if self.first_token_at is None:
             self.first_token_at = self.last_byte_at

@@ -143,7 +143,7 @@ class KvPool:
 
 
 def most_tokens(chat: ChatRequest) -> int:
-    """Return what a prompt cannot exceed: a token is a byte at least, but for what the template adds."""
+    """Return the most tokens that a prompt can have: one a byte, and some for its template."""
     calls = [f"{call.name}{call.arguments}" for message in chat.messages for call in message.calls]
     said = sum(len(each.encode()) + MESSAGE_BYTES for each in (*(one.content for one in chat.messages), *calls))
     return said + sum(len(str(tool).encode()) for tool in chat.tools)

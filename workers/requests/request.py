@@ -45,7 +45,7 @@ class SlotHolder(Protocol):
     """Who may lend a request's slot to others while its tools run."""
 
     def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
-        """Note that these tools run now; the engine would have to read so many tokens again without its cache."""
+        """Begin the run of tools; without its cache the engine would have to read so many tokens again."""
 
     async def end_tools(self) -> Outcome | None:
         """Return when the request has a slot again, or how it ends."""

@@ -30,7 +30,7 @@ class CallJournal(Protocol):
     """The calls of one request, in one attempt."""
 
     async def begin_call(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
-        """Note that a call is about to be made; it may be made once this returns.
+        """Record a call; it may be made once this returns.
 
         Raises:
             JournalClosed: it must not be made: another node has this request by now.

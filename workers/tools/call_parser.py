@@ -41,7 +41,7 @@ class ParsedMessage:
 def read_message(
     text: str, fragments: Sequence[ToolCallDelta], fallback: Fallback | None, names: Collection[str]
 ) -> ParsedMessage:
-    """Return what a message says and asks for; ``names`` are the tools that the model was shown."""
+    """Parse a message into its words and calls; ``names`` are the tools that the model was shown."""
     calls = join_fragments(fragments)
     if calls:
         return ParsedMessage(text=text, calls=calls)

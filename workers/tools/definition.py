@@ -87,7 +87,7 @@ class ToolDefinition:
         return {name: value if isinstance(value, str) else text.strip()}
 
     async def faults_of(self, arguments: dict[str, Any]) -> str | None:
-        """Return what the schema finds wrong with ``arguments``, None where nothing is."""
+        """Return the schema's fault with ``arguments``, or None."""
         try:
             return await judge(schema_fault, self.parameters, arguments, size=self.schema_chars)
         except TimeoutError:

@@ -342,7 +342,7 @@ async def _all_tools(client: "Client") -> tuple[ListedTool, ...]:
 
 
 async def _listing(client: "Client") -> tuple[ListedTool, ...] | None:
-    """Return what a server has; None where it does not say so, which the next call finds the reason of."""
+    """Return the tools of a server; None if it does not list them, and the next call finds out why."""
     try:
         return await _all_tools(client)
     except Exception:  # noqa: BLE001 - a transport may fail in any way

@@ -32,7 +32,7 @@ def check_document(document: bytes) -> None:
 
 
 async def decode_result(document: bytes) -> object:
-    """Return what a JSON document says.
+    """Decode a JSON document.
 
     Raises:
         ResultTooLarge: it is too long, or of too many values.

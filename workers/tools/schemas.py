@@ -126,7 +126,7 @@ def _schema_trouble(schema: dict[str, object]) -> str | None:
 
 
 def _schema_fault(error: jsonschema.SchemaError) -> str:
-    """Return what is wrong with a schema, and where in it."""
+    """Return the fault of a schema, and its place."""
     place = ".".join(map(str, error.absolute_path))
     is_word = isinstance(error.instance, str) and error.absolute_path and error.absolute_path[-1] == "type"
     told = f"{error.instance!r} is no type; there are {TYPES}" if is_word else error.message
@@ -163,7 +163,7 @@ def is_found(pattern: str, text: str) -> bool:
 
 
 def schema_fault(schema: dict[str, object], instance: Any, limit_s: float = ELSEWHERE_S) -> str | None:  # noqa: ANN401 - any JSON
-    """Return what a schema finds wrong with ``instance``, None where nothing is.
+    """Return the schema's fault with ``instance``, or None.
 
     Raises:
         TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.

@@ -52,7 +52,7 @@ class MessageIds:
         return f"<MessageIds {self.base} to {self.last}>"
 
     def told(self, own: Id) -> Id:
-        """Return what the server is told as the number of a request that begins."""
+        """Return the number of a request for the server."""
         if not isinstance(own, int):  # of the caller's choosing, which the SDK allows and we do not use
             return own
         self.last = max(self.last, self.base + own)

@@ -34,7 +34,7 @@ class ToolThreads:
         return f"<ToolThreads {self._limiter.borrowed_tokens}/{self._limiter.total_tokens:g}>"
 
     async def run(self, name: str, function: Callable[[], object]) -> object:
-        """Return what the function returns; one that is not waited for any more goes on, and its result is dropped.
+        """Run the function in a thread; return its result. If nobody waits any more, it goes on and its result is lost.
 
         Raises:
             BaseException: whatever the function raises.

@@ -48,7 +48,7 @@ class CatchUp:
         return f"<CatchUp {sorted(self._under_way)} fault={self._fault!r}>"
 
     def forget_fault(self) -> None:
-        """Note that the model has another version, with a checkpoint of its own."""
+        """Forget the fault: the model has another version, with a checkpoint of its own."""
         self._fault = None
 
     def bring(self, worker: SupervisedWorker) -> None:
@@ -59,7 +59,7 @@ class CatchUp:
             self._start_soon(self._bring, worker, worker.incarnation)
 
     def waits_for(self, worker: SupervisedWorker, *, is_keeping: bool) -> str:
-        """Return what a worker waits for that has other weights; ``is_keeping`` says that they are being written."""
+        """Return the reason why a worker with other weights waits; ``is_keeping``: those weights are being written."""
         if not worker.is_serving:
             return f"its engine: {worker.because}"
         current = self._current()

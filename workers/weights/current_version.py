@@ -37,7 +37,7 @@ class CurrentWeightsFile:
         return self.state_dir / "weights" / quote(self.name, safe="") if self.state_dir else None
 
     def read(self, model: str | None) -> CurrentWeights:
-        """Return what was kept.
+        """Read the stored version.
 
         An engine that is configured with other weights than before starts with a version of their own: versions only
         rise.

@@ -60,7 +60,7 @@ class Group:
         return 1 + sum(member.size for member in self.members.values())
 
     def note_member(self, worker: WorkerId, incarnation: int | None, because: str) -> None:
-        """Note that a worker serves with an incarnation, or with none: a group is all of them, or none."""
+        """Follow a worker's incarnation, None if it serves with none: a group breaks if one member goes."""
         member = self.members.get(worker)
         if incarnation is None and member is not None:
             self.fail(f"{worker} is gone: {because}")
@@ -73,7 +73,7 @@ class Group:
         return member is not None and member.incarnation == incarnation
 
     def fail(self, because: str) -> None:
-        """Note that it is of no more use; the first reason stands."""
+        """Break the group; the first reason stands."""
         if self.state is not GroupState.BROKEN:
             self.state, self.error = GroupState.BROKEN, because
 

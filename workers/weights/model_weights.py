@@ -280,7 +280,7 @@ class ModelWeights:
     # Who is behind
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Note that a worker's state has changed. Nothing here waits."""
+        """Follow a worker's change of state, without waiting."""
         weights = worker.weights
         if weights is None:
             return
@@ -306,7 +306,7 @@ class ModelWeights:
         return self._policy.init_s
 
     def waits_for(self, worker: SupervisedWorker) -> str:
-        """Return what a worker waits for whose weights are not the model's."""
+        """Return the reason why a worker waits whose weights are not the model's."""
         return self._catch_up.waits_for(worker, is_keeping=self.is_keeping)
 
     async def _keep(self, update: WeightUpdate) -> None:

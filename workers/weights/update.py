@@ -111,9 +111,9 @@ class WeightUpdate:
             self.shares[WorkerId(worker)].take_part(part, self.clock())
 
     def complete(self) -> None:
-        """Note that it is over and whole: no engine was there to be changed."""
+        """Complete an update that had no engine to change."""
         self.state = UpdateState.COMPLETED
 
     def fail(self, because: str) -> None:
-        """Note that it was broken off."""
+        """Break the update off."""
         self.state, self.error = UpdateState.FAILED, because

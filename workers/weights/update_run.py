@@ -114,7 +114,7 @@ class UpdateRun:
             logger.info("model %s: weights %d: %s %s", self._model, update.version, update.state, update.error or "")
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Note that a worker's state has changed: a step that waits for an engine that is gone ends."""
+        """Follow a worker's change of state: a step that waits for a lost engine ends."""
         share, scope = self.update.shares.get(worker.spec.id), self._scopes.get(worker.spec.id)
         if share is not None and scope is not None and self._is_gone(share):
             scope.cancel()
@@ -243,7 +243,7 @@ class UpdateRun:
     # Notes
 
     def _note_told(self, share: WorkerProgress) -> None:
-        """Note that an engine was told to receive, or will not be any more."""
+        """Record that an engine was told to receive, or will not be any more."""
         self._untold.discard(share.worker)
         if not self._untold:
             self.begun.set()

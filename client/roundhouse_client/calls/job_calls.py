@@ -112,7 +112,7 @@ def get_conversation(job_id: str, conversation_id: str) -> Call[Transcript]:
 
 
 def get_prompts(job_id: str, conversation_id: str, agent: str, round_number: int) -> Call[AskedPrompts]:
-    """Return what was really asked for a turn, attempt by attempt; rounds count from 0.
+    """Return the exact prompts of a turn, attempt by attempt; rounds count from 0.
 
     Raises:
         NotFound: there is no such turn.
@@ -140,7 +140,7 @@ def get_timeline(job_id: str) -> Call[str]:
 
 
 def get_deliveries(job_id: str) -> Call[Deliveries]:
-    """Return what became of the messages to the job's webhook.
+    """Return the state of each message to the job's webhook.
 
     Raises:
         NotFound: there is no such job.

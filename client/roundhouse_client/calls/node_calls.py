@@ -22,7 +22,7 @@ CHECK_LIMIT_S: Final = 90.0  # for the new code to say whether it can go on
 
 
 def get_status() -> Call[Status]:
-    """Return what runs, what waits, and for what."""
+    """Return the node's status: running work, waiting work, and its reasons."""
     return get("/v1/status", into(Status))
 
 
@@ -43,7 +43,7 @@ def get_usage(
     until: date | None = None,
     limit: int = 1000,
 ) -> Call[UsageReport]:
-    """Return what was used from day ``since`` to day ``until`` (UTC), by any of key, job, agent, model and day.
+    """Return the usage from day ``since`` to day ``until`` (UTC), by any of key, job, agent, model and day.
 
     At most ``limit`` lines, up to 10,000. A key without the scope admin sees its own.
     """

@@ -36,7 +36,7 @@ class AsyncDriver:
             await self._http.aclose()
 
     async def run(self, flow: Flow[T]) -> T:
-        """Return what a flow returns."""
+        """Run a flow to its end; return its result."""
         runner = Runner(flow)
         async with aclosing(self._drive(runner)) as given:
             async for _ in given:

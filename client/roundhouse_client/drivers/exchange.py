@@ -59,7 +59,7 @@ class Address:
         return f"<Address {self.url}>"  # and never the key
 
     def arguments(self, request: Request) -> dict[str, Any]:
-        """Return what httpx is told of a request."""
+        """Return httpx's arguments for a request."""
         limit_s = self._timeout_s if request.limit_s is None else request.limit_s
         query = {name: _word(value) for name, value in request.query.items()}
         return {

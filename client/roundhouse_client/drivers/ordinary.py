@@ -35,7 +35,7 @@ class Driver:
             self._http.close()
 
     def run(self, flow: Flow[T]) -> T:
-        """Return what a flow returns."""
+        """Run a flow to its end; return its result."""
         runner = Runner(flow)
         for _ in self._drive(runner):
             raise TypeError("a flow that gives values is streamed")

@@ -35,7 +35,7 @@ class Patience:
         return f"<Patience {self._limit_s:g} s, {self.number} pauses>"
 
     def reset(self) -> None:
-        """Note that the service was there: the next outage has the whole time."""
+        """End an outage: the next one gets the whole time again."""
         self._until: float | None = None
         self._pause_s = FIRST_PAUSE_S
         self.number = 0  # of pauses, in this outage
@@ -65,7 +65,7 @@ class Patience:
 
 
 def ask(call: Call[T], patience_s: float) -> Flow[T]:
-    """Return what a call answers; one that is repeatable waits out what passes, for ``patience_s`` at most.
+    """Return the answer of a call; a repeatable call waits up to ``patience_s`` for a passing failure to end.
 
     Raises:
         RoundhouseError: as its tree says.

@@ -85,7 +85,7 @@ class NcclGroup:
 
 
 def _within(limit_s: float, what: str, act: Callable[[], object]) -> object:
-    """Return what ``act`` returns, in a thread that is left behind where it takes too long.
+    """Run ``act`` in a thread and return its result; a thread that takes too long is left behind.
 
     Raises:
         RuntimeError: it takes longer than ``limit_s``, or fails.

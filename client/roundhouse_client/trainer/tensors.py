@@ -41,7 +41,7 @@ class SentTensor:
         return {"name": self.name, "dtype": self.dtype, "shape": self.shape}
 
     def digest(self) -> str:
-        """Return what changes when a byte, the type or the shape does."""
+        """Return a digest of the bytes, the type and the shape."""
         shape = f"{self.dtype}{self.shape}".encode()
         return hashlib.blake2b(self.raw.numpy().data, digest_size=16, key=shape[:64]).hexdigest()
 

@@ -240,7 +240,7 @@ class TrainerClient:
         return self._door.update(body | {"group": self._group_number})
 
     def _blame(self, update: dict[str, Any], error: Exception) -> tuple[str, str, Mapping[str, Any]]:
-        """Return what the service has to say of a broadcast that broke here."""
+        """Return the service's account of a broadcast that broke here: message, code and document."""
         try:
             ended = self._door.wait_over(update)
         except WeightsError as refusal:

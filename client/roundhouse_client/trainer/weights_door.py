@@ -93,5 +93,5 @@ class WeightsDoor:
 
 
 def _identity(update: Mapping[str, Any]) -> tuple[int, int]:
-    """Return what tells updates apart, over a start of the service too, which counts anew."""
+    """Return the identity of an update; a service that was restarted counts its numbers anew."""
     return update["number"], update["version"]

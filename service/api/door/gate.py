@@ -188,7 +188,7 @@ def _key_of(headers: Headers) -> str:
 
 
 def _fault_of(path: str, headers: Headers) -> ServiceError | None:
-    """Return what is wrong with a request whoever asks: what it names cannot be, or can be read in two ways."""
+    """Return the fault that a request has for every caller: an impossible path, or a header with two meanings."""
     if "\0" in path:
         return PathNotFound("no name of ours holds a NUL")
     for name in ("Host", "Authorization", "X-Api-Key", "Content-Type"):

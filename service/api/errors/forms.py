@@ -107,7 +107,7 @@ class ClientError:
         return Response(content, self.status, {**headers, **advice}, media_type="application/json")
 
     def event(self, path: str) -> bytes:
-        """Return what ends a stream that has begun."""
+        """Return the error event that ends a stream."""
         if path == RESPONSES:
             told = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
             return b"event: error\ndata: %s\n\n" % msgspec.json.encode(told)
@@ -116,14 +116,14 @@ class ClientError:
 
 
 def error_of_failure(failure: RelayFailure) -> ClientError:
-    """Return what a client is told of a request that failed."""
+    """Return the client's error for a failed request."""
     status = STATUS.get(failure.reason, HTTPStatus.INTERNAL_SERVER_ERROR)
     message = f"{failure.reason}: {failure.detail}"
     return ClientError(status=status, code=failure.reason, message=message, after_s=failure.after_s)
 
 
 def error_of_service(error: ServiceError, param: str | None = None) -> ClientError:
-    """Return what a client is told of a refusal of ours."""
+    """Return the client's error for a refusal by the service."""
     return ClientError(
         status=error.status, code=error.code, message=str(error), param=param, after_s=error.retry_after_s
     )
@@ -136,7 +136,7 @@ def is_served(path: str) -> bool:
 
 
 def not_served(path: str) -> str:
-    """Return what a client is told of a path of its surface that Roundhouse has not."""
+    """Return the message for a path of a client's API that Roundhouse does not serve."""
     return f"Roundhouse does not serve {path}"
 
 

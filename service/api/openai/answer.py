@@ -148,7 +148,7 @@ class RelayedAnswer(Response):
         return error_of_failure(failure).response(self._path, self._told())
 
     def _last_error(self) -> ClientError | None:
-        """Return what is to be said of a stream that has failed, unless the engine has said it there."""
+        """Return the error of a failed stream, unless the engine has sent it in the stream."""
         request = self._request
         if request.failure is None:
             return None if request.has_begun else error_of_failure(NO_STREAM)
@@ -167,7 +167,7 @@ def _timed_out(wait_s: float, trouble: str | None) -> RelayFailure:
 
 
 def _missing_path(whole: WholeAnswer, model: str, path: str) -> ClientError | None:
-    """Return what is wrong where an engine knows no such path, or does not serve it; other errors are its own.
+    """Return an error if the engine does not know or serve the path; other errors pass as the engine sent them.
 
     A 404 of its own making names its error. Stock clients would ask again three times after a 501.
     """

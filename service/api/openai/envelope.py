@@ -73,7 +73,7 @@ class Envelope:
 def open_envelope(
     body: bytes, path: str, session: str | None, owner: str | None = None, *, is_apart: bool = False
 ) -> Envelope:
-    """Return what is known of a body; ``session`` is what its client calls its program, if it does.
+    """Read the fields of a body that the service needs; ``session`` is the client's name for its program, if any.
 
     Such a name is one of ``owner``'s, the key: clients of others may have chosen the same. What was said is known for
     any key's, unless it ``is_apart``.

@@ -154,7 +154,7 @@ class Relays:
         return f"<Relays {self._node.scheduler.requests!r}>"
 
     def endpoint(self, path: str) -> Callable[[Request], Any]:
-        """Return what answers a path."""
+        """Return the endpoint function of a path."""
 
         async def relay(request: Request) -> Response:
             try:
@@ -207,7 +207,7 @@ class Relays:
         return self._node.scheduler.requests.submit(posted, slots)
 
     async def _open(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
-        """Return what is known of a body that is within its bounds; a large one is looked at in a thread.
+        """Open the envelope of a body within its bounds; a large body is read in a thread.
 
         Raises:
             BodyMalformed: it is not, or cannot be used.
@@ -244,7 +244,7 @@ class Relays:
         )
 
     async def read_version(self, model: str | None) -> bytes:
-        """Return what an engine says of its version, as it says it.
+        """Return the answer of an engine to ``/version``, unchanged.
 
         Raises:
             NoEngineReady: no engine of the model answers now.
@@ -260,7 +260,7 @@ class Relays:
         raise NoEngineReady(f"no engine of {name} is ready")
 
     def _find(self, name: str | None) -> tuple[str, str, str | None]:
-        """Return what a request calls its model, that model, and the adapter that it means."""
+        """Return the name that a request gives, the model behind it, and the adapter if it names one."""
         models = self._node.fleet.models()
         if name is None:
             if len(models) > 1:
@@ -323,7 +323,7 @@ def _seconds(request: Request, name: str) -> float | None:
 
 
 def _plain_number(given: str) -> str:
-    """Return what may be a number to everybody: Python alone reads ``1_0`` as ten."""
+    """Return a number, or '' if only Python would read it as one (``1_0``)."""
     return "" if "_" in given else given
 
 

@@ -194,7 +194,7 @@ def overview_router(node: Node) -> APIRouter:
 
 
 async def _stream(node: Node, frames: SharedFrames) -> StreamingResponse:
-    """Return what is followed; the first frame is made before the answer begins, so that its errors are answers."""
+    """Return the stream of frames; the first is made before the answer begins, so that its errors are answers."""
     await frames.newest()
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_events(node, frames), media_type="text/event-stream", headers=headers)

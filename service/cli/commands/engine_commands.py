@@ -151,7 +151,7 @@ def _demo_listener(port: int | None) -> socket.socket:
 
 
 def _demo_model(model: dict[str, object]) -> str:
-    """Return what the demo runs; where the small model cannot be had, the made one stands in for it."""
+    """Set the demo's model and return its label; a made model stands in for a small one that cannot be had."""
     try:
         path = ensure_small_model()
     except ModelUnavailable as error:

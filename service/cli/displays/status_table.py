@@ -169,7 +169,7 @@ def _progress(evidence: Document) -> str:
 
 
 def _notes(status: Document) -> list[str]:
-    """Return what waits for more than this node has, and what ails tool servers and the store."""
+    """List unclaimed conversations, and the troubles of tool servers and of the store."""
     notes = [f"claimed by no node, {waits_for}" for waits_for in status["unclaimed"].values()]
     notes += [
         f"the MCP server {server['name']} of {server['model']}: {plain(server['trouble'])}"

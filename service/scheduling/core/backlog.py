@@ -109,7 +109,7 @@ class JobBacklog:
             heapq.heappush(self._most_rounds, (-rounds_left, conversation_id))
 
     def load(self, model: str) -> JobLoad:
-        """Return what is left, as the queue of one model sees it."""
+        """Return the remaining load of the job, as the queue of one model sees it."""
         costs = [left * weight for left, weight in zip(self._turns_left, self._weights, strict=True)]
         of_model = (cost for cost, agent in zip(costs, self._job.agents, strict=True) if agent.model == model)
         while -self._most_rounds[0][0] != self._rounds_left[self._most_rounds[0][1]]:

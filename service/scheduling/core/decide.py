@@ -95,7 +95,7 @@ class SchedulingCore:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
 
     def handle(self, *events: Event) -> list[Action]:
-        """Return what follows from ``events``; ends at the same moment are all applied before the next start."""
+        """Return the actions after ``events``; ends at the same moment are all applied before the next start."""
         actions = [action for event in events for action in self._apply(event)]
         actions += self._dispatcher.lending.give_back()  # before others start, and though nothing is to be started
         return [*actions, *self._dispatch()]

@@ -65,13 +65,13 @@ class InFlightPool:
         return closed[0] if closed else None
 
     def kv_budget(self, model: str) -> int | None:
-        """Return what the KV caches of a model's ready workers have room for together; None where slots bound one."""
+        """Return the KV budget of a model's ready workers together, in tokens; None if slots bound one of them."""
         budgets = [self.kv.budget(worker) for worker, (of, _) in self._slots.items() if of == model]
         known = [budget for budget in budgets if budget is not None]
         return sum(known) if known and len(known) == len(budgets) else None
 
     def kv_reserved(self, model: str) -> int:
-        """Return what turns have reserved of the KV caches of a model's ready workers."""
+        """Return the tokens that turns have reserved on a model's ready workers."""
         return sum(self.kv.reserved(worker) for worker, (of, _) in self._slots.items() if of == model)
 
     def has_model(self, worker: str, model: str) -> bool:

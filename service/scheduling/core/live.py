@@ -159,7 +159,7 @@ class LiveConversation:
         return self._cached.get(agent) if self._cached is not None else None
 
     def note_cache(self, agent: int, cached: CacheLocation | None) -> None:
-        """Note that a worker knows an agent's prompt; None is that nobody does."""
+        """Record the worker that has an agent's prompt in its cache; None if no worker has it."""
         if self._cached is None:
             self._cached = {}
         if cached is None:
@@ -168,14 +168,14 @@ class LiveConversation:
             self._cached[agent] = cached
 
     def queue(self, turn: ReadyTurn, model: str) -> None:
-        """Note that a turn waits for a slot of a model."""
+        """Put a turn into its conversation's line for a model."""
         if self.live.job.mode is Mode.FREE:
             if self._lines is None:
                 self._lines = {}
             self._lines.setdefault((model, turn.signature), deque()).append(turn)
 
     def back_in_line(self, turn: ReadyTurn, model: str) -> None:
-        """Note that the first in line goes on waiting."""
+        """Put a turn back at the front of its line."""
         if self._lines is not None and not turn.is_front:
             self._lines.setdefault((model, turn.signature), deque()).appendleft(turn)
 

@@ -48,7 +48,7 @@ class Arrivals:
             del self._orders[model][key]
 
     def waiting(self) -> dict[str, Waiting]:
-        """Return what waits for each model."""
+        """Return the waiting turns of each model: their count, and the first of them."""
         return {
             model: Waiting(count=len(orders), first=tuple(islice(orders.values(), AHEAD)))
             for model, orders in self._orders.items()
@@ -158,7 +158,7 @@ class ReadyPool:
             self._queue(model).push(turn.after_deferral())
 
     def note_begun(self, key: TurnKey, model: str) -> None:
-        """Note that the conversation of a turn has begun, which may wait for a model."""
+        """Record, in a model's queue, that the conversation of a turn has begun."""
         if model in self.queues:
             self.queues[model].note_begun(key)
 

@@ -48,7 +48,7 @@ class RoomKeeper:
         self._most_answer[model] = max(self._most_answer.get(model, 0), worker.most_answer)
 
     def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
-        """Return what a turn takes."""
+        """Return a turn's need; a prefix is shared only on models whose engines share."""
         need = self._needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
         return need if agent.model in self._sharing else replace(need, shared=0, prefix=None)
 
@@ -69,12 +69,12 @@ class RoomKeeper:
         return self._passes.get(key, 0) < PASSES and lacking < LOOKED_AT
 
     def note_passed(self, turns: Iterable[ReadyTurn]) -> None:
-        """Note that a turn has started ahead of these."""
+        """Count, for each of these turns, one start ahead of it."""
         for turn in turns:
             self._passes[turn.key] = self._passes.get(turn.key, 0) + 1
 
     def note_start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
-        """Note that a turn has its room; ``is_free`` says whether its conversation is in free mode."""
+        """Record the start of a turn in its room; ``is_free`` says whether its conversation is in free mode."""
         self._passes.pop(key, None)
         if self.is_bounded:
             self._needs.start(key, agent, is_free=is_free)

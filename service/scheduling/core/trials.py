@@ -58,12 +58,12 @@ class Trials:
         return measure.rests_until if measure is not None and measure.rests(self.now) else None
 
     def note_start(self, model: str) -> None:
-        """Note that a turn of a model begins that is no suspect."""
+        """Record the start of a turn that is no suspect."""
         if model in self._measures:
             self._measures[model].note_start(self.now)
 
     def note_trial(self, model: str, seconds: float) -> None:
-        """Note that a trial has ended, and how long it took."""
+        """Record the length of a trial that has ended."""
         if model in self._measures:
             self._measures[model].note_time(seconds, self._in_flight.total(model))
 
@@ -113,14 +113,14 @@ class TrialMeasure:
         return now < self.rests_until
 
     def note_trial(self, trial: Trial, slots: int, now: float) -> None:
-        """Note that a trial begins, on a model of so many slots."""
+        """Count the start of a trial, on a model of so many slots."""
         self._count(2 if trial is Trial.FIRST else 1, slots)
         if trial is Trial.LAST:
             self._owed_last = None
             self._last_at = now if self._last_at is None else self._last_at
 
     def note_time(self, seconds: float, slots: int) -> None:
-        """Note how long a trial took: the turns that waited meanwhile are owed as much as after several short ones."""
+        """Count the length of a trial: a long one owes the waiting turns as much as several short ones."""
         self._count(int(seconds / TRIAL_S), slots)
 
     def _count(self, trials: int, slots: int) -> None:
@@ -129,7 +129,7 @@ class TrialMeasure:
             self._trials, self._owed = 0, STARTS_A_SLOT * slots
 
     def note_start(self, now: float) -> None:
-        """Note that a waiting turn begins."""
+        """Count the start of a waiting turn."""
         if self._last_at is not None:
             self.rests_until = now + min(MOST_REST_S, max(LEAST_REST_S, REST * (now - self._last_at))) if now else now
             self._last_at = None

@@ -95,7 +95,7 @@ class PoolsView:
         return self._lost.get(model) is False
 
     def waiting_on_demand(self) -> Mapping[str, Waiting]:
-        """Return what waits for each model that comes to lanes."""
+        """Return the waiting turns of each model that is loaded onto lanes."""
         waiting = self._ready.arrivals.waiting()
         return {model: replace(of, is_full=self._is_full(model)) for model, of in waiting.items()}
 
@@ -112,7 +112,7 @@ class PoolsView:
         return self._in_flight.kv.reserved(worker)
 
     def kv(self, model: str) -> tuple[int, int] | None:
-        """Return what is reserved of the KV caches of a model's workers, and their budget; None where slots bound them.
+        """Return the tokens reserved on a model's workers, and their KV budget; None if slots bound them.
 
         Both are in tokens.
         """

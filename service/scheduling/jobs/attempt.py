@@ -68,7 +68,7 @@ class RunningAttempt:
         self.scope.cancel()
 
     def end_attempt(self, outcome: Outcome) -> Attempt:
-        """Return what it has brought, however it ended."""
+        """End the attempt; return its record."""
         self.seconds = time.monotonic() - self._began_at - self.lent_s
         state, reason, detail = _ending(outcome)
         attempt = replace(self.so_far(), outcome=state, reason=reason, detail=detail, finished_at=datetime.now(UTC))
@@ -76,7 +76,7 @@ class RunningAttempt:
         return replace(attempt, tool_calls=()) if isinstance(outcome, Completed) else attempt
 
     def so_far(self) -> Attempt:
-        """Return what it has brought so far."""
+        """Return the record of the attempt so far."""
         return Attempt(
             outcome=TurnState.IN_FLIGHT,
             reason=None,
@@ -116,7 +116,7 @@ class RunningAttempt:
         )
 
     def said(self, *, has_markup: bool) -> Said:
-        """Return what the answer says to others so far, and what it keeps to itself."""
+        """Return the answer so far: its public words, and its thoughts."""
         if not has_markup:
             return Said(words=self.answer.text)
         said = read_markup(self.answer.text)

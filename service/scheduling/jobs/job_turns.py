@@ -150,7 +150,7 @@ class JobTurns:
         return self.prompts[key.job_id].places[key.agent_id]
 
     def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:
-        """Note that a turn waits for a slot."""
+        """Let a turn wait for a slot; return the record of that."""
         if not self.turns.note_ready(key, now):
             return []
         live = self.prompts[key.job_id]
@@ -197,11 +197,11 @@ class JobTurns:
         return [self.endings.fail_turn(key, detail)]
 
     def note_off_slot(self, key: TurnKey) -> None:
-        """Note that a turn is on no slot any more."""
+        """Take a turn off its slot."""
         self.turns.note_off_slot(key)
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Note that another turn explains what these were suspected of."""
+        """Clear turns of their charges for deaths that another turn explains."""
         self.turns.clear_charges(keys)
 
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:

@@ -53,7 +53,7 @@ class TurnSlot:
             self._lease.release()
 
     def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
-        """Note that tools run, and nothing is asked of the engine before they have ended."""
+        """Begin the run of tools; the turn asks nothing of its engine until they have ended."""
         self._tools, self._began_at = tools, time.monotonic()
         self._post(ToolsBegan(key=self.key, model=self._model, tools=tools, context_tokens=context_tokens))
 

@@ -163,7 +163,7 @@ class JobPrompts:
         is_told: bool = False,
         addition: str | None = None,
     ) -> tuple[Request, PromptRecord]:
-        """Return what a worker is asked in an attempt that begins, and what is kept of its prompt.
+        """Return the request of an attempt that begins, and the record of its prompt.
 
         ``is_told``: what the answer has to be is said in words; ``addition`` is said at the end.
         """

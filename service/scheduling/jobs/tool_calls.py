@@ -38,7 +38,7 @@ class TurnCalls:
         return f"<TurnCalls {self._turn} earlier={len(self._earlier)} made={self._made.total()}>"
 
     async def begin_call(self, name: str, arguments: Mapping[str, object], policy: Unverified) -> Begun:
-        """Note that a call is about to be made.
+        """Record a call before it is made; return its result if an earlier attempt has it.
 
         Raises:
             JournalClosed: another node runs this turn by now.
@@ -77,7 +77,7 @@ class TurnCalls:
 
 
 def describe_calls(calls: Sequence[StoredToolCall]) -> str | None:
-    """Return what a model is told of the calls that it made in earlier attempts at the same turn."""
+    """Describe, for a model, the calls of earlier attempts at the same turn; None if there are none."""
     if not calls:
         return None
     lines = [f"- {call.name}({call.arguments}): {_outcome(call)}" for call in calls]

@@ -19,7 +19,7 @@ from workers.requests.request import Demand
 
 
 async def judge(validation: Validation, answer: str) -> str | None:
-    """Return what is wrong with an answer, None where nothing is; one that cannot be judged is not valid."""
+    """Return the fault of an answer, or None; an answer that takes too long to judge has one."""
     try:
         return await judge_offloaded(validation.fault_of, answer, size=max(len(answer), validation.chars))
     except TimeoutError:
@@ -47,7 +47,7 @@ class Progress:
 
 
 def constraint_of(agent: Agent) -> Constraint | None:
-    """Return what an engine should hold an agent's answers to; None where its author does that, or wants it off."""
+    """Return the constraint of an agent's answers; None if its author sets one, or wants none."""
     validation = agent.validation
     if validation is None or not validation.is_constrained or agent.is_constrained:
         return None
@@ -117,7 +117,7 @@ class TurnRun:
         return constraint_of(self._agent)
 
     def demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
-        """Return what the answer is held to: ``constraint``, or what its author's parameters or the model's say.
+        """Return the demand on the answer: ``constraint``, or that of the author's or the model's parameters.
 
         ``is_own``: the model's say something.
         """
@@ -143,7 +143,7 @@ class TurnRun:
         return fault
 
     def refuse_answer(self, reason: FailureReason, detail: str) -> None:
-        """Note that a complete answer does not stand."""
+        """Mark the last attempt as failed: its answer is complete, and does not stand."""
         self.attempts[-1] = replace(
             self.attempts[-1],
             outcome=TurnState.FAILED,

@@ -118,7 +118,7 @@ class Turns:
         return requeued
 
     def note_ready(self, key: TurnKey, now: datetime) -> bool:
-        """Note that a turn waits for a slot; False if it was on one already, and its record says so."""
+        """Let a turn wait for a slot; return False if it was on one, so that its record says so already."""
         if key in self._runs:
             self._runs[key].ready_at = now
             return False
@@ -126,7 +126,7 @@ class Turns:
         return True
 
     def begin_attempt(self, key: TurnKey, agent: Agent, attempt: RunningAttempt) -> TurnRun:
-        """Note that a turn is on a slot."""
+        """Begin an attempt of a turn on a slot."""
         if key in self._runs:
             self._runs[key].attempt = attempt
         else:
@@ -150,7 +150,7 @@ class Turns:
             self._runs[key].attempt.scope.cancel()
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Note that another turn explains what these were suspected of."""
+        """Clear turns of their charges for deaths that another turn explains."""
         for key in keys:
             if key in self._runs:
                 self._runs[key].charges = self._runs[key].charges.cleared()
@@ -159,7 +159,7 @@ class Turns:
                 self._resumed[key] = replace(left, charges=left.charges.cleared())
 
     def note_off_slot(self, key: TurnKey) -> None:
-        """Note that a turn is on no slot any more."""
+        """Take a turn off its slot."""
         self._in_flight.discard(key)
 
     def finish_turn(self, key: TurnKey, state: TurnState, reason: str | None, detail: str | None) -> Turn:
@@ -190,6 +190,6 @@ class Turns:
         self._unstored[turn.key] = turn
 
     def forget_stored(self, keys: Iterable[TurnKey]) -> None:
-        """Note that the ends of turns are durable."""
+        """Forget turns whose ends are durable."""
         for key in keys:
             self._unstored.pop(key, None)

@@ -171,12 +171,12 @@ class RelayedRequest:
     # Moving
 
     def note_ready(self) -> None:
-        """Note that it waits."""
+        """Start the clock of waiting, unless it runs."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
     def note_start(self, worker: str, scope: anyio.CancelScope) -> None:
-        """Note that it is on a slot."""
+        """Begin an attempt on a worker's slot."""
         self._waited_s, self._waiting_since = self.waited_s, None
         self.attempts += 1
         self.worker, self.scope, self.whole = worker, scope, None

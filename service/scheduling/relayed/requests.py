@@ -209,7 +209,7 @@ class RelayedRequests:
         return list(self._on_slots.values())
 
     def name_of(self, job_id: JobId) -> str:
-        """Return what the request is called where turns are shown."""
+        """Return the name of the request for displays of turns: its path."""
         return self._requests[job_id].posted.path
 
     def owner_of(self, job_id: JobId) -> str | None:
@@ -225,7 +225,7 @@ class RelayedRequests:
         return 0
 
     def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:  # noqa: ARG002
-        """Note that a request waits for a slot."""
+        """Let a request wait for a slot."""
         self._requests[key.job_id].note_ready()
         return NO_RECORDS
 
@@ -261,11 +261,11 @@ class RelayedRequests:
         return NO_RECORDS
 
     def note_off_slot(self, key: TurnKey) -> None:
-        """Note that a request is on no slot any more."""
+        """Take a request off its slot."""
         self._on_slots.pop(key, None)
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Note that another turn explains what these were suspected of."""
+        """Clear requests of their charges for deaths that another turn explains."""
         for key in keys:
             if key.job_id in self._requests:
                 self._requests[key.job_id].charges = Charges()

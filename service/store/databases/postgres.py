@@ -211,7 +211,7 @@ class PostgresDatabase:
         return isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
 
     def schema_fault(self) -> str | None:
-        """Return what an upgrade of the schema would need, None where nothing; it is read alone.
+        """Return the schema's need of an upgrade, or None; a read alone finds it.
 
         Raises:
             StoreError: it cannot be.

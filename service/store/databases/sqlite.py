@@ -145,7 +145,7 @@ class SqliteDatabase:
             raise StoreError(f"{self._path}: {error}") from error
 
     def schema_fault(self) -> str | None:
-        """Return what an upgrade of this file's form would need, None where nothing; it is read alone.
+        """Return the file's need of an upgrade, or None; a read alone finds it.
 
         Raises:
             StoreError: it cannot be.

@@ -38,7 +38,7 @@ Attributes = Mapping[str, str | int]
 
 
 def attributes_by_worker(fleet: Fleet) -> Callable[[str], Attributes]:
-    """Return what tells, by its id, of the engine of a worker."""
+    """Return a function from a worker's id to the attributes of its engine."""
 
     def attributes(worker_id: str) -> Attributes:
         worker = fleet.get(worker_id)

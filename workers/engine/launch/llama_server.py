@@ -75,7 +75,7 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
 
 
 def adapter_params(loaded: Iterable[str], adapter: str | None) -> dict[str, object]:
-    """Return what a request says of adapters: of every one of them, since what is left out keeps its slot's prefix.
+    """Return a request's parameters for adapters; they list every adapter, or a slot would keep its prefix.
 
     ``loaded`` are those that the engine was started with, in the order in which it was given them.
     """

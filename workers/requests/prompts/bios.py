@@ -132,7 +132,7 @@ def bios_prompt(facts: BiosFacts, words: BiosWords | None = None) -> str:
 
 
 def tell_left(iterations_left: int, words: BiosWords) -> str:
-    """Return what is said after an observation of the iterations that are left; '' where the BIOS tells it."""
+    """Return the words after an observation on the iterations left; '' if the BIOS tells them."""
     if words.tells_what_is_left or not words.is_on:
         return ""
     return Template(words.left if iterations_left > 0 else words.none_left).safe_substitute(count=iterations_left)

@@ -54,7 +54,7 @@ def render_messages(
 
 
 def note_after(exchanges: Sequence[ToolExchange], frame: BiosFrame, budget: ToolBudget) -> str:
-    """Return what is said after the newest observation."""
+    """Return the note after the newest observation."""
     return tell_left(budget.left(exchanges), frame.words)
 
 

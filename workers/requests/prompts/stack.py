@@ -42,7 +42,7 @@ def stack_messages(
 
 
 def exchange_messages(exchange: ToolExchange) -> tuple[Message, ...]:
-    """Return what the conversation grows by after a message with calls: itself, and each call's result as JSON.
+    """Return the messages of an exchange: the message with calls, and each call's result as JSON.
 
     Calls that were read from its text are answered as text: an engine whose template knows no tools has no place for a
     tool's message.

@@ -149,7 +149,7 @@ class Blame:
         return bool(self._distrusted)
 
     def record(self, model: str) -> TurnRecord:
-        """Return what is known of a model's engines."""
+        """Return the record of a model's engines."""
         return self._records.get(model, TurnRecord())
 
     def refusals(self, model: str) -> TurnRecord:
@@ -157,7 +157,7 @@ class Blame:
         return self._refusals.get(model, TurnRecord())
 
     def start(self, key: TurnKey, model: str, worker: str, incarnation: int) -> None:
-        """Note that an attempt begins on an engine."""
+        """Record the start of an attempt on an engine."""
         place, engine = self._engine(model, worker, incarnation)
         engine.had_company = engine.had_company or bool(engine.serves)
         engine.serves.add(key)
@@ -219,7 +219,7 @@ class Blame:
         return tuple(findings)
 
     def forget(self, keys: Iterable[TurnKey]) -> None:
-        """Note that turns will not run again here; what they would have done stays unknown."""
+        """Drop turns that will not run again here from the suspects; their guilt stays unknown."""
         if not self._deaths:  # as nearly always, and a cancel may bring a million
             return
         gone = set(keys)
@@ -231,7 +231,7 @@ class Blame:
                     del self._deaths[place]
 
     def forget_job(self, job_id: JobId) -> None:
-        """Note that a job has ended."""
+        """Forget the convictions of an ended job."""
         del self._convictions[job_id]
         self._distrusted.discard(job_id)
 
@@ -289,7 +289,7 @@ class Blame:
                 yield from self._note_good_end(source)
 
     def _note_good_end(self, source: KeyAtModel) -> Iterator[Finding]:
-        """Note that a turn has ended well; trust the others of its key where that is enough."""
+        """Count a turn's good end; trust the other turns of its key after enough of them."""
         if source in self._departures:
             self._departures[source] = max(0.0, self._departures[source] - EASED)
         if source not in self._convictions:

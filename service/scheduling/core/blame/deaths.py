@@ -121,7 +121,7 @@ def refuse(
 
 
 def _refused_s(charges: Charges, now: float, asked_s: float) -> float:
-    """Return what an attempt adds to the time of refusals: itself, and the pause before it; nothing the first time."""
+    """Return the seconds that an attempt adds to the time of refusals: its pause and its own; 0 the first time."""
     if charges.refused_at is None:
         return 0.0
     return asked_s + min(max(0.0, now - asked_s - charges.refused_at), PAUSE_S)

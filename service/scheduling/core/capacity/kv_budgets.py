@@ -47,7 +47,7 @@ class _Reservations:
         self._prefixes: dict[PrefixId, dict[TurnKey, int]] = {}
 
     def would_take(self, need: KvNeed) -> int:
-        """Return what one more turn adds to the sum."""
+        """Return the tokens that one more turn adds to the sum."""
         held = self._held(need.prefix)
         return self._own(need) + max(0, self._shared(need) - held)
 
@@ -103,15 +103,15 @@ class KvBudgets:
             self._budgets[worker] = tokens
 
     def budget(self, worker: str) -> int | None:
-        """Return what a worker has room for."""
+        """Return the KV budget of a worker, in tokens."""
         return self._budgets.get(worker)
 
     def reserved(self, worker: str) -> int:
-        """Return what turns have reserved on a worker."""
+        """Return the tokens that turns have reserved on a worker."""
         return self._reserved[worker].tokens if worker in self._reserved else 0
 
     def need_of(self, worker: str, key: TurnKey) -> KvNeed | None:
-        """Return what a turn has reserved on a worker."""
+        """Return the reservation of a turn on a worker."""
         return self._reserved[worker].needs.get(key) if worker in self._reserved else None
 
     def fits(self, worker: str, need: KvNeed) -> bool:

@@ -74,7 +74,7 @@ class PromptLengths:
         self._together += from_mean * (tokens - self._tokens)
 
     def expected(self, chars: int) -> int:
-        """Return what a prompt of so many characters should take."""
+        """Return the expected tokens of a prompt of so many characters."""
         if not self._count:
             return round(chars * TOKENS_A_CHAR) + TEMPLATE_TOKENS
         rate = self._together / self._spread if self._spread else TOKENS_A_CHAR
@@ -107,7 +107,7 @@ class TurnNeeds:
         return f"<TurnNeeds talks={len(self._talks)}>"
 
     def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
-        """Return what a turn's prompt takes."""
+        """Return the tokens of a turn's prompt: as counted by the engine, or as expected."""
         talk = self._talks.get((key.job_id, key.conversation_id))
         told = talk.told.get(key.agent_id) if talk is not None else None
         if told is not None and told[0] == key.round:
@@ -121,14 +121,14 @@ class TurnNeeds:
         return lengths.expected(len(agent.system) + conversation.chars) + said
 
     def answer_tokens(self, key: TurnKey, agent: Agent, most: int) -> int:
-        """Return what a turn's answer is expected to take; ``most`` bounds one where the agent's parameters do not."""
+        """Return the expected tokens of a turn's answer; ``most`` bounds it if the agent's parameters do not."""
         bound = next((int(v) for name in BOUNDS if isinstance(v := agent.params.get(name), int) and v > 0), most)
         lengths = self._answers.get((key.job_id, key.agent_id))
         expected = lengths.expected if lengths is not None else None
         return bound if expected is None else min(bound, expected)
 
     def need(self, key: TurnKey, agent: Agent, conversation: Conversation, most: int) -> KvNeed:
-        """Return what a turn takes of a KV cache."""
+        """Return a turn's need of a KV cache."""
         prompt = self.prompt_tokens(key, agent, conversation)
         known = self._shared.get((key.job_id, key.agent_id), ())
         shared = min(prompt, *known) if len(known) == SHARED else 0

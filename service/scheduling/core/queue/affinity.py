@@ -68,12 +68,12 @@ class SpeedEstimates:
             self._by_token[model].add(read_s)
 
     def read_s(self, model: str) -> float | None:
-        """Return what a token of a prompt takes an engine of a model, in seconds; None until that is known."""
+        """Return the seconds that a model's engine takes for one token of a prompt; None until known."""
         read = self._by_token.get(model)
         return None if read is None else read.value
 
     def weigh(self, model: str, fresh_tokens: int, answer_tokens: int) -> float:
-        """Return what tokens have cost, in tokens of an answer; those of a prompt count alike until both are known."""
+        """Return the cost in tokens of an answer; a prompt's tokens count alike until both rates are known."""
         read, write = self._by_token.get(model), self._by_answer_token.get(model)
         rate = read.value / write.value if read is not None and write is not None else 1.0
         return answer_tokens + fresh_tokens * rate
@@ -84,7 +84,7 @@ class SpeedEstimates:
             self._by_second.setdefault(model, Mean()).add(weight / slot_s)
 
     def tokens_in(self, model: str, slot_s: float) -> float:
-        """Return what turns of a model have taken in so many seconds of a slot, in tokens of an answer."""
+        """Return the usual tokens of so many seconds of a slot, in tokens of an answer."""
         known = self._by_second.get(model)
         return slot_s * (known.value if known is not None else LEAST_RATE)
 

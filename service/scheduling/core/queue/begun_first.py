@@ -91,7 +91,7 @@ class BegunFirst(ReadyQueue):
         return [*first, *self._aside.heads(count - len(first))]
 
     def note_begun(self, key: TurnKey) -> None:
-        """Note that the conversation of a turn has begun."""
+        """Move a turn whose conversation has begun into the line."""
         turn = self._aside.discard(key)
         if turn is not None:
             self._count_out(turn)

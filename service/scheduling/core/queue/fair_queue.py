@@ -112,7 +112,7 @@ class FairQueue(ReadyQueue):
         return queue
 
     def _leave(self, owner: Owner) -> None:
-        """Note that a turn of a key has left."""
+        """Take a key out of the virtual times once none of its turns waits in this queue."""
         if not self._queues[owner]:
             self._times.leave_queue(owner)
 

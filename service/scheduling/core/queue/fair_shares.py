@@ -40,13 +40,13 @@ class VirtualTimes:
         return self._times[owner]
 
     def arrive(self, owner: Owner) -> None:
-        """Note that a key waits, in a queue in which it did not."""
+        """Count one more queue in which a key waits."""
         if not self._waiting[owner]:
             self._times[owner] = max(self._times.get(owner, 0.0), self._now)
         self._waiting[owner] += 1
 
     def leave_queue(self, owner: Owner) -> None:
-        """Note that a key waits in one queue less."""
+        """Count one queue less in which a key waits."""
         self._waiting[owner] -= 1
         if not self._waiting[owner]:
             del self._waiting[owner]
@@ -56,7 +56,7 @@ class VirtualTimes:
         return max(weight, LEAST_WEIGHT) / self._shares.get(owner, 1.0)
 
     def expected(self, owner: Owner) -> float:
-        """Return what a turn of a key should weigh, in tokens of an answer."""
+        """Return the expected weight of a key's turn, in tokens of an answer."""
         known = self._weights.get(owner, self._all_weights)
         return known.value if known.count else UNKNOWN
 
@@ -114,5 +114,5 @@ class FairShares:
         self.times(model).settle(owner, charged, weight)
 
     def end_turn(self, key: TurnKey) -> None:
-        """Note that a turn is in flight no more."""
+        """Forget the charge of a turn that is no longer in flight."""
         self._charged.pop(key, None)

@@ -172,7 +172,7 @@ class Shifts:
         return f"<Shifts {self._shifts}>"
 
     def take_back(self, worker: str) -> None:
-        """Note that a turn was taken and has not started."""
+        """Uncount a start: the turn was taken, and has not started."""
         signature, streak = self._shifts[worker]
         self._shifts[worker] = (signature, max(0, streak - 1))
 

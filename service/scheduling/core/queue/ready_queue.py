@@ -138,7 +138,7 @@ class ReadyQueue(ABC):
         """Take how many slots the model has."""
 
     def note_begun(self, key: TurnKey) -> None:  # noqa: B027
-        """Note that the conversation of a turn has begun; it may wait elsewhere."""
+        """Record that the conversation of a turn has begun; the turn may wait elsewhere."""
 
     def _is_waiting(self, turn: ReadyTurn) -> bool:
         """Whether an entry of the order still stands for a turn that is in the queue."""
@@ -176,7 +176,7 @@ class RankedQueue(ReadyQueue):
 
     @abstractmethod
     def rank(self, turn: ReadyTurn) -> Rank:
-        """Return what a turn is ordered by; the smallest goes first."""
+        """Return the rank of a turn; the smallest goes first."""
 
     def _insert(self, turn: ReadyTurn) -> None:
         heapq.heappush(self._heap, (self.rank(turn), turn.ready_order, turn))
