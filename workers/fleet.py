@@ -15,15 +15,14 @@ from workers.devices.device_health import DeviceHealth
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
 from workers.handover import adopt, hold, launch_of, launch_of_held
-from workers.health.diary import Diary
+from workers.health.recorder import Diary
 from workers.lanes.lane_pool import LanePool
 from workers.log_context import line_about, of_worker
 from workers.policy.adoption import Adoption, plan_adoption
 from workers.policy.placement import SwapRule
 from workers.process.handed_over import HeldFleet
 from workers.process.identity import ProcessId
-from workers.process.leftovers import end_children
-from workers.process.orphans import end_orphans, patrol
+from workers.process.orphans import end_children, end_orphans, patrol
 from workers.process.registry import open_registry, run_id
 from workers.roster import Roster
 from workers.spec import WorkerId, WorkerSpec

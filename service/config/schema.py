@@ -17,8 +17,7 @@ from service.conversations.job import GroupBy
 from service.conversations.job_parser import JobRules
 from service.conversations.limits import Limits
 from service.formats.faults import StrictModel
-from service.formats.hosts import canonical_host, canonical_origin
-from service.formats.signatures import signing_key
+from service.formats.hosts import canonical_host, canonical_origin, signing_key
 from service.scheduling.core.policies import POLICIES
 from workers.devices.layout import Layout, LayoutPolicy
 from workers.policy.limits import Seconds

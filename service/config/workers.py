@@ -21,8 +21,7 @@ from workers.engine.embedded.small_model import small_model_path
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
-from workers.lanes.lane_spec import on_lane
-from workers.lanes.memory_need import memory_need, most_room
+from workers.lanes.lane_spec import memory_need, most_room, on_lane
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import BiosPolicy

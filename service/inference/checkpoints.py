@@ -24,10 +24,9 @@ from workers.devices.layout import Lane, Layout
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import most_rank, socket_of
 from workers.errors import AdapterRefused, InvalidAdapter, InvalidSpec
-from workers.health.diary import Diary
+from workers.health.recorder import Diary
 from workers.lanes.lane_pool import LanePool
-from workers.lanes.lane_spec import on_lane
-from workers.lanes.memory_need import memory_need, most_room
+from workers.lanes.lane_spec import memory_need, most_room, on_lane
 from workers.spec import EngineKind, WorkerId, WorkerSpec
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker

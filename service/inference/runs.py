@@ -12,7 +12,7 @@ from service.inference.lane_news import LaneNews, NewsReaders
 from service.inference.turnstile import Seat, Turnstile
 from workers.lanes.lane_pool import LanePool
 from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
-from workers.policy.backoff import Backoff
+from workers.policy.restart import Backoff
 from workers.requests.answer import Answer
 from workers.requests.request import Request
 from workers.supervised import SupervisedWorker

@@ -7,8 +7,7 @@ from typing import Final
 
 from service.config.schema import StoreConfig
 from service.store.databases.database import Database
-from service.store.databases.memory import MemoryDatabase
-from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
+from service.store.databases.sqlite import FILE_NAME, MemoryDatabase, SqliteDatabase
 
 LOCAL: Final = frozenset({"sqlite", "memory"})
 

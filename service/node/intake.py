@@ -23,8 +23,8 @@ from service.conversations.transcript import Turn, UnfinishedTurn
 from service.conversations.wording import ConversationWords
 from service.errors import InvalidJob, JobNotFound, StoreUnavailable
 from service.scheduling.admission import Piece
-from service.scheduling.outlet import Pause
 from service.scheduling.scheduler import Scheduler
+from service.scheduling.work import Pause
 from service.store import queries
 from service.store.databases.database import Claim, Connection
 from service.store.records import NewJob, StoredJob

@@ -24,8 +24,7 @@ from service.node.jobs import Jobs
 from service.node.live_config import LiveConfig
 from service.node.prompt_history import PromptHistory
 from service.node.status import pools_of
-from service.node.store_news import StoreNews
-from service.node.store_outlet import StoreOutlet
+from service.node.store_news import StoreNews, StoreOutlet
 from service.node.timelines import Timelines
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from service.conversations.agent_request import agent_request
 from service.conversations.job import Agent, Job, TurnKey
 from service.conversations.job_parser import parse_stored
+from service.conversations.prompt_messages import agent_request
 from service.conversations.prompt_record import PromptRecord, restore_exchanges
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn

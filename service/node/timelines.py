@@ -12,10 +12,9 @@ from service.conversations.transcript import rfc3339
 from service.scheduling.scheduler import Scheduler
 from service.store import queries
 from service.store.databases.database import Connection
-from service.store.queries import Query
+from service.store.queries import After, Query, ended_turns, unfinished_turns_of_job
 from service.store.records import StoredJob
 from service.store.store import Store
-from service.store.turn_times import After, ended_turns, unfinished_turns_of_job
 from service.timeline.rows import lay_rows
 from service.timeline.spans import GatheredSpans, Span, TurnTimes, seconds, times_of
 from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, with_attempts

@@ -21,14 +21,13 @@ from anyio.abc import TaskGroup
 from service.config.schema import WebhooksConfig
 from service.conversations.log_fields import of_job
 from service.errors import StoreUnavailable
-from service.formats.hosts import canonical_host
-from service.formats.signatures import sign
+from service.formats.hosts import canonical_host, sign
 from service.store import deliveries
 from service.store.deliveries import Delivery
 from service.store.store import Store
 from transport.bodies import UNPACKED, UnreadableBody, read_beginning
 from workers.log_context import line_about
-from workers.policy.backoff import Backoff
+from workers.policy.restart import Backoff
 
 POLL_S: Final = 1.0
 AT_ONCE: Final = 32  # messages that are sent at the same time

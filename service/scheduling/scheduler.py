@@ -28,11 +28,9 @@ from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.jobs.job_turns import JobTurns
 from service.scheduling.jobs.turn import Progress, TurnRun
-from service.scheduling.outlet import Pause, RunCounters, SchedulerStore
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
-from service.scheduling.turn_endings import TurnEndings
-from service.scheduling.turn_runner import Ended, TurnRunner
-from service.scheduling.work import End, Work
+from service.scheduling.turn_endings import Ended, TurnEndings, TurnRunner
+from service.scheduling.work import End, Pause, RunCounters, SchedulerStore, Work
 from service.scheduling.worker_findings import KvUses, WorkerFindings
 from service.store import records
 from service.store.records import Record, UsageKey

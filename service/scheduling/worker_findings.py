@@ -18,7 +18,7 @@ from service.scheduling.core.capacity.kv_budgets import KvUse
 from service.scheduling.core.events import Suspicion
 from service.scheduling.work import Work
 from workers.fleet import Fleet
-from workers.health.snapshot import SlotLimit
+from workers.health.incident import SlotLimit
 
 
 class KvUses:

@@ -25,7 +25,7 @@ from service.conversations.job import JobId
 from service.errors import ServiceError, StoreError, StoreUnavailable
 from service.store.databases.database import Connection, Database, Fenced, Membership
 from service.store.news import ClaimsLost, StoreRecovered, StoreTroubled, WriterEvent, WritesFailed
-from workers.policy.backoff import Backoff
+from workers.policy.restart import Backoff
 
 MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
 MAX_FACTS: Final = 2000  # of all writes of a group, as far as they can be told beforehand

@@ -16,9 +16,8 @@ from service.errors import ConfigError
 from service.scheduling.scheduler import Scheduler
 from service.store.records import Record
 from service.store.store import Store
-from service.telemetry.fleet_metrics import FleetCollector, McpCollector, PoolCollector
+from service.telemetry.fleet_metrics import FleetCollector, McpCollector, PoolCollector, Sampler
 from service.telemetry.metrics import Metrics
-from service.telemetry.sampler import Sampler
 from workers.fleet import Fleet
 from workers.tools.mcp import McpState
 
@@ -107,7 +106,7 @@ async def tracing(
         yield
         return
     try:
-        from service.telemetry.tracing.engines import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
+        from service.telemetry.tracing.span_maker import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
     except ImportError as error:
         raise ConfigError(f"telemetry.traces: pip install 'roundhouse[otel]' ({error})") from error
     provider = await anyio.to_thread.run_sync(exporting_provider, instance)
@@ -124,8 +123,7 @@ async def tracing(
 def spans_of(provider: "TracerProvider", fleet: Fleet, scheduler: Scheduler) -> "Spans":
     """Return the span maker of a node."""
     from service.telemetry.tracing import names  # noqa: PLC0415 - as above
-    from service.telemetry.tracing.engines import attributes_by_worker  # noqa: PLC0415
-    from service.telemetry.tracing.span_maker import Spans  # noqa: PLC0415
+    from service.telemetry.tracing.span_maker import Spans, attributes_by_worker  # noqa: PLC0415 - as above
 
     tracer = provider.get_tracer(names.SCOPE, schema_url=names.SCHEMA_URL)
     return Spans(tracer, attributes_by_worker(fleet), scheduler.job_name)

@@ -18,7 +18,7 @@ import msgspec
 from service.errors import ConfigError
 from workers.process.handed_over import VERSION, Handover
 from workers.process.identity import ProcessId
-from workers.process.leftovers import children_now
+from workers.process.orphans import children_now
 from workers.process.registry import continue_run
 
 VARIABLE: Final = "ROUNDHOUSE_HANDOVER"

@@ -21,7 +21,7 @@ import anyio
 from service import __version__
 from service.errors import ServiceError, StoreUnavailable, UpgradeRefused
 from service.node.node import Node
-from service.scheduling.outlet import Pause
+from service.scheduling.work import Pause
 from service.upgrade.check import ask_child, facts_of
 from service.upgrade.handover import Inherited, replace_program
 from service.upgrade.verdict import UpgradeVerdict

@@ -21,9 +21,9 @@ from service.inference.failures import InferenceFailed
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
 from tests.harness.devices import FIRST, GPUS, SECOND, TOTAL_MIB, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
+from workers.devices.device import DeviceMemory
 from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import LayoutPolicy, devices_in, lanes_of
-from workers.devices.memory import DeviceMemory
 from workers.devices.readers import MachineReader
 from workers.fleet import Fleet
 from workers.health.incident import Incident, Incidents, incident_document
@@ -214,7 +214,7 @@ async def test_a_device_whose_memory_is_lost_is_used_again_when_that_is_back(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile the other one serves; nobody has to say that it is back."""
-    monkeypatch.setattr("workers.devices.memory.BACK_S", 0.1)
+    monkeypatch.setattr("workers.devices.device.BACK_S", 0.1)
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         for name in "ab":

@@ -18,12 +18,11 @@ from service.inference.event_log import INFER_DONE, replay
 from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.conftest import ENGINE_PROGRAM
 from workers.devices.device import check_devices
-from workers.devices.device_health import DeviceHealth
+from workers.devices.device_health import DeviceHealth, check_view
 from workers.devices.discovery import find_gpus, host_memory_mib
 from workers.devices.layout import LayoutPolicy, devices_in, lanes_of
 from workers.devices.nvml import open_nvml
 from workers.devices.readers import MachineReader
-from workers.devices.slice_view import check_view
 from workers.engine.launch import command_for
 
 pytestmark = pytest.mark.skipif(not find_gpus(), reason="this machine has no GPU")

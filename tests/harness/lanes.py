@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from workers.policy.heat import Heat
 from workers.policy.placement import (
     AHEAD,
     AssignLane,
+    Heat,
     LanePhase,
     LaneView,
     LeaveLane,

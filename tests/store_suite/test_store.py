@@ -21,10 +21,10 @@ from service.node import tallies as kept
 from service.node.retention import release
 from service.store import queries, usage
 from service.store.databases.database import Claim, Connection, Database
-from service.store.databases.memory import MemoryDatabase
 from service.store.databases.postgres import PostgresDatabase
-from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
+from service.store.databases.sqlite import FILE_NAME, MemoryDatabase, SqliteDatabase
 from service.store.news import FactsLost, JobsCommitted
+from service.store.queries import TURNS_A_PAGE, After, ended_turns, unfinished_turns_of_job
 from service.store.records import (
     ConversationMoved,
     NewJob,
@@ -42,7 +42,6 @@ from service.store.records import (
     Used,
 )
 from service.store.store import Store, open_store
-from service.store.turn_times import TURNS_A_PAGE, After, ended_turns, unfinished_turns_of_job
 from service.store.usage import UsageBy
 from service.timeline.spans import TurnTimes, times_of
 from tests.harness.jobs import DEBATE, job, key

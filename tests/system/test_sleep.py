@@ -23,11 +23,10 @@ from tests.harness.programs import PROGRAMS
 from tests.harness.service import Document, Service, serving
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
-from workers.devices.device import Gpu
+from workers.devices.device import DeviceMemory, Gpu
 from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import LayoutPolicy
 from workers.devices.layout import lanes_of as lay_out
-from workers.devices.memory import DeviceMemory
 from workers.errors import GroupMissing
 from workers.fleet import Fleet
 from workers.lanes import sleep

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.conversations.states import JobState, TurnState
-from service.timeline.page import page_pieces
+from service.timeline.chart import page_pieces
 from service.timeline.rows import lay_rows
 from service.timeline.spans import Span
 from service.timeline.timeline import Timeline, WorkerRows

@@ -7,6 +7,9 @@ Source: specification, "Sick devices".
 """
 
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,12 +20,61 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from workers.devices.device import CPU
+from workers.devices.device import CPU, DeviceMemory, MemoryFinding, is_devices_fault, judge_memory
 from workers.devices.layout import Device
-from workers.devices.memory import DeviceMemory, MemoryFinding, is_devices_fault, judge_memory
 from workers.devices.readers import DeviceReader
-from workers.devices.slice_view import check_view
-from workers.errors import DeviceSick
+from workers.errors import DeviceSick, SpawnFailed
+
+LIMIT_S: Final = 60.0  # a driver that wakes up takes seconds
+TOLERANCE_PERCENT: Final = 10  # of a slice, which the driver keeps for itself
+MIB: Final = 1024 * 1024
+ABSENT: Final = 3  # there is no such library: nothing of CUDA's would run either
+PROGRAM: Final = f"""
+import ctypes, sys
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    sys.exit({ABSENT})
+def ask(name, *args):
+    result = getattr(cuda, name)(*args)
+    if result:
+        sys.exit(f"{{name}}: error {{result}}")
+count, device, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+ask("cuInit", 0)
+ask("cuDeviceGetCount", ctypes.byref(count))
+if count.value != 1:
+    sys.exit(f"{{count.value}} devices")
+ask("cuDeviceGet", ctypes.byref(device), 0)
+ask("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+print(size.value)
+"""
+
+
+def check_view(device: Device) -> None:
+    """Return if a program that is shown a slice sees the slice's memory; blocks for as long as a driver takes.
+
+    Raises:
+        SpawnFailed: it sees another device, or none.
+    """
+    command = [sys.executable, "-I", "-c", PROGRAM]
+    shown = ", ".join(f"{name}={value}" for name, value in device.visible.items())
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **device.visible}, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SpawnFailed(f"slice {device.uuid} cannot be looked at: {error}") from error
+    if done.returncode == ABSENT:
+        return
+    if done.returncode or not done.stdout.strip().isdecimal():
+        said = (done.stderr or done.stdout).strip()[-300:]
+        raise SpawnFailed(f"slice {device.uuid} is not what an engine would see with {shown}: {said}")
+    seen = int(done.stdout) // MIB
+    if device.memory_mib is not None and abs(seen - device.memory_mib) * 100 > device.memory_mib * TOLERANCE_PERCENT:
+        raise SpawnFailed(
+            f"slice {device.uuid} has {device.memory_mib} MiB, and an engine would see {seen} MiB with {shown}"
+        )
+
 
 LOOK_S: Final = 5.0  # between two looks
 POLL_S: Final = 0.5  # while memory comes back

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
-from workers.devices.device import Gpu, MigSlice
-from workers.devices.memory import DeviceMemory
+from workers.devices.device import DeviceMemory, Gpu, MigSlice
 from workers.errors import DevicesUnreadable
 
 MIB = 1024 * 1024

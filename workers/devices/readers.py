@@ -10,9 +10,8 @@ from typing import Final, Protocol
 
 import psutil
 
-from workers.devices.device import CPU
+from workers.devices.device import CPU, DeviceMemory
 from workers.devices.discovery import host_memory_mib
-from workers.devices.memory import DeviceMemory
 from workers.devices.nvml import NvmlSession, open_nvml
 from workers.errors import DevicesUnreadable
 

@@ -15,7 +15,7 @@ from workers.health.canary import CanaryResult
 from workers.health.engine_owner import EngineOwner
 from workers.health.probes import Probes
 from workers.outcome import FailureReason
-from workers.policy.backoff import Backoff
+from workers.policy.restart import Backoff
 from workers.requests.in_flight import InFlightRequests
 from workers.states import Hold
 

@@ -9,10 +9,12 @@ from typing import Final
 
 import msgspec
 
-from workers.devices.memory import DeviceMemory
+from workers.devices.device import DeviceMemory
 from workers.health.probes import KernelView
 from workers.policy.liveness import Verdict
 from workers.process.identity import EngineExit
+from workers.spec import WorkerId
+from workers.states import WorkerState
 
 TAIL_LINES: Final = 50  # of each stream
 TAIL_CHARS: Final = 16 * 1024  # of each stream: the newest lines that fit
@@ -147,3 +149,35 @@ def _read(file: Path | None) -> list[Incident]:
         except msgspec.MsgspecError:
             continue  # of another version
     return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """A worker at one moment; advisory."""
+
+    id: WorkerId
+    model: str
+    engine: str
+    state: WorkerState
+    because: str
+    next_at: datetime | None
+    pid: int | None
+    port: int
+    incarnation: int
+    slots_total: int
+    slots_configured: int
+    slots_in_use: int
+    slots_because: str | None
+    last_exit: EngineExit | None
+    verdict: Verdict | None
+    requests: tuple[RequestView, ...]
+    tokens_per_s: float
+    weight_version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLimit:
+    """Fewer slots than the engine says that it holds, and why."""
+
+    slots: int
+    because: str

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Self
+from urllib.parse import quote
 
+from workers.devices.device import DeviceMemory
 from workers.devices.device_health import DeviceHealth
-from workers.devices.memory import DeviceMemory
 from workers.engine.incarnation import Incarnation
-from workers.engine.supervisor import Supervisor
+from workers.engine.log_ring import LogRing
+from workers.engine.supervisor import Moves, Supervisor
 from workers.health.incident import TAIL_CHARS, TAIL_LINES, Incident, Incidents, RequestView
 from workers.health.probes import KernelView
 from workers.health.watch import HealthWatch
@@ -18,7 +21,27 @@ from workers.log_context import line_about, of_worker
 from workers.outcome import FailureReason
 from workers.policy.liveness import Verdict
 from workers.process.identity import EngineExit
-from workers.spec import WorkerSpec
+from workers.spec import WorkerId, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diary:
+    """One for each id of a worker: the models that come to a lane one after the other share it."""
+
+    log: LogRing
+    moves: Moves
+    incidents: Incidents
+
+    @classmethod
+    def of_worker(cls, spec: WorkerSpec) -> Self:
+        """Return a worker's, with the incidents of earlier lives of ours where a folder has them."""
+        file = spec.state_dir / "incidents" / _file_name(spec.id) if spec.state_dir else None
+        return cls(log=LogRing(), moves=Moves(), incidents=Incidents(file))
+
+
+def _file_name(worker_id: WorkerId) -> str:
+    return f"{quote(worker_id, safe='')}.jsonl"
+
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from workers.lanes.memory_use import MemoryUse
 from workers.lanes.sleep import Sleep, can_sleep, is_as_wanted, is_asleep
 from workers.log_context import line_about
 from workers.notifier import Notifier
-from workers.policy.heat import Heat
 from workers.policy.placement import (
     AssignLane,
+    Heat,
     LanePhase,
     LaneView,
     LeaveLane,

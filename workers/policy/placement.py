@@ -14,6 +14,30 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+HALF_LIFE: Final = 8.0  # in requests of all models
+
+
+class Heat:
+    """Counts requests of each model, of which those of long ago count less."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, tuple[float, int]] = {}  # its heat, and after how many requests of all that was so
+        self._requests = 0
+
+    def __repr__(self) -> str:
+        return f"<Heat of {len(self._noted)} models>"
+
+    def note(self, model: str) -> None:
+        """Take a request."""
+        self._requests += 1
+        self._noted[model] = self.of_model(model) + 1.0, self._requests
+
+    def of_model(self, model: str) -> float:
+        """Return how much a model is asked for now."""
+        heat, at = self._noted.get(model, (0.0, 0))
+        return float(heat * 0.5 ** ((self._requests - at) / HALF_LIFE))
+
+
 PATIENCE_S: Final = 60.0  # for which ``few`` lets a model wait while others that are there have turns
 AHEAD: Final = 16  # turns of a model whose places in the order are known
 FIRST: Final = -1  # before every turn that waits

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final, cast
 import anyio
 
 from workers.errors import ToolRunFailed, UnknownTool
-from workers.policy.backoff import Backoff
+from workers.policy.restart import Backoff
 from workers.process.handed_over import HeldServer, HeldTool
 from workers.tools.results import MAX_RESULT_BYTES
 from workers.tools.runner import ToolUse
-from workers.tools.server_log import StderrLog
+from workers.tools.stdio import StderrLog
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -269,7 +269,7 @@ class McpTools:
         from mcp.types import Implementation  # noqa: PLC0415
         from mcp.types.version import LATEST_MODERN_VERSION  # noqa: PLC0415
 
-        from workers.tools.mcp_http import open_client  # noqa: PLC0415 - both need the SDK
+        from workers.tools.http import open_client  # noqa: PLC0415 - both need the SDK
         from workers.tools.stdio import StdioLink  # noqa: PLC0415
 
         who = Implementation(name="roundhouse", version=version("roundhouse"))

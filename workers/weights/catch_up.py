@@ -1,7 +1,7 @@
 """Brings engines that have other weights than the model's to its version, before they take traffic."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +17,56 @@ from workers.outcome import FailureReason
 from workers.spec import WorkerSpec
 from workers.states import Hold
 from workers.supervised import SupervisedWorker
-from workers.weights.checkpoint import check_checkpoint
-from workers.weights.current_version import CurrentWeights
+from workers.weights.current_version import CurrentWeights, check_checkpoint
+from workers.weights.receiver import ReceiverFiles, ask
 from workers.weights.transfer import reload_checkpoint
+
+KEEP_POLL_S: Final = 0.2
+DROP_LIMIT_S: Final = 30.0
+
+
+async def keep_weights(
+    engines: Sequence[tuple[SupervisedWorker, int]],
+    files: ReceiverFiles,
+    update: int,
+    folder: Path | None,
+    limit_s: float,
+) -> bool:
+    """Return whether one of the engines has written them to ``folder``; then all forget what they had received.
+
+    ``update`` is the number of the one that brought them: what a later one has brought is not touched.
+
+    Engines are given with the incarnation that has them. One that dies meanwhile is followed by the next.
+    """
+    is_kept = False
+    for worker, incarnation in engines if folder is not None else ():
+        if worker.incarnation == incarnation and not is_kept:
+            try:
+                with anyio.fail_after(limit_s):
+                    await _write(worker, files, update, str(folder))
+                is_kept = True
+            except (TimeoutError, EngineError) as error:
+                line, said = line_about(of_worker(worker.spec.id, incarnation)), str(error) or "not in time"
+                logger.warning("worker %s: weights could not be kept: %s", worker.spec.id, said, extra=line)
+    for worker, incarnation in engines:
+        if worker.incarnation == incarnation and worker.is_serving:
+            try:
+                with anyio.fail_after(DROP_LIMIT_S):
+                    await ask(EngineControl(worker.endpoint), "forget", {"update": update})
+            except (TimeoutError, EngineError) as error:
+                line, said = line_about(of_worker(worker.spec.id, incarnation)), str(error) or "no answer"
+                logger.warning("worker %s: weights are still in its memory: %s", worker.spec.id, said, extra=line)
+    return is_kept
+
+
+async def _write(worker: SupervisedWorker, files: ReceiverFiles, update: int, folder: str) -> None:
+    state, *_ = await ask(EngineControl(worker.endpoint), "keep", {"folder": folder, "update": update})
+    while state.stage != "kept":
+        if (state.stage, state.update) != ("keeping", update) or not worker.is_serving:
+            raise EngineError(state.error or state.stage)
+        await anyio.sleep(KEEP_POLL_S)
+        (state,) = files.read(worker.spec.id, 1)
+
 
 BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
 logger = logging.getLogger(__name__)

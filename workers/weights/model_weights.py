@@ -23,12 +23,10 @@ from workers.policy.weights import Backend
 from workers.spec import WorkerId
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
-from workers.weights.catch_up import CatchUp
-from workers.weights.checkpoint import check_checkpoint, check_tensors
-from workers.weights.current_version import CurrentWeights, CurrentWeightsFile
+from workers.weights.catch_up import CatchUp, keep_weights
+from workers.weights.current_version import CurrentWeights, CurrentWeightsFile, check_checkpoint, check_tensors
 from workers.weights.group import Group, GroupRequest, GroupState
 from workers.weights.group_join import JOIN_POLL_S, TELL_LIMIT_S, join_engines, watch_joining
-from workers.weights.keeper import keep_weights
 from workers.weights.receiver import ReceiverFiles
 from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer
 from workers.weights.update import UpdateRequest, WeightUpdate

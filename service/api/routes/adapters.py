@@ -8,16 +8,45 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from roundhouse_client.values.models import Adapter, Adapters
+from roundhouse_client.values.models import Adapter, Adapters, McpServer, Tool, Tools
 from service.api.body import body_of, read_document
 from service.api.errors.problems import refused
 from service.config.model import ModelName
-from service.config.roots import outside_with_files
+from service.config.source import outside_with_files
 from service.conversations.limits import Limits
-from service.errors import AdapterInvalid, Fault
+from service.errors import AdapterInvalid, Fault, ModelNotFound
 from service.formats.faults import StrictModel, faults_of
 from service.node.node import Node
+from service.node.tool_catalog import ToolCatalog
 from workers.adapters.model_adapters import ModelAdapters
+
+
+def tools_router(catalog: ToolCatalog) -> APIRouter:
+    """Return the route of tools."""
+    router = APIRouter(prefix="/v1/models/{model:path}/tools", tags=["tools"])
+
+    @router.get("", summary="The tools of a model", responses=refused(401, 404))
+    async def look(model: str) -> Tools:
+        if model not in catalog.models:
+            raise ModelNotFound(model, catalog.models, catalog.models, "of this node")
+        await catalog.list_again(model)
+        return Tools(
+            model=model,
+            tools=tuple(
+                Tool(
+                    name=tool.name,
+                    description=tool.definition["function"]["description"],
+                    parameters=tool.definition["function"]["parameters"],
+                    server=tool.server,
+                )
+                for tool in catalog.tools(model)
+            ),
+            servers=tuple(
+                McpServer(name=state.name, tools=state.tools, trouble=state.trouble) for state in catalog.states(model)
+            ),
+        )
+
+    return router
 
 
 class AdapterSpec(StrictModel):

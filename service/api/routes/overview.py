@@ -28,7 +28,7 @@ from service.conversations.states import ENDED_JOBS, ConversationState
 from service.errors import JobNotFound, PathNotFound, StoreUnavailable
 from service.node.glances import Glances
 from service.node.node import Node
-from service.node.speaking import FEW, WORDS, speaking
+from service.node.status import FEW, WORDS, speaking
 from service.web.page_files import PREFIX, page_files
 
 POLICY: Final = (

@@ -7,21 +7,95 @@ from typing import Annotated, Final, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError, model_validator
 
+from roundhouse_client.values import models
 from roundhouse_client.values.models import Weights
 from roundhouse_client.values.models import WeightUpdate as Update
 from service.api.body import body_of, read_document
 from service.api.errors.problems import refused
-from service.api.routes.weights_schemas import update_document, weights_document
-from service.config.roots import outside_with_files
+from service.config.source import outside_with_files
 from service.conversations.limits import Limits
 from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed
 from service.formats.faults import StrictModel, faults_of
 from workers.fleet import Fleet
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend, UpdateMode
-from workers.weights.group import GroupRequest
+from workers.states import Hold
+from workers.supervised import SupervisedWorker
+from workers.weights.group import Group, GroupRequest
 from workers.weights.model_weights import ModelWeights
-from workers.weights.update import Tensor, UpdateRequest
+from workers.weights.update import Tensor, UpdateRequest, WeightUpdate, WorkerProgress
+
+
+def weights_document(weights: ModelWeights) -> models.Weights:
+    """Return a model's weights as they are shown."""
+    updates = tuple(update_document(update) for update in weights.updates)
+    return models.Weights(
+        model=weights.name,
+        version=weights.current.version,
+        checkpoint=weights.current.checkpoint,
+        group=_group(weights.group) if weights.group else None,
+        update=updates[-1] if updates else None,
+        updates=updates,
+        workers=tuple(_worker(weights, worker) for worker in weights.workers.values()),
+    )
+
+
+def update_document(update: WeightUpdate) -> models.WeightUpdate:
+    """Return an update as it is shown."""
+    return models.WeightUpdate(
+        number=update.number,
+        version=update.version,
+        previous=update.previous,
+        mode=update.request.mode,
+        checkpoint=update.request.checkpoint,
+        tensors=len(update.request.tensors),
+        state=update.state,
+        phase=update.phase,
+        error=update.error,
+        phase_s={phase: round(seconds, 4) for phase, seconds in update.phase_s.items()},
+        workers=tuple(_share(update, progress) for progress in update.shares.values()),
+    )
+
+
+def _group(group: Group) -> models.TrainerGroup:
+    return models.TrainerGroup(
+        number=group.number,
+        backend=group.request.backend,
+        state=group.state,
+        error=group.error,
+        key=group.key,
+        world_size=group.world_size,
+        members=tuple(
+            models.GroupMember(worker=name, incarnation=each.incarnation, first_rank=each.first_rank, size=each.size)
+            for name, each in group.members.items()
+        ),
+    )
+
+
+def _share(update: WeightUpdate, progress: WorkerProgress) -> models.UpdateShare:
+    return models.UpdateShare(
+        worker=progress.worker,
+        incarnation=progress.incarnation,
+        stage=progress.stage,
+        elapsed_s=round(update.clock() - progress.since, 3),
+        received=progress.received,
+        total=progress.total,
+        paused_s=round(progress.paused_s, 4),
+        error=progress.error,
+    )
+
+
+def _worker(weights: ModelWeights, worker: SupervisedWorker) -> models.WorkerWeights:
+    is_behind = Hold.STALE_WEIGHTS in worker.holds
+    return models.WorkerWeights(
+        worker=worker.spec.id,
+        state=worker.state,
+        incarnation=worker.incarnation,
+        version=worker.weights.version if worker.weights else 0,
+        in_rotation=worker.is_available,
+        waits_for=weights.waits_for(worker) if is_behind else None,
+    )
+
 
 MOST_VERSION: Final = 2**53 - 1  # which every reader of JSON can count to; versions only rise
 MOST_WAIT_S: Final = 60.0

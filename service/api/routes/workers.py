@@ -15,7 +15,7 @@ from service.api.errors.problems import refused
 from service.config.tools import Equipment
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
 from service.store.store import Store
-from workers.devices.memory import DeviceMemory
+from workers.devices.device import DeviceMemory
 from workers.fleet import Fleet
 from workers.health.incident import Incident, RequestView, incident_document
 from workers.health.kv_watch import KvWatch

@@ -176,8 +176,7 @@ def _run(
     show_prompts: bool = False,
     words: bool = False,
 ) -> list[JobView]:
-    from service.cli.displays.prompt_display import PromptDisplay  # noqa: PLC0415 - as above
-    from service.cli.displays.run_display import display  # noqa: PLC0415
+    from service.cli.displays.run_display import PromptDisplay, display  # noqa: PLC0415 - of run alone
 
     console = Console(emoji=False)
     prompts = PromptDisplay(console) if show_prompts else None

@@ -26,7 +26,7 @@ from service.cli.exits import Exit
 from service.cli.panels import Panel
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
-from workers.requests.prompts.signature import signature_text
+from workers.requests.prompts.bios import signature_text
 
 DONE: Final = "completed"
 SECOND_S: Final = 1.0  # between two looks of a line of progress

@@ -16,8 +16,7 @@ from roundhouse_client.drivers.exchange import DEFAULT_URL
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect
 from service.cli.displays.console import can_draw, plain
 from service.errors import ConfigError
-from service.timeline.chart import BROKE, BUSY, CANCELLED, FAILED, RUNNING, chart
-from service.timeline.page import page_pieces
+from service.timeline.chart import BROKE, BUSY, CANCELLED, FAILED, RUNNING, chart, page_pieces
 from service.timeline.timeline import Timeline, read_timeline
 from service.timeline.trace_file import trace_pieces
 from workers.files.atomic import replace_file

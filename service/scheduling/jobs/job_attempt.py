@@ -21,8 +21,7 @@ from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
 from service.scheduling.jobs.turn import TurnRun
 from service.scheduling.jobs.turns import Turns
-from service.scheduling.outlet import RunCounters, SchedulerStore
-from service.scheduling.work import End
+from service.scheduling.work import End, RunCounters, SchedulerStore
 from service.store import records
 from service.store.records import StoredToolCall, Used
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed

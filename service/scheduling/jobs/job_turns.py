@@ -13,7 +13,7 @@ from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.jobs.lent_slots import LentSlots, Post
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.turns import Turns
-from service.scheduling.outlet import RunCounters, SchedulerStore
+from service.scheduling.work import RunCounters, SchedulerStore
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet

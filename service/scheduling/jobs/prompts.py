@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from service.conversations.agent_request import agent_request, changes_of_retry
 from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
-from service.conversations.prompt_messages import Rejected
+from service.conversations.prompt_messages import Rejected, agent_request, changes_of_retry
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.wording import UNSTORED, ConversationWords, wording_of

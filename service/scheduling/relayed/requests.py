@@ -18,9 +18,9 @@ from service.scheduling.core import events
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.outlet import RunCounters
 from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
+from service.scheduling.work import RunCounters
 from service.store.records import Record
 from workers.outcome import FailureReason
 from workers.supervised import SupervisedWorker

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from service.config.roots import outside_with_files
 from service.config.secrets import child_environment
+from service.config.source import outside_with_files
 
 
 def test_variables_that_the_configuration_names_reach_no_child(monkeypatch: pytest.MonkeyPatch) -> None:

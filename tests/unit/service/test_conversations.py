@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.conversations.discussion import Spoken, Utterance, visible_before
 from service.conversations.job import Agent, Job, JobId
 from service.conversations.job_parser import JobRules, find_cycle, parse_job, parse_stored
 from service.conversations.limits import Limits
 from service.conversations.prompt_messages import PromptWriter
-from service.conversations.visibility import Spoken, Utterance, visible_before
 from service.conversations.wording import Wording
 from service.errors import InvalidJob
 from tests.harness.jobs import DEBATE, agent, job

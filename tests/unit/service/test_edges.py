@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.config.load import load_config
-from service.config.roots import outside_of
+from service.config.source import outside_of
 from service.errors import ConfigError
 from service.formats.hosts import canonical_host, canonical_origin
 from service.node.webhooks import is_public

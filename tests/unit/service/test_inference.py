@@ -14,7 +14,7 @@ from service.inference.turnstile import Turnstile
 from workers.devices.device import Gpu
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of
 from workers.lanes.lane_pool import LanePool
-from workers.lanes.memory_need import memory_need
+from workers.lanes.lane_spec import memory_need
 from workers.outcome import EngineFailed, FailureReason
 from workers.spec import EngineKind, WorkerSpec
 

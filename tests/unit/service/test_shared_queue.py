@@ -9,9 +9,9 @@ from service.api.body import HELD, SHARE, BufferedBodies, BufferedBody
 from service.errors import QueueFull
 from service.scheduling.core.blame.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
-from service.scheduling.outlet import RunCounters
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
+from service.scheduling.work import RunCounters
 
 
 class Queue:

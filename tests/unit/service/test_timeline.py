@@ -14,8 +14,7 @@ from service.conversations.job import JobId, TurnKey
 from service.conversations.states import JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
 from service.store.records import encode_turn
-from service.timeline.chart import LEGEND, chart, length
-from service.timeline.page import page_pieces
+from service.timeline.chart import LEGEND, chart, length, page_pieces
 from service.timeline.rows import lay_rows
 from service.timeline.spans import GatheredSpans, Span, TurnTimes, spans_of, times_of
 from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, read_timeline

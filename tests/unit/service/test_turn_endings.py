@@ -13,8 +13,8 @@ from service.scheduling.jobs.lent_slots import LentSlots
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.turn import TurnRun
 from service.scheduling.jobs.turns import Turns
-from service.scheduling.outlet import RunCounters, SchedulerStore
 from service.scheduling.turn_endings import TurnEndings
+from service.scheduling.work import RunCounters, SchedulerStore
 from service.store.records import TurnRequeued
 from tests.harness.jobs import agent, job, key
 from workers.fleet import Fleet

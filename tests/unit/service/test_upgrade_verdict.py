@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace as with_changed
 
 from service.errors import ConfigError, StoreError
-from service.store.databases.memory import MemoryDatabase
 from service.store.databases.migrations import migrations_of, schema_fault
+from service.store.databases.sqlite import MemoryDatabase
 from service.upgrade.handover import VARIABLE, take_handover
 from service.upgrade.verdict import Bounds, Facts, Plan, UpgradeVerdict, judge
 from workers.policy.adoption import OTHER_LAUNCH, Launch

@@ -5,12 +5,11 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from service.conversations.agent_request import agent_request, changes_of_retry
+from service.conversations.discussion import Spoken, shared_before, visible_before
 from service.conversations.job import Agent, Job, View
-from service.conversations.prompt_messages import PromptWriter, Rejected
+from service.conversations.prompt_messages import PromptWriter, Rejected, agent_request, changes_of_retry
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.validation import Validation
-from service.conversations.visibility import Spoken, shared_before, visible_before
 from service.conversations.wording import (
     UNSTORED,
     ConversationWords,

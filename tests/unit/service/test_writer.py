@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from service.store.databases.memory import MemoryDatabase
+from service.store.databases.sqlite import MemoryDatabase
 from service.store.writer import Write, Writer
 from tests.harness.waiting import LIMIT_S, wait_for
 

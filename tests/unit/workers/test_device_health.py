@@ -8,10 +8,9 @@ import anyio
 import pytest
 
 from tests.harness.virtual import pass_time, virtually
-from workers.devices.device import CPU
+from workers.devices.device import BACK_S, CPU, DeviceMemory, MemoryFinding, is_devices_fault, judge_memory
 from workers.devices.device_health import LOOK_S, POLL_S, DeviceHealth, Mark
 from workers.devices.layout import Device
-from workers.devices.memory import BACK_S, DeviceMemory, MemoryFinding, is_devices_fault, judge_memory
 from workers.errors import DeviceSick
 
 FREE, COMING_BACK, LOST = MemoryFinding

@@ -18,8 +18,7 @@ from service.config.inventory import document_of, read_inventory
 from service.errors import ConfigError
 from tests.harness.stand_ins import NVML, NVML_LIBRARY, compiled, take_nvml
 from tests.harness.waiting import LIMIT_S
-from workers.devices.device import CPU, Gpu, MigSlice, check_devices
-from workers.devices.memory import DeviceMemory
+from workers.devices.device import CPU, DeviceMemory, Gpu, MigSlice, check_devices
 from workers.devices.readers import MachineReader
 from workers.errors import InvalidInventory
 

@@ -7,7 +7,7 @@ import pytest
 from workers.engine.launch import command_for
 from workers.engine.launch.flags import named
 from workers.errors import InvalidSpec
-from workers.lanes.memory_need import memory_need
+from workers.lanes.lane_spec import memory_need
 from workers.spec import Capacity, EngineKind, WorkerSpec
 
 

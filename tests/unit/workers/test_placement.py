@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.lanes import Arrival, Simulation, belady, lru, mixes
-from workers.policy.heat import Heat
 from workers.policy.placement import (
     AssignLane,
+    Heat,
     LanePhase,
     LaneView,
     LeaveLane,

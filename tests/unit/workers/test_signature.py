@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.requests.prompts.signature import signature_text
+from workers.requests.prompts.bios import signature_text
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import pytest
 from tests.conftest import SpecFactory
 from tests.harness.stand_ins import compiled
 from tests.harness.waiting import LIMIT_S
-from workers.devices import slice_view
-from workers.devices.device_health import DeviceHealth
+from workers.devices import device_health as slice_view
+from workers.devices.device import DeviceMemory
+from workers.devices.device_health import DeviceHealth, check_view
 from workers.devices.layout import Device, Lane, Layout
-from workers.devices.memory import DeviceMemory
-from workers.devices.slice_view import check_view
 from workers.errors import SpawnFailed
 from workers.notifier import Notifier
 from workers.policy.restart import RestartPolicy

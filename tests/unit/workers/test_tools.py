@@ -27,8 +27,7 @@ from workers.tools.call_parser import Fallback, join_fragments, read_message
 from workers.tools.calls import MessageTools, Signal, ToolLimits, ToolRecord, signal_of
 from workers.tools.definition import ToolDefinition, check_names
 from workers.tools.http import http_tools
-from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
-from workers.tools.threads import ToolThreads
+from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolThreads, ToolUse
 
 NAMES = ("add", "find")
 
