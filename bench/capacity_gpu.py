@@ -19,8 +19,8 @@ from typing import Final
 
 from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
 from service.scheduling.core import events
-from service.scheduling.core.capacity.kv_budgets import KvUse
 from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.kv_budgets import KvUse
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 from workers.policy.kv_share import KvShare

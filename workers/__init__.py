@@ -10,12 +10,11 @@ if TYPE_CHECKING:
     from workers.policy.restart import RestartPolicy
     from workers.policy.weights import WeightsPolicy
     from workers.requests.prompts.bios import BiosPolicy
-    from workers.result import RequestResult, RequestState, RequestStatus
     from workers.spec import Capacity, EngineKind, WorkerSpec, WorkerTimeouts
     from workers.states import WorkerState
     from workers.tools.calls import Signal, ToolLimits, ToolRecord
     from workers.tools.runner import PythonTools, ToolRunner, ToolRunners, ToolUse
-    from workers.worker import NO_SLOT_AVAILABLE, NOT_FOUND, Worker
+    from workers.worker import NO_SLOT_AVAILABLE, NOT_FOUND, RequestResult, RequestState, RequestStatus, Worker
 
 __all__ = [
     "NOT_FOUND",
@@ -56,9 +55,9 @@ _HOMES: Final = {
     "NO_SLOT_AVAILABLE": "workers.worker",
     "PythonTools": "workers.tools.runner",
     "RepetitionLimits": "workers.policy.repetition",
-    "RequestResult": "workers.result",
-    "RequestState": "workers.result",
-    "RequestStatus": "workers.result",
+    "RequestResult": "workers.worker",
+    "RequestState": "workers.worker",
+    "RequestStatus": "workers.worker",
     "RestartPolicy": "workers.policy.restart",
     "Signal": "workers.tools.calls",
     "StartFailed": "workers.errors",

@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from workers.devices.spread import choose_devices
+from workers.devices.layout import choose_devices
 from workers.engine.launch.vllm import socket_of
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut

@@ -9,8 +9,7 @@ from typing import Annotated, Final, NewType
 from annotated_types import Ge
 
 from transport.endpoint import Endpoint
-from workers.devices.layout import Device, Lane
-from workers.devices.spread import DeviceChoice, variables_of
+from workers.devices.layout import Device, DeviceChoice, Lane, variables_of
 from workers.errors import InvalidSpec
 from workers.policy.limits import Configured, Seconds
 from workers.policy.liveness import StallLimits

@@ -21,7 +21,6 @@ from workers.engine.start_gate import StartGate
 from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot, StartFailed
 from workers.health.calibration import EngineCalibration
-from workers.health.charges import ending_of, may_be_cause
 from workers.health.circuit_breaker import CircuitBreaker
 from workers.health.engine_owner import Suspects
 from workers.health.incident import Incidents, SlotLimit, WorkerSnapshot
@@ -29,7 +28,7 @@ from workers.health.kv_watch import KvWatch
 from workers.health.latency_record import LatencyRecord
 from workers.health.probes import EngineProbes
 from workers.health.recorder import Diary, IncidentRecorder
-from workers.health.recovery import Recovery
+from workers.health.recovery import Recovery, ending_of, may_be_cause
 from workers.health.watch import HealthWatch
 from workers.loaded import LoadedAdapters, LoadedWeights
 from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from service.config.values import Uuid
+from service.config.model import Uuid
 from service.errors import ConfigError
 from service.formats.documents import line_of, parse_document, read_text
 from service.formats.faults import StrictModel, faults_of

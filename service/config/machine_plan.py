@@ -15,8 +15,7 @@ from service.config.model import ModelConfig
 from service.config.schema import Config
 from service.errors import ConfigError
 from workers.devices.discovery import usable_cores
-from workers.devices.layout import Device, devices_in
-from workers.devices.spread import DeviceChoice, choose_devices, named_devices
+from workers.devices.layout import Device, DeviceChoice, choose_devices, devices_in, named_devices
 from workers.engine.launch.devices import DEVICE_VARIABLES, embedded_has_gpu, placed
 from workers.engine.launch.flags import named
 from workers.errors import InvalidLayout

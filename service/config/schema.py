@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from service.config.keys import KeyConfig, SentKey, repeated
-from service.config.model import ModelConfig, ModelName
-from service.config.values import LAST_PORT, Kept, Place, Port, Text
+from service.config.model import LAST_PORT, Kept, ModelConfig, ModelName, Place, Port, Text
 from service.conversations.job import GroupBy
 from service.conversations.job_parser import JobRules
 from service.conversations.limits import Limits

@@ -37,7 +37,7 @@ from service.node.tool_catalog import ToolCatalog
 from service.scheduling.jobs.turn import Progress
 from service.scheduling.scheduler import Scheduler
 from service.store import deliveries, queries
-from service.store.neighbours import Neighbours
+from service.store.news import Neighbours
 from service.store.records import NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
 from workers.lanes.lane_pool import Swap

@@ -31,8 +31,7 @@ from service.scheduling.core.policies import POLICIES
 from service.scheduling.relayed.requests import QueueLimits
 from service.scheduling.scheduler import Scheduler
 from service.store.databases.sqlite import own_folder
-from service.store.neighbours import Alone, Neighbours, NodeReport
-from service.store.news import StoreEvent, Tell
+from service.store.news import Alone, Neighbours, NodeReport, StoreEvent, Tell
 from service.store.store import Store, open_store
 from service.telemetry.metrics import Metrics
 from service.telemetry.telemetry import Telemetry, tracing, watch

@@ -15,8 +15,8 @@ from service.node.intake import Intake
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause
 from service.store import queries
-from service.store.neighbours import Alone, Neighbours
 from service.store.news import (
+    Alone,
     ClaimsLost,
     FactsLost,
     JobsChanged,
@@ -24,6 +24,7 @@ from service.store.news import (
     LeaseEnding,
     LeaseLost,
     LeaseRenewed,
+    Neighbours,
     StoreEvent,
     StoreRecovered,
     StoreTroubled,

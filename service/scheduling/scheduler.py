@@ -21,7 +21,7 @@ from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt_usage import KeptSlots, spent_by
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Blame, Finding, Trial
+from service.scheduling.core.blame import Blame, Finding, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory

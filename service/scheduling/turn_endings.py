@@ -9,11 +9,11 @@ from typing import Final, assert_never
 
 import anyio.lowlevel
 
-from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
 from service.conversations.log_fields import of_turn
-from service.scheduling.core.blame.blame import Blame, Trial
-from service.scheduling.core.blame.deaths import STALLED, refuse
+from service.conversations.transcript import Charges
+from service.scheduling.core.blame import Blame, Trial
+from service.scheduling.core.deaths import STALLED, refuse
 from service.scheduling.jobs.attempt import CANCELLED, WHY
 from service.scheduling.work import End, OnSlot
 from workers.log_context import about, line_about

@@ -10,10 +10,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
+from service.conversations.transcript import Charges
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Finding, Trial
+from service.scheduling.core.blame import Finding, Trial
 from service.store.records import Record, StoredToolCall
 from workers.outcome import FailureReason, Outcome
 from workers.requests.answer import Answer

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from service.conversations.job import TurnKey
-from service.scheduling.core.blame.blame import (
+from service.scheduling.core.blame import (
     DeathExplained,
     DeathUnexplained,
     Finding,
@@ -14,8 +14,8 @@ from service.scheduling.core.blame.blame import (
     SourceTrusted,
     SuspectsCleared,
 )
-from service.scheduling.core.capacity.kv_budgets import KvUse
 from service.scheduling.core.events import Suspicion
+from service.scheduling.core.kv_budgets import KvUse
 from service.scheduling.work import Work
 from workers.fleet import Fleet
 from workers.health.incident import SlotLimit

@@ -15,8 +15,7 @@ from anyio.abc import TaskStatus
 from service.conversations.job import JobId
 from service.store.databases.membership_shared import CHANNEL, LEASE, LEAVE
 from service.store.databases.postgres import conninfo_of
-from service.store.neighbours import NodeReport
-from service.store.news import JobsChanged, LeaseEnding, LeaseLost, LeaseRenewed, Tell, WorkWaiting
+from service.store.news import JobsChanged, LeaseEnding, LeaseLost, LeaseRenewed, NodeReport, Tell, WorkWaiting
 
 RENEWALS: Final = 5  # in the time of a lease
 LONGEST_PAUSE_S: Final = 1.0  # between two renewals, and before a lost connection is made again

@@ -24,7 +24,7 @@ from workers.tools.mcp import McpState
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-    from service.telemetry.tracing.span_maker import Spans
+    from service.telemetry.span_maker import Spans
 
 LAST_SPANS_S: Final = 5.0  # for what is left to be sent when the service stops
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ async def tracing(
         yield
         return
     try:
-        from service.telemetry.tracing.span_maker import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
+        from service.telemetry.span_maker import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
     except ImportError as error:
         raise ConfigError(f"telemetry.traces: pip install 'roundhouse[otel]' ({error})") from error
     provider = await anyio.to_thread.run_sync(exporting_provider, instance)
@@ -122,8 +122,8 @@ async def tracing(
 
 def spans_of(provider: "TracerProvider", fleet: Fleet, scheduler: Scheduler) -> "Spans":
     """Return the span maker of a node."""
-    from service.telemetry.tracing import names  # noqa: PLC0415 - as above
-    from service.telemetry.tracing.span_maker import Spans, attributes_by_worker  # noqa: PLC0415 - as above
+    from service.telemetry import span_names as names  # noqa: PLC0415 - as above
+    from service.telemetry.span_maker import Spans, attributes_by_worker  # noqa: PLC0415 - as above
 
     tracer = provider.get_tracer(names.SCOPE, schema_url=names.SCHEMA_URL)
     return Spans(tracer, attributes_by_worker(fleet), scheduler.job_name)

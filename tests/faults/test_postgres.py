@@ -15,8 +15,7 @@ from service.errors import StoreUnavailable
 from service.store import queries
 from service.store.cluster import Cluster
 from service.store.databases.postgres import PostgresDatabase
-from service.store.neighbours import NodeReport
-from service.store.news import LeaseEnding, LeaseLost, LeaseRenewed, StoreEvent, StoreTroubled, WorkWaiting
+from service.store.news import LeaseEnding, LeaseLost, LeaseRenewed, NodeReport, StoreEvent, StoreTroubled, WorkWaiting
 from service.store.store import Store, open_store
 from tests.harness.jobs import agent, job
 from tests.harness.postgres import PostgresServer

@@ -10,9 +10,9 @@ from random import Random
 import anyio
 import pytest
 
-from service.conversations.charges import Charges
 from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState
+from service.conversations.transcript import Charges
 from service.errors import StoreError, StoreUnavailable
 from service.store import queries
 from service.store.databases.database import Connection

@@ -10,11 +10,11 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from service.conversations.charges import Charges
 from service.conversations.job import Job, TurnKey
+from service.conversations.transcript import Charges
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Blame, DeathExplained, DeathUnexplained, Finding, SuspectsCleared
-from service.scheduling.core.blame.deaths import refuse
+from service.scheduling.core.blame import Blame, DeathExplained, DeathUnexplained, Finding, SuspectsCleared
+from service.scheduling.core.deaths import refuse
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.worker_findings import LoadLimits

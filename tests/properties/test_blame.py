@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from service.conversations.job import Job, TurnKey
-from service.scheduling.core.blame.deaths import MOST_DEATHS
+from service.scheduling.core.deaths import MOST_DEATHS
 from tests.harness.breaking import INNOCENTS, Break, Engine, Outcome, Way, World
 from tests.harness.jobs import agent, job
 

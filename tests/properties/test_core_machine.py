@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.conversations.states import TurnState
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading

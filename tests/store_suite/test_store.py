@@ -11,11 +11,10 @@ import anyio
 import pytest
 
 from service.config.schema import StoreConfig
-from service.conversations.charges import Charges
 from service.conversations.job import Job, JobId
 from service.conversations.measures import UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
+from service.conversations.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
 from service.node import tallies as kept
 from service.node.retention import release

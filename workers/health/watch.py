@@ -14,11 +14,11 @@ from anyio.abc import TaskGroup
 from transport.exchange import MAX_CHARS
 from workers.health.calibration import IdleProbe
 from workers.health.canary import CanaryResult
-from workers.health.charges import SHORTLY_S, may_be_cause
 from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.incident import RequestView
 from workers.health.probes import Probes
+from workers.health.recovery import SHORTLY_S, may_be_cause
 from workers.log_context import line_about
 from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, RequestFailed
 from workers.policy.leaked_slots import CutOff, LeakedSlots

@@ -20,7 +20,7 @@ from workers.policy.restart import Backoff
 from workers.process.handed_over import HeldServer, HeldTool
 from workers.tools.results import MAX_RESULT_BYTES
 from workers.tools.runner import ToolUse
-from workers.tools.stdio import StderrLog
+from workers.tools.server_log import StderrLog
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -269,8 +269,8 @@ class McpTools:
         from mcp.types import Implementation  # noqa: PLC0415
         from mcp.types.version import LATEST_MODERN_VERSION  # noqa: PLC0415
 
-        from workers.tools.http import open_client  # noqa: PLC0415 - both need the SDK
-        from workers.tools.stdio import StdioLink  # noqa: PLC0415
+        from workers.tools.mcp_http import open_client  # noqa: PLC0415 - both need the SDK
+        from workers.tools.stdio import StdioLink  # noqa: PLC0415 - as well
 
         who = Implementation(name="roundhouse", version=version("roundhouse"))
         name = self._server.name

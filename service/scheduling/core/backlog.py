@@ -11,8 +11,8 @@ from typing import Final
 
 from service.conversations.job import Conversation, Job, Mode
 from service.conversations.turn_order import Place, dependencies_of
-from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.ready_queue import JobLoad
+from workers.policy.pace import Mean
 
 SMALLEST: Final = 0.001  # of a turn: what costs nothing is still a turn
 

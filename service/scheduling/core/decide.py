@@ -13,7 +13,7 @@ from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
 from service.scheduling.core.backlog import Estimates
-from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.dispatch import Dispatcher
 from service.scheduling.core.events import (
     AbandonTurn,

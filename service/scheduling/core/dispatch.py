@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from service.conversations.job import Agent, JobId, Mode, TurnKey
-from service.scheduling.core.blame.blame import Trial
-from service.scheduling.core.capacity.kv_budgets import NOTHING, KvNeed
+from service.scheduling.core.blame import Trial
 from service.scheduling.core.events import (
     Action,
     ContinueDispatch,
@@ -16,6 +15,7 @@ from service.scheduling.core.events import (
     TurnSpent,
 )
 from service.scheduling.core.in_flight_pool import InFlightPool
+from service.scheduling.core.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.lending import SlotLending
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
-from service.scheduling.core.blame.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
-from service.scheduling.core.capacity.kv_budgets import KvUse
+from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
+from service.scheduling.core.kv_budgets import KvUse
 from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 
 # Events

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.capacity.kv_budgets import NOTHING, KvBudgets, KvNeed
+from service.scheduling.core.kv_budgets import NOTHING, KvBudgets, KvNeed
 
 
 class InFlightPool:

@@ -14,8 +14,8 @@ from typing import Final
 from service.conversations.job import TurnKey
 from service.scheduling.core.events import KeepSlot, LendSlot, LoseSlot, SlotEvent, TakeBackSlot, ToolsBegan, ToolsEnded
 from service.scheduling.core.in_flight_pool import InFlightPool
-from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.affinity import SpeedEstimates
+from workers.policy.pace import Mean
 
 UNKNOWN_READ_S: Final = 0.001  # a token of a prompt, until an engine of the model has shown it
 MOST_TOOLS: Final = 1000  # whose times are remembered: their names are callers'

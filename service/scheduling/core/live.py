@@ -9,7 +9,7 @@ from service.conversations.job import Agent, Conversation, Job, Mode, TurnKey
 from service.conversations.states import ConversationState
 from service.conversations.turn_order import Place, speaking_order
 from service.scheduling.core.backlog import JobBacklog
-from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.backlog import JobBacklog
-from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.fair_queue import FairQueue

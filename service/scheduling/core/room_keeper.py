@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Final
 
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
-from service.scheduling.core.capacity.kv_budgets import KvNeed, KvUse
-from service.scheduling.core.capacity.turn_needs import TurnNeeds
 from service.scheduling.core.events import WorkerReady
 from service.scheduling.core.in_flight_pool import InFlightPool
+from service.scheduling.core.kv_budgets import KvNeed, KvUse
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.queue.ready_queue import ReadyTurn
+from service.scheduling.core.turn_needs import TurnNeeds
 from service.scheduling.core.working_set import WorkingSet
 
 PASSES: Final = 8  # turns that may start ahead of one that has no room

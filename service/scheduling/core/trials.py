@@ -7,7 +7,7 @@ no other worker for the turns that wait, trials and turns alternate in a measure
 from collections.abc import Iterator
 from typing import Final
 
-from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame import Trial
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 from service.scheduling.core.ready_pool import ReadyPool

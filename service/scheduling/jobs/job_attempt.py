@@ -8,14 +8,14 @@ from typing import Final
 
 import anyio
 
-from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures
 from service.conversations.states import TurnState
+from service.conversations.transcript import Charges
 from service.errors import StoreUnavailable
 from service.scheduling.attempt_usage import key_of, measures_of, used_by
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame import Trial
 from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls

@@ -7,7 +7,7 @@ from typing import assert_never
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Blame
+from service.scheduling.core.blame import Blame
 from service.scheduling.jobs.attempt import RunningAttempt
 from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.jobs.lent_slots import LentSlots, Post

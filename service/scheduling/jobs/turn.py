@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from service.conversations.charges import Charges
 from service.conversations.job import Agent, TurnKey
 from service.conversations.prompt_messages import Rejected
 from service.conversations.states import ENDED_TURNS, TurnState
-from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
+from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
 from service.conversations.validation import Validation
 from service.scheduling.jobs.attempt import RunningAttempt
 from transport.request import Constraint, Thought

@@ -7,12 +7,12 @@ from typing import Final
 
 import anyio
 
-from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
 from service.conversations.states import TurnState
+from service.conversations.transcript import Charges
 from service.scheduling.attempt_usage import AttemptPlace, measures_of, used_by
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.relayed.request import AGENT, RelayedRequest, RelayFailure
 from service.scheduling.work import End

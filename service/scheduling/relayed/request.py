@@ -8,10 +8,10 @@ from typing import Final
 
 import anyio
 
-from service.conversations.charges import Charges
 from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, RequestMeasures
 from service.conversations.states import TurnState
+from service.conversations.transcript import Charges
 from workers.notifier import Notifier
 from workers.outcome import FailureReason
 

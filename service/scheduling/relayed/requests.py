@@ -10,19 +10,19 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Final
 
-from service.conversations.charges import Charges
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.measures import RequestMeasures
+from service.conversations.transcript import Charges
 from service.errors import QueueFull, ShuttingDown
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Blame
-from service.scheduling.core.means import Mean
+from service.scheduling.core.blame import Blame
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
 from service.scheduling.work import RunCounters
 from service.store.records import Record
 from workers.outcome import FailureReason
+from workers.policy.pace import Mean
 from workers.supervised import SupervisedWorker
 
 REMEMBERED: Final = 16_384  # programs; some 4 MB

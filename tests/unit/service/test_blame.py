@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.conversations.charges import Charges
 from service.conversations.job import TurnKey
-from service.scheduling.core.blame.blame import (
+from service.conversations.transcript import Charges
+from service.scheduling.core.blame import (
     Blame,
     BlameVerdict,
     DeathExplained,
@@ -14,7 +14,7 @@ from service.scheduling.core.blame.blame import (
     SuspectsCleared,
     Trial,
 )
-from service.scheduling.core.blame.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
+from service.scheduling.core.deaths import DOUBT, MOST_DEATHS, TurnRecord, upper_bound
 from service.scheduling.worker_findings import PROBATION, LoadLimits
 from tests.harness.jobs import key
 

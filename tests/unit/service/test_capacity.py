@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from service.conversations.discussion import Discussion
 from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
-from service.scheduling.core.blame.blame import Trial
-from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed, KvUse
-from service.scheduling.core.capacity.turn_needs import (
+from service.scheduling.core.blame import Trial
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.kv_budgets import KvBudgets, KvNeed, KvUse
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.policies.critical_path import AGEING_TURNS
+from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.core.queue.begun_first import BegunFirst
+from service.scheduling.core.queue.groups import GroupedQueue
+from service.scheduling.core.queue.ready_queue import RankedQueue
+from service.scheduling.core.room_keeper import LOOKED_AT, PASSES, RoomKeeper
+from service.scheduling.core.turn_needs import (
     LEAST,
     MOST_A_CHAR,
     NEWEST,
@@ -25,14 +33,6 @@ from service.scheduling.core.capacity.turn_needs import (
     PromptLengths,
     TurnNeeds,
 )
-from service.scheduling.core.decide import SchedulingCore
-from service.scheduling.core.policies import POLICIES
-from service.scheduling.core.policies.critical_path import AGEING_TURNS
-from service.scheduling.core.queue.affinity import PromptReading
-from service.scheduling.core.queue.begun_first import BegunFirst
-from service.scheduling.core.queue.groups import GroupedQueue
-from service.scheduling.core.queue.ready_queue import RankedQueue
-from service.scheduling.core.room_keeper import LOOKED_AT, PASSES, RoomKeeper
 
 EMPTY = Conversation(id="c0", prompt="", rounds=9)
 MOST = 500  # tokens of an answer, where an agent does not say

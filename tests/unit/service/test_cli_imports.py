@@ -12,7 +12,6 @@ HEAVY = ("fastapi", "uvicorn", "service.serve", "roundhouse_client", "service.cl
     ("module", "needless"),
     [
         ("service.cli.app", HEAVY),
-        ("service.cli.commands.local", HEAVY),
         ("service.cli.commands.configuration_check", HEAVY),
         (
             "service.cli.commands.engine_commands",

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from service.conversations.charges import Charges
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.blame.blame import (
+from service.conversations.transcript import Charges
+from service.scheduling.core.blame import (
     JUST_S,
     TRUSTED_ENDS,
     TRUSTED_S,
@@ -21,7 +21,7 @@ from service.scheduling.core.events import Action, JobAdmitted, StartTurn, TurnC
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 from tests.harness.jobs import agent, job
-from workers.health.charges import SHORTLY_S
+from workers.health.recovery import SHORTLY_S
 
 MALLORY, ALICE = ("mallory", "m"), ("alice", "m")
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.conversations.job import GroupBy, Mode, TurnKey
-from service.scheduling.core.blame.blame import SourceDistrusted
+from service.scheduling.core.blame import SourceDistrusted
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from service.conversations.job import Agent, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
-from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed, KvUse
-from service.scheduling.core.capacity.turn_needs import SHARED, TEMPLATE_TOKENS, TurnNeeds
 from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.kv_budgets import KvBudgets, KvNeed, KvUse
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.room_keeper import GROWTH
+from service.scheduling.core.turn_needs import SHARED, TEMPLATE_TOKENS, TurnNeeds
 from tests.unit.service.test_capacity import (
     EMPTY,
     MOST,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from service.conversations.job import Agent, TurnKey
-from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame import Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,

@@ -2,11 +2,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from service.conversations.charges import Charges
 from service.conversations.job import Conversation, Job, Mode, TurnKey
 from service.conversations.prompt_messages import Rejected
 from service.conversations.states import TurnState
-from service.conversations.transcript import Attempt, TokenUsage, Turn, UnfinishedTurn
+from service.conversations.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
 from service.scheduling.jobs.prompts import JobPrompts
 from tests.harness.jobs import agent, job, key
 from transport.request import Message

@@ -1,7 +1,7 @@
 import pytest
 
-from service.conversations.charges import Charges
-from service.scheduling.core.blame.deaths import TurnRecord, refuse
+from service.conversations.transcript import Charges
+from service.scheduling.core.deaths import TurnRecord, refuse
 from workers.outcome import EngineFailed, FailureReason
 
 REJECTED, UNREACHABLE = FailureReason.ENGINE_REJECTED, FailureReason.ENGINE_UNREACHABLE

@@ -7,7 +7,7 @@ from starlette.types import Message
 
 from service.api.body import HELD, SHARE, BufferedBodies, BufferedBody
 from service.errors import QueueFull
-from service.scheduling.core.blame.blame import Blame
+from service.scheduling.core.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests

@@ -21,8 +21,8 @@ from service.conversations.transcript import Attempt, Turn
 from service.errors import ConfigError
 from service.node.node import open_node
 from service.store.records import ConversationMoved, TurnEnded
-from service.telemetry.tracing import names
-from service.telemetry.tracing.span_maker import Spans
+from service.telemetry import span_names as names
+from service.telemetry.span_maker import Spans
 from workers.spec import EngineKind, WorkerSpec
 from workers.tools.calls import ToolRecord
 
@@ -214,7 +214,7 @@ def test_off_nothing_of_it_is_imported() -> None:
 async def test_without_the_extra_traces_are_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever switches them on is told what to install, and nothing starts."""
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    monkeypatch.delitem(sys.modules, "service.telemetry.tracing.span_maker", raising=False)
+    monkeypatch.delitem(sys.modules, "service.telemetry.span_maker", raising=False)
     attached = {"engine": "attached", "url": "http://127.0.0.1:9"}
     config = Config.model_validate(
         {"models": {"m": attached}, "store": {"url": "memory"}, "telemetry": {"traces": True}}

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from service.scheduling.core.blame.blame import SourceDistrusted, SuspectsCleared, Trial
+from service.scheduling.core.blame import SourceDistrusted, SuspectsCleared, Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,

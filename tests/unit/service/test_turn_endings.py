@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from service.scheduling.core.blame.blame import Blame, Trial
+from service.scheduling.core.blame import Blame, Trial
 from service.scheduling.core.events import TurnInterrupted
 from service.scheduling.jobs.attempt import RunningAttempt
 from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from service.conversations.job import TurnKey
-from service.scheduling.core.means import Mean
 from service.scheduling.core.queue.ready_queue import ReadyTurn
+from workers.policy.pace import Mean
 
 LEAST_TOKENS: Final = 512  # of a prompt, read anew: of fewer the time is not that of reading
 LEAST_RATE: Final = 1.0  # tokens a second, until that of a model is known

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from service.conversations.job import TurnKey
-from service.scheduling.core.means import Mean
+from workers.policy.pace import Mean
 
 Owner = str | None  # the name of a key
 Shares = Mapping[Owner, float] | None  # of each key; None is for no keys

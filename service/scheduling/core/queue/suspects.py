@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.blame.blame import Trial
+from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from typing import Final
 
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
-from service.scheduling.core.capacity.kv_budgets import KvNeed
+from service.scheduling.core.kv_budgets import KvNeed
 from service.scheduling.core.queue.affinity import PromptReading
 
 NEWEST: Final = 50  # answers of an agent that are remembered

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from service.conversations.charges import Charges
+from service.conversations.transcript import Charges
 from workers.outcome import EngineFailed, FailureReason
 
 DOUBT: Final = 0.001  # the chance that an innocent turn is convicted: that all of its deaths came by chance

@@ -26,7 +26,7 @@ from service.conversations.measures import AttemptMeasures, RequestMeasures
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.store.records import ConversationMoved, Record, TurnEnded
-from service.telemetry.tracing import names
+from service.telemetry import span_names as names
 from workers.fleet import Fleet
 from workers.spec import EngineKind
 from workers.tools.calls import ToolRecord

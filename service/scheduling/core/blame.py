@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-from service.conversations.charges import Charges
 from service.conversations.job import JobId, TurnKey
-from service.scheduling.core.blame.deaths import MOST_DEATHS, TurnRecord
-from workers.health.charges import SHORTLY_S
+from service.conversations.transcript import Charges
+from service.scheduling.core.deaths import MOST_DEATHS, TurnRecord
+from workers.health.recovery import SHORTLY_S
 
 OUTSIDE_DEATHS: Final = 3  # deaths by others' signals, after which a turn is tried like any suspect
 DISTRUSTED: Final = 2  # convictions without an end between, after which other turns of a job are tried first

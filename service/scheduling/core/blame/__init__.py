@@ -1,1 +1,0 @@
-"""Who is suspected of an engine's death, and on what proof a turn is convicted. Pure."""

@@ -1,1 +1,0 @@
-"""Traces by OpenTelemetry; nothing of it is imported unless they are switched on (``roundhouse[otel]``)."""

@@ -1,0 +1,60 @@
+"""MCP over HTTP, bounded: the SDK bounds the events of a stream, and reads any other answer whole."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import httpx2
+
+from workers.tools.results import MAX_RESULT_BYTES
+
+EVENT_STREAM = "text/event-stream"
+
+
+class BoundedTransport(httpx2.AsyncBaseTransport):
+    """A transport whose answers are not packed, and end where they grow too large."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"<BoundedTransport {self._inner!r}>"
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; what streams events is bounded by the SDK."""
+        answer = await self._inner.handle_async_request(request)
+        coding = answer.headers.get("content-encoding", "").strip().lower()
+        if coding not in {"", "identity"}:
+            await answer.aclose()
+            raise httpx2.DecodingError(f"an answer that is packed ({coding[:50]}), which nobody asked for")
+        if not answer.headers.get("content-type", "").lower().startswith(EVENT_STREAM):
+            assert isinstance(answer.stream, httpx2.AsyncByteStream)  # noqa: S101 - as every such transport gives
+            answer.stream = _Bounded(answer.stream)
+        return answer
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        await self._inner.aclose()
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MAX_RESULT_BYTES
+        async for piece in self._inner:
+            left -= len(piece)
+            if left < 0:
+                raise httpx2.ReadError(f"an answer of more than {MAX_RESULT_BYTES} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
+    """Return a client for one server; what it does is bounded in time by its caller."""
+    return httpx2.AsyncClient(
+        headers={"Accept-Encoding": "identity", **headers},
+        timeout=None,
+        transport=BoundedTransport(httpx2.AsyncHTTPTransport()),
+    )
