@@ -1,4 +1,4 @@
-"""What can go wrong in the service, as its callers see it: the leaves of one tree.
+"""The service's errors, as its callers see them: the leaves of one tree.
 
 Refusals before a body is read are in ``service/api/errors/refusals.py``; what goes wrong in workers is
 answered by the table of ``service/api/errors/problems.py``.
@@ -31,7 +31,7 @@ class ServiceError(Exception):
     faults: tuple[Fault, ...] = ()
 
     def __init_subclass__(cls, **answer: int | str) -> None:
-        """Take what the class answers with: ``status``, ``code``, ``title``, ``retry_after_s``."""
+        """Set the class's answer: ``status``, ``code``, ``title``, ``retry_after_s``."""
         for name, value in answer.items():
             setattr(cls, name, value)
 

@@ -91,7 +91,7 @@ async def run_jobs(
 
 
 async def _check_owner(node: Node, file: JobFile, folder: Path) -> None:
-    """Return if no transcripts of another job stand in a job's folder.
+    """Check that a job's folder holds no transcripts of another job.
 
     Raises:
         ConfigError: they do; only their owner may throw them away.

@@ -1,4 +1,4 @@
-"""What an engine says of its own work, apart from what it streams to us."""
+"""An engine's reports of its own work, apart from its streams."""
 
 from dataclasses import dataclass
 

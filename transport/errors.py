@@ -1,4 +1,4 @@
-"""What can go wrong between us and one engine.
+"""The errors between us and one engine.
 
     EngineError
     ├── EngineUnreachable      no connection, or it broke before an answer began
@@ -32,7 +32,7 @@ class EngineUnreachable(EngineError):
 
 
 class CannotAsk(EngineError):
-    """We cannot open a connection, whatever the engine does."""
+    """We cannot open a connection; the engine has no part in that."""
 
 
 class EngineTimeout(EngineError):
@@ -77,7 +77,7 @@ class ContextOverflow(EngineRejected):
 
 
 class CacheFull(EngineRejected):
-    """The KV cache that requests share is full: the engine ends all of them, whoever took the most."""
+    """The KV cache that requests share is full: the engine ends all of them, large and small."""
 
 
 class EngineProtocolError(EngineError):

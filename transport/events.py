@@ -1,4 +1,4 @@
-"""What an engine says while it answers, as semantic events.
+"""An engine's answer as semantic events.
 
 These are msgspec structs and not dataclasses because one is made for every token: a frozen dataclass costs about a
 microsecond, a struct a tenth of it, and the whole budget of a token is twelve (``bench/token_path.py``).

@@ -32,7 +32,7 @@ class Passage(Protocol):
         """Take a piece of a stream."""
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
-        """Take an answer that is not streamed, whatever it says."""
+        """Take an unstreamed answer, good or bad."""
 
 
 class RelayReceiver(Receiver, Protocol):

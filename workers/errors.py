@@ -1,4 +1,4 @@
-"""What can go wrong with a worker, as its users see it.
+"""The errors of a worker, as its users see them.
 
     WorkerError
     ├── SpawnFailed       the engine's program cannot be started at all
@@ -97,7 +97,7 @@ class StopTimedOut(WorkerError):
 
 
 class InvalidTensors(WorkerError):
-    """A file of tensors is none, or not whole."""
+    """A file of tensors is unreadable, or not whole."""
 
 
 class AdapterError(WorkerError):
@@ -157,7 +157,7 @@ class ToolError(WorkerError):
 
 
 class InvalidTool(ToolError):
-    """A definition of a tool is none, or two tools have one name."""
+    """A definition of a tool is not usable, or two tools have one name."""
 
 
 class UnknownTool(ToolError):

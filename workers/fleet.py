@@ -106,7 +106,7 @@ class Fleet:
         return {name: each.adapters for name, each in self._upkeep.items() if each.adapters is not None}
 
     def want(self, specs: Sequence[WorkerSpec]) -> None:
-        """Have these workers of fixed models from now on; those on lanes stay as they are.
+        """Set the wanted workers of fixed models; those on lanes stay as they are.
 
         Workers come and leave one after the other, and turns in flight end first: ``under_way`` says what is left.
         """
@@ -122,7 +122,7 @@ class Fleet:
         return self._roster.under_way
 
     def subscribe(self, on_change: Callable[[SupervisedWorker], None]) -> None:
-        """Have ``on_change`` called, in the event loop, after every change of a worker's state."""
+        """Register ``on_change``, called in the event loop after every change of a worker's state."""
         self._subscribers.append(on_change)
 
     def get(self, worker_id: str) -> SupervisedWorker | None:
@@ -171,7 +171,7 @@ class Fleet:
         return "; ".join(states) or f"no worker serves {model}"
 
     def check_models(self) -> None:
-        """Return if every model has a worker that is or may yet be ready.
+        """Check that every model has a worker that is or may yet be ready.
 
         Raises:
             StartFailed: all workers of a model have given up.
@@ -210,7 +210,7 @@ class Fleet:
         return next(iter(self._roster.under_way), None) if self._roster.is_leaving else self.lanes.unsettled()
 
     async def inherit(self, held: HeldFleet, children: Sequence[ProcessId]) -> Adoption:
-        """Have workers take over engines that run, and end what none of them does; to be called before ``running``.
+        """Let workers take over running engines, and end engines that none takes; to be called before ``running``.
 
         ``children`` are all that this process had as the program began.
         """

@@ -64,7 +64,7 @@ def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker
 
 
 def adopt(worker: SupervisedWorker, held: HeldWorker) -> None:
-    """Have a worker that has not been started yet take over an engine when it is."""
+    """Let a worker that was never started take over a running engine at its start."""
     worker.supervisor.adopt(held.engine)
     worker.latency.restore(held.pace)
     worker.adapters.adopt(held.adapters, held.numbers)

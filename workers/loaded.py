@@ -1,4 +1,4 @@
-"""What a worker's engine has loaded: the version of its weights, and its adapters."""
+"""The loaded state of a worker's engine: the version of its weights, and its adapters."""
 
 from collections.abc import Mapping
 
@@ -62,7 +62,7 @@ class LoadedAdapters:
         return {name: path for name, path in self.wanted.items() if self.loaded.get(name) != path}
 
     def adopt(self, loaded: Mapping[str, str], numbers: Mapping[str, int | None]) -> None:
-        """Have the engine that begins next be one that runs already, and has these."""
+        """Take over these adapters with a running engine, at the next incarnation."""
         self._held = loaded, numbers
 
     def begin_incarnation(self) -> None:

@@ -1,4 +1,4 @@
-"""What the lines of the log concern that are written here and now: a job's turn, a worker, or neither.
+"""The subject of log lines that are written here and now: a job's turn, a worker, or neither.
 
 Kept beside the messages, so that nobody has to read it out of them. A task that is started takes on what its starter's
 lines concern, until it says otherwise.
@@ -21,7 +21,7 @@ _concerns: ContextVar[Concerns] = ContextVar("concerns", default=_nothing)
 
 @contextmanager
 def about(concerns: Concerns) -> Iterator[None]:
-    """Have the lines of a block concern what ``concerns`` returns when one is written, and nothing else."""
+    """Set ``concerns`` for the lines of a block; it is called when a line is written."""
     token = _concerns.set(concerns)
     try:
         yield

@@ -104,7 +104,7 @@ class Roster:
         return [each.worker for each in self._members.values() if each.worker.spec.name == model and not each.leaves]
 
     def want(self, specs: Sequence[WorkerSpec]) -> None:
-        """Have these workers from now on. What they are to be follows one after the other, turns in flight end first.
+        """Set the wanted workers. Workers come and leave one after the other, after their turns in flight have ended.
 
         Workers are told apart by their models alone: of those that may stay the emptiest leaves.
         """
@@ -265,7 +265,7 @@ class Roster:
         member.is_there.set()
 
     async def _see_off(self, member: _Member) -> None:
-        """Have a worker end what it runs, and then itself."""
+        """Let a worker end its turns, and then itself."""
         worker, upkeep = member.worker, member.upkeep
         await member.is_there.wait()
         logger.info("worker %s leaves: %s", worker.spec.id, member.leaves)

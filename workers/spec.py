@@ -1,4 +1,4 @@
-"""What one worker is to run."""
+"""The specification of one worker."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields

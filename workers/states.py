@@ -60,7 +60,7 @@ ALLOWED: Final[Mapping[WorkerState, frozenset[WorkerState]]] = {
 
 
 def check_move(old: WorkerState, new: WorkerState) -> None:
-    """Return if the move is legal.
+    """Check that a move is legal.
 
     Raises:
         IllegalTransition: it is not.

@@ -363,7 +363,7 @@ class SupervisedWorker:
             running.end(outcome)
 
     def want_adapters(self, adapters: Mapping[str, str]) -> None:
-        """Have engines that are started from now on have these adapters.
+        """Start engines with these adapters from now on.
 
         Raises:
             InvalidSpec: none can be started so.

@@ -1,4 +1,4 @@
-"""What all engines of one model share: its weights, its adapters, and the lock under which they are changed."""
+"""The weights and adapters that all engines of a model share, and the lock under which they are changed."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What can go wrong between a caller and Roundhouse, sorted by what the caller does about it.
+"""The errors between a caller and Roundhouse, sorted by what the caller does about them.
 
     RoundhouseError
     ├── Unreachable         nothing was done: look at the address, or wait for the service

@@ -63,7 +63,7 @@ class Commands(TyperGroup):
 
 
 def _name_no_type_of_flags(params: Any) -> None:  # noqa: ANN401 - click's, see above
-    """Have flags shown without ``<bool>``, which reads as if a word were to follow."""
+    """Show flags without ``<bool>``, which reads as if a word were to follow."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""

@@ -1,4 +1,4 @@
-"""What the exit status of the command says (specification, "Exit codes")."""
+"""The exit status of the command (specification, "Exit codes")."""
 
 from enum import IntEnum
 

@@ -1,4 +1,4 @@
-"""What a configuration makes of the devices, before anything is started."""
+"""The lanes that a configuration makes of the devices, before anything is started."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -36,7 +36,7 @@ def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Co
 
 @contextmanager
 def naming_lines(path: Path) -> Iterator[None]:
-    """Have a fault of a configuration that is found only beside its files say where in the configuration it is."""
+    """Add the line to faults of a configuration that are found only beside its files."""
     try:
         yield
     except ConfigError as error:

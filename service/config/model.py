@@ -187,7 +187,7 @@ class ModelConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _share_cache(cls, given: object) -> object:
-        """Have vLLM lend by tokens; give slots that share a KV cache as many as it may hold, llama.cpp today's memory.
+        """Set the defaults of a shared KV cache: on vLLM the most slots, lent by tokens; on llama.cpp today's memory.
 
         By tokens vLLM was never slower in ``bench.capacity`` and ``bench.capacity_gpu``; llama.cpp on a CPU was.
         """

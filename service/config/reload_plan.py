@@ -1,4 +1,4 @@
-"""What a changed configuration means for a service that runs: what changes at once, which workers, what cannot. Pure.
+"""The plan of a reload: settings that change at once, workers to replace, changes to refuse. Pure.
 
 Source: specification, "Reload".
 """

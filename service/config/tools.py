@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonTools | None:
-    """Return the Python callables of a model, by the names of tools; None where there are none.
+    """Return the Python callables of a model, by the names of tools; None if it has none.
 
     Modules are looked for in ``base``, the configuration's folder, too.
 
@@ -117,7 +117,7 @@ class Equipment:
         return [replace(spec, tool_runner=self._models[spec.name].switched) for spec in specs]
 
     def change(self, config: Config, specs: Sequence[WorkerSpec], wait_gone: WaitGone) -> None:
-        """Have the tools of a configuration from now on. Calls that run go on; what is unchanged stays connected.
+        """Use a configuration's tools from now on. Running calls go on; unchanged servers stay connected.
 
         A server that is not there is tried again, and keeps nothing from starting. ``wait_gone`` returns when no worker
         of a model that was removed is left: until then its turns may call its tools.
@@ -238,7 +238,7 @@ async def _nobody(_model: str) -> None:
 
 
 def check_programs(config: Config) -> None:
-    """Return if the program of every MCP server is there.
+    """Check that the program of every MCP server is there.
 
     Raises:
         ConfigError: one is not.

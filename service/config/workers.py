@@ -98,7 +98,7 @@ def _with_need(spec: WorkerSpec, lanes: Sequence[Lane]) -> WorkerSpec:
 
 
 def _check_pins(specs: Sequence[WorkerSpec], lanes: Sequence[Lane]) -> None:
-    """Return if pinned models leave a lane to the others.
+    """Check that pinned models leave a lane to the others.
 
     Raises:
         ConfigError: they do not.

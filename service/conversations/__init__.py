@@ -1,1 +1,1 @@
-"""What a job is: agents, conversations, turns, who reads what, and how it is rendered. Pure."""
+"""Jobs: agents, conversations, turns, visibility, and how prompts are rendered. Pure."""

@@ -1,4 +1,4 @@
-"""Who asks: the key that a caller has, what it may do, and what of the engines it may take.
+"""Callers: the key of each, its scopes, and its bounds on the engines.
 
 Source: specification, "Keys".
 """
@@ -54,6 +54,6 @@ ANYBODY: Final = Caller(name=None, scopes=frozenset(KeyScope))  # of this machin
 
 
 def shares_of(callers: Iterable[Caller]) -> dict[str | None, float] | None:
-    """Return the shares of named keys; None where there are none, and everybody waits in one queue."""
+    """Return the shares of named keys; None without any, and everybody waits in one queue."""
     shares = {caller.name: caller.share for caller in callers}
     return shares if shares.keys() - {None, API_KEYS} else None

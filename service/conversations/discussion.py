@@ -87,7 +87,7 @@ class Discussion:
         return f"<Discussion {len(self._spoken)} turns>"
 
     def add(self, agent_id: str, round_number: int, words: str) -> None:
-        """Take what a turn has said."""
+        """Add the words of a turn."""
         self._spoken[agent_id, round_number] = words
 
     def make_prompt(self, agent_id: str, round_number: int, heard: int | None = None) -> None:

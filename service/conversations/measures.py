@@ -1,4 +1,4 @@
-"""What an attempt was like that has ended, for whoever measures; nothing of it is stored but what was used."""
+"""The measures of an ended attempt; only its usage is stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

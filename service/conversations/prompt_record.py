@@ -1,4 +1,4 @@
-"""What is kept of a prompt that was asked: only what cannot be told from the job, the words in force and the turns."""
+"""The stored part of a prompt: only what the job, the words in force and the turns do not tell."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is kept of a turn and of a conversation, and how callers see it (specification, "Transcripts")."""
+"""The records of turns and conversations, and how callers see them (specification, "Transcripts")."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Who of a conversation may speak when: in rounds, or freely (specification, "Rounds mode" and "Free mode"). Pure.
+"""The order of speaking: in rounds, or freely (specification, "Rounds mode" and "Free mode"). Pure.
 
 An agent's place is its index in the job, so that nothing here compares names. Every answer is a list of turns that get
 ready, in the order in which they do.

@@ -206,7 +206,7 @@ class Checkpoints:
         return frozenset(lane.number for lane in self._lanes if of_lane.get(lane.number, base) == base)
 
     async def _equip(self, server: _Server, checkpoint: str) -> str:
-        """Have the engines of a server serve an adapter; one that is there already is brought to it.
+        """Load an adapter onto the engines of a server; one that is there already is brought to it.
 
         Raises:
             InvalidSpec: one of them does not take it; they go on without it.
@@ -314,7 +314,7 @@ def base_of(checkpoint: str) -> str | None:
 
 
 def check_adapter(spec: WorkerSpec, checkpoint: str) -> None:
-    """Return if an engine may take an adapter, as far as its files tell: with another it would not start at all.
+    """Check that an engine can take an adapter, as far as its files tell: with another it would not start.
 
     Raises:
         InvalidSpec: it does not.
@@ -329,7 +329,7 @@ def check_adapter(spec: WorkerSpec, checkpoint: str) -> None:
 
 
 def check_spec(spec: WorkerSpec) -> None:
-    """Return if the program and the file of an engine are there, as far as that can be told.
+    """Check that the program and the file of an engine are there, as far as that can be told.
 
     Raises:
         InvalidSpec: they are not.

@@ -1,4 +1,4 @@
-"""What can go wrong with an inference engine, as its callers see it.
+"""The errors of an inference engine, as its callers see them.
 
 InferenceError
 ├── UnknownAgent     no agent of that id is registered

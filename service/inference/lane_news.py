@@ -1,4 +1,4 @@
-"""What befalls lanes and agents, told from the states of workers, and who follows it."""
+"""News of lanes and agents, told from the states of workers, and their readers."""
 
 import asyncio
 import time

@@ -33,7 +33,7 @@ class Patience:
         return f"<Patience deaths={self.deaths} refusals={self._refusals}>"
 
     def pause_s(self, failed: EngineFailed, now: float, refusal_s: float | None) -> float | None:
-        """Return how long to wait before the next try, None where there is to be none.
+        """Return how long to wait before the next try; None for no further try.
 
         ``refusal_s`` is for how long the worker may refuse one request.
         """

@@ -35,7 +35,7 @@ class Site:
 
     @classmethod
     async def open(cls, pool: LanePool, state_dir: Path | None, on_defect: Callable[[str], None]) -> "Site":
-        """Return one whose tasks run; ``on_defect`` is told why they have ended, if nobody has ended them."""
+        """Start the tasks; ``on_defect`` gets the reason if they end by themselves."""
         opened: asyncio.Future[Site] = asyncio.get_running_loop().create_future()
 
         async def own() -> None:

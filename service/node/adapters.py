@@ -49,7 +49,7 @@ class Adapters:
         return adapters
 
     async def load(self, model: str, name: str, path: Path) -> bool:
-        """Have a model's engines serve an adapter by its name, kept over restarts; return whether they did not before.
+        """Load an adapter by its name onto a model's engines, for restarts too; return whether they did not have it.
 
         Raises:
             ServiceError: it cannot be; nothing has changed.
@@ -73,7 +73,7 @@ class Adapters:
             self._arriving += Counter()  # without what is none
 
     async def unload(self, model: str, name: str, jobs: Jobs, users: Callable[[str], int]) -> None:
-        """Have a model's engines forget an adapter that no unfinished job here uses; none may ask for it from here on.
+        """Unload an adapter that no unfinished job here uses from a model's engines; refuse it to all from here on.
 
         ``users`` counts the jobs on the scheduler that ask for a name.
 

@@ -32,12 +32,12 @@ class JobFollowers:
         return job_id in self._events
 
     def close(self) -> None:
-        """Wake everybody: nothing more is to be waited for."""
+        """Wake all followers: nothing more will come."""
         self.is_closed = True
         self.committed({*self._events, *self._ends})
 
     def open(self) -> None:
-        """Have followers wait again."""
+        """Let followers wait again."""
         self.is_closed = False
 
     def committed(self, job_ids: Iterable[JobId]) -> None:

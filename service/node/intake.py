@@ -1,4 +1,4 @@
-"""What this node runs of what is stored: claims conversations, and puts them on the scheduler where they were left.
+"""The node's intake: it claims stored conversations, and puts them on the scheduler where they were left.
 
 A node that has its database to itself claims everything. One among several claims about as much as its slots will need
 next, so that what waits can go wherever a slot gets free first; what it has claimed stays with it, since its engines

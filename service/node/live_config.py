@@ -41,7 +41,7 @@ class LiveConfig:
         return self._specs.get(model)
 
     def replace(self, config: Config, specs: Sequence[WorkerSpec], shares: Mapping[str | None, float] | None) -> None:
-        """Have another configuration in force from now on."""
+        """Put another configuration in force."""
         self.config, self._specs, self.loaded_at = config, _first_of_each(specs), datetime.now(UTC)
         if self.shares is not None:
             self.shares.clear()

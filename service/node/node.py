@@ -113,7 +113,7 @@ class Node:
             tasks.cancel_scope.cancel()
 
     async def _leave(self, hurry: anyio.Event) -> None:
-        """Have the last turns tell their ends, and leave what is unfinished; a store in trouble is not waited for."""
+        """Let the last turns end, and leave unfinished work; a store in trouble is not waited for."""
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as patience:
                 tasks.start_soon(self._hurry, hurry, patience)

@@ -1,4 +1,4 @@
-"""What was really asked: each attempt's prompt, made again from the job, the words in force and the turns."""
+"""The exact prompt of each attempt, made again from the job, the words in force and the turns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

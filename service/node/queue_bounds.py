@@ -59,7 +59,7 @@ class QueueBounds:
             self._coming[caller.name] -= turns
 
     async def check_request(self, caller: Caller) -> None:
-        """Return if one more request of a caller may wait beside its turns.
+        """Check that one more request of a caller may wait beside its turns.
 
         Raises:
             TooMuchQueued: too much waits at this moment.

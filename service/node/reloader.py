@@ -1,4 +1,4 @@
-"""Has another configuration come in force while a node runs: all of it, or nothing.
+"""Applies a new configuration to a running node, atomically.
 
 Source: specification, "Reload".
 """

@@ -1,4 +1,4 @@
-"""What a node does about the news of its store: it pauses during an outage, and starts over after a takeover."""
+"""A node's reactions to its store's news: it pauses during an outage, and starts over after a takeover."""
 
 import math
 import time

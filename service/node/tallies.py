@@ -1,4 +1,4 @@
-"""What is counted of jobs, and kept: of a job that has ended for good, of one that runs for a moment.
+"""Cached tallies of jobs: of an ended job for good, of a running one for a moment.
 
 A job of 10,000 conversations has some 100,000 rows to count, and whoever lists fifty such jobs asks again and again.
 """

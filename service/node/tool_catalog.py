@@ -66,7 +66,7 @@ class ToolCatalog:
         return tuple(self._models)
 
     async def list_again(self, model: str) -> None:
-        """Have each server of a model tell its tools again, each within its limit."""
+        """List the tools of each of a model's servers again, each within its limit."""
         async with anyio.create_task_group() as tasks:
             for server in self._servers(model):
                 tasks.start_soon(server.list_again)

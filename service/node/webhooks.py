@@ -63,7 +63,7 @@ class Webhooks:
         self._http.timeout = httpx.Timeout(config.timeout_s)
 
     async def run(self) -> None:
-        """Send whatever is due, until cancelled."""
+        """Send the messages that are due, until cancelled."""
         async with self._http, anyio.create_task_group() as tasks:
             while True:
                 try:
@@ -180,7 +180,7 @@ class Webhooks:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public network, whatever form it is hidden in."""
+    """Whether an address is one of the public network, in any of its forms."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
         inside = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]

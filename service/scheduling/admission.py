@@ -64,7 +64,7 @@ class Admission:
             self._start_soon(partial(self._go_on, job_id, left))
 
     def cancel(self, job_id: JobId) -> None:
-        """Have what is left of a job admitted as cancelled."""
+        """Cancel the part of a job that is not admitted yet."""
         if job_id in self._left:
             self._cancelled.add(job_id)
 

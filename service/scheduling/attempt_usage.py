@@ -1,4 +1,4 @@
-"""What an attempt has used, as its key is told of it, and what it was like."""
+"""The usage of an attempt, as charged to its key, and its measures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class KeptSlots:
         return f"<KeptSlots {self._keeping}>"
 
     def settle(self, kept: Mapping[TurnKey, int], now: float) -> list[RequestUsed]:
-        """Take how many slots are kept from ``now`` on, and for which turns; return what others have had."""
+        """Set the slots that are kept from ``now`` on, by turn; return the usage of those kept no longer."""
         if not (kept or self._keeping):
             return []
         for keeping in self._keeping.values():
@@ -50,7 +50,7 @@ class KeptSlots:
         return [RequestUsed(used=(each.whose, UsageCounts(slot_s=each.slot_s))) for each in over]
 
     def take_over(self) -> list[SlotsKept]:
-        """Take what was kept since the last time, to be told to the core."""
+        """Take the kept slots since the last call, for the core."""
         over, self._over = self._over, []
         return over
 

@@ -147,7 +147,7 @@ class Scheduler:
 
     @asynccontextmanager
     async def leaving(self) -> AsyncIterator[None]:
-        """Note which turns are at work as a block is left, by whatever: engines end next, and then none is."""
+        """Record the turns at work as a block is left, in any way: engines end next, and then no turn is at work."""
         try:
             yield
         finally:

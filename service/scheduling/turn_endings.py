@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt: whom it is blamed on, and whether its turn runs again."""
+"""The end of an attempt: its blame, and whether its turn runs again."""
 
 import logging
 import time

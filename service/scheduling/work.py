@@ -1,4 +1,4 @@
-"""What the turns of the core are to those who run them: the turns of jobs, or requests at the door.
+"""The core's turns as their runners see them: the turns of jobs, or requests at the door.
 
 The core knows keys, agents and models alone. A key is taken to the ``Work`` that its job is of, and while it is on a
 slot it is an ``OnSlot``, whichever of the two it is.
@@ -177,7 +177,7 @@ class Work(Protocol):
         """Clear turns of their charges for deaths that another turn explains."""
 
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
-        """Note how far a conversation or a job has come; return the records of it, made as they are asked for."""
+        """Apply a move of a conversation or a job; return its records, made as they are asked for."""
 
     def clear(self) -> None:
         """Forget everything; nothing is on a slot."""

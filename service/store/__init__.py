@@ -1,1 +1,1 @@
-"""What must outlive the process."""
+"""The store: everything that must outlive the process."""

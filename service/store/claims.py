@@ -79,15 +79,15 @@ class Claims:
     # When a group is committed
 
     def keep(self, claims: Iterable[Claim]) -> None:
-        """Take what was claimed."""
+        """Keep the fences of new claims."""
         self._fences |= {_place(claim): claim.fence for claim in claims}
 
     def take_over(self, applied: "Applied") -> None:
-        """Take what facts have ended."""
+        """Drop the conversations that facts have ended."""
         self.drop(applied.ended)
 
     def drop(self, places: Iterable[Place]) -> None:
-        """Take what has ended or was released."""
+        """Drop the fences of conversations that were ended or released."""
         for place in places:
             self._fences.pop(place, None)
 

@@ -1,4 +1,4 @@
-"""The outbox of webhooks: what callers are to be told is written with the end that it tells of."""
+"""Webhook outbox: a message is written in the transaction that ends its job."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def add(connection: Connection, job_id: JobId, at: datetime) -> None:
 
 
 def is_any_due(now: datetime) -> Callable[[Connection], bool]:
-    """Whether any message is to be sent by now."""
+    """Whether any message is due."""
 
     def query(connection: Connection) -> bool:
         found = connection.execute(
@@ -118,7 +118,7 @@ def postpone(connection: Connection, delivery_ids: Sequence[str], until: datetim
 
 
 def settle(connection: Connection, delivery_id: str, state: str, next_at: datetime, error: str | None) -> None:
-    """Note what came of a try: ``delivered``, ``given_up``, or ``waiting`` until ``next_at``."""
+    """Record the outcome of a try: ``delivered``, ``given_up``, or ``waiting`` until ``next_at``."""
     connection.execute(
         "UPDATE deliveries SET state = ?, next_at = ?, last_error = ? WHERE id = ? AND state = 'waiting'",
         (state, rfc3339(next_at), error, delivery_id),

@@ -1,4 +1,4 @@
-"""What a store, its lease and its neighbours tell a node, as values; told in the event loop to whom never waits."""
+"""News for a node from its store, its lease and its neighbours: values, told in the event loop without waiting."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class StoreRecovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimsLost:
-    """Another node has taken over whatever this one had claimed; its late results are refused."""
+    """Another node has taken over this one's claims; its late results are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

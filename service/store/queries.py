@@ -37,7 +37,7 @@ _JOBS: Final = "jobs JOIN job_documents ON job_id = id"
 
 
 def job(job_id: JobId) -> Query[StoredJob]:
-    """One job; JobNotFound where there is none."""
+    """One job; JobNotFound if it does not exist."""
 
     def query(connection: Connection) -> StoredJob:
         row = connection.execute(f"SELECT {_JOB_COLUMNS} FROM {_JOBS} WHERE id = ?", (job_id,)).fetchone()  # noqa: S608
@@ -113,7 +113,7 @@ def jobs(state: JobState | None, limit: int, before: int | None, owner: str | No
 
 
 def to_cancel() -> Query[list[JobId]]:
-    """List the jobs that are to be cancelled and have not ended."""
+    """List the jobs with a requested cancellation that have not ended."""
 
     def query(connection: Connection) -> list[JobId]:
         rows = connection.execute(

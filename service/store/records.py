@@ -1,4 +1,4 @@
-"""What the service tells its store: facts in the past tense, applied in the order in which they are told."""
+"""The service's facts for its store: in the past tense, applied in the order in which they are told."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Everything that must outlive the process, whatever database holds it."""
+"""Everything that must outlive the process, on any database."""
 
 import asyncio
 import time
@@ -125,7 +125,7 @@ class Store:
         await self._write(frozenset(), self._membership.leave, lambda _: self._claims.forget_all(), is_kept=True)
 
     async def request_cancel(self, job_id: JobId) -> StoredJob:
-        """Note durably that a job is to be cancelled; return it.
+        """Request a job's cancellation durably; return the job.
 
         Raises:
             JobNotFound: there is none.
@@ -216,7 +216,7 @@ class Store:
         )
 
     def _take_over(self, applied: Applied) -> None:
-        """Take what facts have brought; in the writer's thread."""
+        """Take over a committed group's results; in the writer's thread."""
         self._claims.take_over(applied)
         if applied.lost:
             self._hear(FactsLost(count=applied.lost, conversations=tuple(applied.spoiled)))
@@ -267,7 +267,7 @@ class Store:
         self._writer.submit(write, take_over)
 
     def _hear(self, event: WriterEvent) -> None:
-        """Take what the writer's thread tells, and tell it in the event loop."""
+        """Take the writer thread's news, and tell it in the event loop."""
         match event:
             case ClaimsLost():
                 self._claims.forget_all()

@@ -1,4 +1,4 @@
-"""What turns and requests have used, summed by day, key, job, agent and model.
+"""The usage of turns and requests, summed by day, key, job, agent and model.
 
 Rows are added in the transaction of the fact that an attempt has ended: so each is counted once, and never without its
 fact. They outlive their jobs.

@@ -1,1 +1,1 @@
-"""What operators measure: metrics, logs and traces, made of facts that the service tells anyway."""
+"""Metrics, logs and traces for operators, made of facts that the service tells anyway."""

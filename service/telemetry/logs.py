@@ -53,7 +53,7 @@ def fields_of(record: logging.LogRecord) -> Mapping[str, str | int]:
 
 
 def set_format(kind: LogFormat) -> None:
-    """Have every handler of the root logger write in one form from now on."""
+    """Set one form for every handler of the root logger."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter() if kind == "json" else PeopleFormatter())
 

@@ -23,7 +23,7 @@ MOST_CHARS: Final = 64
 
 
 class CappedNames:
-    """Gives names their places in the order in which they come; those that are ``known`` have theirs from the start."""
+    """Bounds the number of values of a metric label; ``known`` names have their places, others take those left."""
 
     def __init__(self, most: int, known: Iterable[str] = ()) -> None:
         self._most = most
@@ -33,7 +33,7 @@ class CappedNames:
         return f"<CappedNames {len(self._shown)} of {self._most}>"
 
     def __call__(self, name: str) -> str:
-        """Return a name as a label shows it; ``other`` where there are as many as may be."""
+        """Return a name as a label shows it; ``other`` if all places are taken."""
         shown = self._shown.get(name)
         if shown is not None:
             return shown
@@ -112,7 +112,7 @@ class Metrics:
         self._request_times.labels(route, method).observe(seconds)
 
     def count_delivery(self, outcome: str) -> None:
-        """Take how a try to deliver a webhook has ended."""
+        """Count a try to deliver a webhook, by its outcome."""
         self._deliveries.labels(outcome).inc()
 
     def take_news(self, event: StoreEvent) -> None:

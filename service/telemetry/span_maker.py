@@ -113,7 +113,7 @@ class Spans:
         return f"<Spans open={len(self._open)}>"
 
     def note_job(self, job_id: JobId, trace_parent: str) -> None:
-        """Note what a job was posted with, before any of its facts."""
+        """Record the trace that a job was posted with, before any of its facts."""
         self._parents[job_id] = trace_parent
         while len(self._parents) > MOST_PARENTS:
             self._parents.popitem(last=False)
@@ -274,7 +274,7 @@ class Spans:
         span.end(_ns(request.began_at + timedelta(seconds=request.seconds)))
 
     def _remote(self, trace_parent: str | None) -> Context:
-        """Return the context that a header stands for; a root's where there is none, or it is malformed."""
+        """Return the context that a header stands for; a root's if the header is missing or malformed."""
         headers: Mapping[str, str] = {} if trace_parent is None else {"traceparent": trace_parent}
         return self._propagator.extract(headers, Context())
 

@@ -1,4 +1,4 @@
-"""What listens to a node's facts: its metrics always, and its traces where they are switched on."""
+"""The listeners to a node's facts: metrics always, and traces where they are switched on."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence

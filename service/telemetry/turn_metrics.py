@@ -1,4 +1,4 @@
-"""What becomes of turns, counted as it is told: a few additions a turn, and none a token."""
+"""Metrics of turns, counted as facts come: a few additions a turn, and none a token."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

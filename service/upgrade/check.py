@@ -1,4 +1,4 @@
-"""A child with the new code says whether it can go on where this program stops: asked here, answered here too.
+"""Asks a child running the new code whether it can take over; both sides of that exchange.
 
 The child runs the very command that the service runs, with one more flag: so it imports all, reads the configuration
 and looks at the store as the next program would. An older Roundhouse does not know the flag, and so refuses.

@@ -1,4 +1,4 @@
-"""What one program of the service leaves to the next, and how it is passed on: over an exec, in a file without a name.
+"""The handover from one program of the service to the next: over an exec, in a file without a name.
 
 The process stays the same, and with it its pid, its children and every descriptor that is told to stay. So guardians
 see no death of their parent, lifelines have no end, and who connects waits in the backlog of a socket that goes on

@@ -125,7 +125,7 @@ class Upgrader:
         logger.info(text, left.roundhouse, __version__, seconds, *shown)
 
     async def ask(self) -> UpgradeVerdict:
-        """Have the new code look, and begin the upgrade if it agrees; return its verdict.
+        """Ask the new code, and begin the upgrade if it agrees; return its verdict.
 
         Raises:
             UpgradeRefused: it does not, or another upgrade is under way; nothing has changed.
@@ -214,7 +214,7 @@ class Upgrader:
             scheduler.unpause(Pause.UPGRADE)
 
     async def _drain(self) -> None:
-        """Have nothing in flight, and nothing under way that only this program can end."""
+        """Wait until no turn is in flight, and no work is under way that only this program can end."""
         drain_s, scheduler, fleet = self._node.live.config.server.drain_s, self._node.scheduler, self._node.fleet
         with anyio.move_on_after(drain_s):
             await scheduler.wait_idle()
@@ -231,7 +231,7 @@ class Upgrader:
 
     @asynccontextmanager
     async def _quiet(self, front: RestingServer) -> AsyncIterator[None]:
-        """Have clients' requests answered, and take no more of them for a block; they wait in their sockets."""
+        """Answer clients' requests, then take no more of them for a block; new ones wait in their sockets."""
         followers, requests = self._node.jobs.watch, self._node.scheduler.requests
         followers.close()
         requests.close(PAUSED)
@@ -246,7 +246,7 @@ class Upgrader:
                 await front.resume()
 
     async def _write_all(self) -> None:
-        """Have all that happened written down, and let go of what other nodes could not take otherwise."""
+        """Flush all facts to the store, and release the claims that other nodes could not take otherwise."""
         try:
             with anyio.fail_after(STORE_S):
                 await self._node.store.flush()

@@ -24,7 +24,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What the present program is bound to, and which engines it has."""
+    """The present program's side: its bounds and its engines."""
 
     version: int = VERSION
     handover: int  # the version of the document that it would leave
@@ -34,7 +34,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The same of the new code and its configuration, beside what ails the store (``schema``)."""
+    """The new code's side: its bounds, its engines, and the fault of the schema if there is one (``schema``)."""
 
     handover: int
     roundhouse: str

@@ -1,1 +1,1 @@
-"""What engines' servers say in their own words."""
+"""The dialects of engines' servers."""

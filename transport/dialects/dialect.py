@@ -1,4 +1,4 @@
-"""What a dialect is: where an engine differs from the others on the wire."""
+"""The form of a dialect: the differences between engines on the wire."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What all engines share of the OpenAI chat API: a request to its body, a frame to its events, an answer to its error.
+"""The OpenAI chat API as all engines share it: requests to bodies, frames to events, answers to errors.
 
 Engines add fields of their own to frames (llama.cpp ``timings`` and ``prompt_progress``, vLLM ``reasoning``). A field
 that is there means the same from every server, so one decoder reads them all. Sources: OpenAI's API reference;
@@ -131,7 +131,7 @@ _decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
 
 
 def body_of(request: ChatRequest) -> dict[str, object]:
-    """Return the body as every engine takes it: the caller's parameters, then what is ours whatever the caller said."""
+    """Return the body as every engine takes it: the caller's parameters, then ours, which win."""
     body: dict[str, object] = dict(request.params)
     body["model"] = request.model
     body["messages"] = [message_document(message) for message in request.messages]
@@ -218,7 +218,7 @@ def _without_accounts(frame: bytes, error: Exception) -> _Chunk:
 
 
 def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
-    """Return the error that an answer other than a 200 stream stands for, whatever its body is."""
+    """Return the error that an answer other than a 200 stream stands for, with any body."""
     retry_after = headers.get("retry-after", "")
     retry_after_s = float(retry_after[:MAX_RETRY_DIGITS]) if retry_after.isdecimal() else None
     try:

@@ -1,4 +1,4 @@
-"""What is read of an answer that is passed on as it came: enough to know that the model gets on, and what it has cost.
+"""The parts of a relayed answer that Roundhouse reads: the model's progress, and the cost.
 
 One decoder reads the frames and bodies of all surfaces: OpenAI's chat, completions, embeddings and Responses, and
 Anthropic's Messages. A field that is there means the same on each. What it does not know it passes over, since another

@@ -90,7 +90,7 @@ class AdapterStore:
         replace_file(self._folder / INDEX, msgspec.json.encode(shelved))
 
     def check_space(self, source: Path) -> None:
-        """Return if a copy leaves enough of the disk to whatever else is written there.
+        """Check that a copy leaves enough of the disk to other writers.
 
         Raises:
             OSError: it does not.

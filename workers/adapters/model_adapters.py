@@ -94,7 +94,7 @@ class ModelAdapters:
     # What is asked for
 
     async def load(self, name: str, source: Path) -> bool:
-        """Have every engine of the model serve an adapter; return whether it did not before.
+        """Load an adapter onto every engine of the model; return whether it was not there before.
 
         It is named once it can be served by every worker in rotation, and is kept over restarts.
 
@@ -104,7 +104,7 @@ class ModelAdapters:
         return await self._owned(self._load, name, source)
 
     async def unload(self, name: str) -> None:
-        """Have no engine of the model serve an adapter any more; requests for it are refused from here on.
+        """Unload an adapter from every engine of the model; requests for it are refused from here on.
 
         Raises:
             AdapterError: it cannot be; nothing has changed.
@@ -255,7 +255,7 @@ class ModelAdapters:
         await anyio.to_thread.run_sync(self._store.remove, useless)
 
     def _want(self, *more: Adapter) -> None:
-        """Have the engines that start from now on have what is loaded, and ``more``.
+        """Start engines with the loaded adapters and ``more`` from now on.
 
         Raises:
             InvalidSpec: none can be started so.

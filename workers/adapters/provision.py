@@ -42,7 +42,7 @@ async def bring(worker: SupervisedWorker, next_change: NextChange) -> bool:
 
 
 async def unload(worker: SupervisedWorker, name: str) -> None:
-    """Have vLLM forget an adapter; llama.cpp has it until its next start, unused."""
+    """Unload an adapter from vLLM; llama.cpp has it until its next start, unused."""
     if worker.spec.engine is not EngineKind.VLLM or name not in worker.adapters.loaded:
         return
     incarnation = worker.incarnation

@@ -27,7 +27,7 @@ class _PeftConfig(Struct):
 
 
 def check_source(source: Path, *, is_folder: bool) -> None:
-    """Return if there is something to be copied.
+    """Check that the files to be copied are there.
 
     Raises:
         InvalidAdapter: there is not.
@@ -40,7 +40,7 @@ def check_source(source: Path, *, is_folder: bool) -> None:
 
 
 def check_peft(folder: Path, model: str | None, most_rank: int | None) -> None:
-    """Return if ``folder`` holds a LoRA adapter in PEFT's form, for ``model`` where that is a folder as well.
+    """Check that ``folder`` holds a LoRA adapter in PEFT's form, for ``model`` if that is a folder too.
 
     Raises:
         InvalidAdapter: it does not, and what is wrong with it.
@@ -61,7 +61,7 @@ def check_peft(folder: Path, model: str | None, most_rank: int | None) -> None:
 
 
 def check_gguf(file: Path) -> None:
-    """Return if ``file`` is a LoRA adapter in GGUF, as far as can be told here.
+    """Check that ``file`` is a LoRA adapter in GGUF, as far as can be told here.
 
     Raises:
         InvalidAdapter: it is not, and what is wrong with it.

@@ -88,7 +88,7 @@ class Gpu:
 
 
 def check_devices(gpus: Sequence[Gpu]) -> None:
-    """Return if there can be a machine with these devices.
+    """Check that a machine with these devices is possible.
 
     Raises:
         InvalidInventory: there cannot; the message has a line for each fault: its place, its value and its mend.

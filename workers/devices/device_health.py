@@ -51,7 +51,7 @@ print(size.value)
 
 
 def check_view(device: Device) -> None:
-    """Return if a program that is shown a slice sees the slice's memory; blocks for as long as a driver takes.
+    """Check that a program which is shown a slice sees its memory; blocks for as long as a driver takes.
 
     Raises:
         SpawnFailed: it sees another device, or none.
@@ -157,7 +157,7 @@ class DeviceHealth:
             raise DeviceSick(uuid, mark.because)
 
     async def check_slice(self, device: Device) -> None:
-        """Return if an engine that is shown a slice would see that slice; each is asked for until it is well.
+        """Check that an engine which is shown a slice sees it; each slice is checked until it passes.
 
         Raises:
             SpawnFailed: it would not.
@@ -168,7 +168,7 @@ class DeviceHealth:
 
     @contextmanager
     def engine_on(self, uuid: str) -> Iterator[None]:
-        """Have an engine of ours on a device for a block: until no process of it is left."""
+        """Count an engine of ours on a device for a block, which lasts until no process of it is left."""
         if not self._engines[uuid] and uuid in self.memory:
             self._before[uuid] = self.memory[uuid]
         self._engines[uuid] += 1

@@ -1,4 +1,4 @@
-"""What this machine has for engines: GPUs, cores and memory."""
+"""This machine's means for engines: GPUs, cores and memory."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of its devices, through NVML.
+"""The devices of NVIDIA's driver, read through NVML.
 
 Source: NVIDIA, "NVML API Reference Guide". The binding is ``nvidia-ml-py``, which loads the driver's own library
 ``libnvidia-ml.so.1``; CUDA's variables hide nothing from it.

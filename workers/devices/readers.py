@@ -1,4 +1,4 @@
-"""Whoever tells how much memory of each device is used, and which of them the driver reports faults of."""
+"""Readers of devices: the used memory of each, and the faults that the driver reports."""
 
 import logging
 import os

@@ -140,7 +140,7 @@ class Incarnation:
             await self._engine.end_without_guardian()
 
     def kill(self) -> None:
-        """Have the whole tree killed: leaving ``run_engine`` is what does it."""
+        """Kill the whole tree, by leaving ``run_engine``."""
         self._is_told = True
         self._scope.cancel()
 
@@ -245,7 +245,7 @@ class Incarnation:
         return contextlib.nullcontext() if health is None or lane is None else health.engine_on(lane.device.uuid)
 
     def _keyed(self, command: Command) -> Command:
-        """Have the engine ask for a key, and bring it; an operator's own stands."""
+        """Give the engine a key to ask for, and use it; an operator's own stands."""
         self.key = key = operators_key(self._spec) or secrets.token_hex(16)
         self._client.use_key(key)
         return replace(command, env={**command.env, VARIABLES[self._spec.engine]: key})

@@ -194,7 +194,7 @@ class Supervisor:
                 self._on_move()
 
     def equip(self, spec: WorkerSpec) -> None:
-        """Have engines that are started from now on be started so; where they listen is as before.
+        """Start engines by this specification from now on; their address stays.
 
         Raises:
             InvalidSpec: they cannot be.
@@ -202,7 +202,7 @@ class Supervisor:
         self._starter = replace(self._starter, command=command_for(spec, self._environment))
 
     def adopt(self, held: HeldEngine) -> None:
-        """Have the next start, which must be the first, take over an engine that runs already."""
+        """Take over a running engine at the next start, which must be the first."""
         self._held = held
         self._now = replace(self._now, incarnation=held.incarnation - 1)
         self.last_exit = held.last_exit

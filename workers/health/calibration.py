@@ -1,4 +1,4 @@
-"""What is asked of an engine that is idle: how fast it reads and writes, and whether it still answers."""
+"""Probes of an idle engine: how fast it reads and writes, and whether it still answers."""
 
 from collections.abc import Callable
 from typing import Final
@@ -42,7 +42,7 @@ class IdleProbe:
         self._due_at = self._clock() + PROBE_S
 
     def is_due(self, now: float) -> bool:
-        """Whether the engine is to be asked now; the next time is later."""
+        """Whether a probe of the engine is due; the next one is later."""
         if now < self._due_at:
             return False
         self._due_at = now + PROBE_S

@@ -34,10 +34,10 @@ class Guarded(EngineOwner, Protocol):
         """Admit nothing new."""
 
     def resume_nowait(self, because: str, hold: Hold) -> None:
-        """Take that back."""
+        """Undo ``drain_nowait``."""
 
     def offer_one_slot(self, *, is_only: bool) -> None:
-        """Have one slot at most, or as many as there are again."""
+        """Offer one slot at most, or all of them again."""
 
 
 class CircuitBreaker:
@@ -124,7 +124,7 @@ class CircuitBreaker:
         raise AssertionError("it counts for ever")
 
     async def _why_of_no_use(self, refused_at: float, silent_since: float | None) -> str | None:
-        """Return why the engine is to be replaced: it refuses everything, or is silent without a sign of work."""
+        """Return why the engine has to be replaced: it refuses everything, or is silent without a sign of work."""
         is_working = any(running.answer.generation.has_progressed for running in self._in_flight)
         if not self._worker.owns_engine or is_working:
             return None

@@ -1,4 +1,4 @@
-"""What the judges of an engine's health can see of its worker, and do to it."""
+"""The worker as the judges of its engine's health see it, and the means that they have."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What has been seen of one engine lately, beside its answers; each look adds to it."""
+"""Recent observations of one engine, beside its answers; each look adds to them."""
 
 from collections.abc import Callable
 from typing import Final
@@ -138,7 +138,7 @@ class Observations:
         self.kernel, self._kernel_at = view, now
 
     def _measure_cpu(self, view: KernelView, now: float) -> None:
-        """Take how much the tree computes; an interval of a few ticks would tell of the ticks alone."""
+        """Measure the CPU use of the tree; an interval of a few ticks would tell of the ticks alone."""
         if self._ticks_at is None or not self._ticks.processes:
             self._ticks, self._ticks_at = view, now
             return
@@ -152,7 +152,7 @@ class Observations:
         self._ticks, self._ticks_at = view, now
 
     def learn_batches(self, running: InFlightRequest) -> None:
-        """Learn how fast the engine reads from each batch that it tells of, whatever becomes of the request."""
+        """Learn the engine's reading speed from each batch that it reports, however the request ends."""
         progress = running.answer.generation.prompt_progress
         seen, seen_ms = self._batches.get(running.id, (0, 0.0))
         if progress is None or progress.processed <= max(seen, progress.cached):

@@ -1,4 +1,4 @@
-"""What is kept of an incarnation that broke, so that the one line that mattered is not lost."""
+"""The record of an incarnation that broke, so that the one line that mattered is not lost."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What answers of one worker should have taken, beside what they took."""
+"""The expected latencies of one worker's answers, beside the measured ones."""
 
 from collections import deque
 from statistics import median

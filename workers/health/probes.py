@@ -1,4 +1,4 @@
-"""What an engine shows of itself beside its answers: counters, a canary, and the kernel's view of it."""
+"""An engine's signs beside its answers: counters, a canary, and the kernel's view of it."""
 
 import contextlib
 import logging
@@ -101,7 +101,7 @@ class Probes(Protocol):
         """Return how long the engine takes for a short prompt, or at least takes; None where it does not tell."""
 
     async def read_prompt(self, system: str, tools: Sequence[Mapping[str, object]]) -> None:
-        """Have the engine read what stands first in prompts, and keep it, if it does so within a limit."""
+        """Read the common beginning of prompts into the engine's cache, if that takes no longer than a limit."""
 
     async def probe(self) -> ProbeResult:
         """Make one readiness probe; return its result."""

@@ -1,4 +1,4 @@
-"""What an engine's failure under one request asks for, before the slot of that request is lent again."""
+"""Recovery after an engine's failure under one request, before the slot of that request is lent again."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -139,7 +139,7 @@ class Recovery:
         return False
 
     async def _confirm_alive(self, incarnation: int, running: InFlightRequest, detail: str) -> None:
-        """Return if the engine is there after a broken request; else break it, and charge that request.
+        """Check that the engine lives after a broken request; else break it, and charge that request.
 
         A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
         proves nothing: a healthy engine may be in the middle of a batch, and one that hangs is the watch's.

@@ -127,7 +127,7 @@ class HealthWatch:
         return self._cut_off_at is not None and self._clock() - self._cut_off_at < SHORTLY_S
 
     def verdict(self) -> Verdict | None:
-        """Return the gravest verdict of all requests in flight; None where there are none."""
+        """Return the gravest verdict of all requests in flight; None without any."""
         if self._watched.is_starting:
             return Verdict.LOADING
         return min((running.judgement.verdict for running in self._in_flight), key=SEVERITY.index, default=None)

@@ -174,12 +174,12 @@ class LanePool:
         return f"a lane: {residents}"
 
     def adopt(self, worker: SupervisedWorker) -> None:
-        """Take it that a worker's engine stands on its lane already."""
+        """Adopt a worker whose engine stands on its lane already."""
         self._lanes[worker.spec.id].adopt(worker)
         self._adopted.append(worker)
 
     def start_adopted_nowait(self) -> None:
-        """Have the workers whose engines are there already go on with them; once."""
+        """Start the workers that go on with running engines; once."""
         for worker in self._adopted:
             worker.start_nowait("its engine is there already")
 
@@ -190,7 +190,7 @@ class LanePool:
     # What happens
 
     def note_waiting(self, waiting: Mapping[str, Waiting]) -> None:
-        """Take what waits for each model of the lanes, after every start and end of a turn."""
+        """Update the waiting turns of each model of the lanes, after every start and end of a turn."""
         in_use = [lane.current.slots_in_use for lane in self.lanes]
         if (waiting, in_use) == (self._waiting, self._in_use):
             return
@@ -286,7 +286,7 @@ class LanePool:
         self._changed.notify()
 
     def _place(self) -> float | None:
-        """Do what is to be done; return when to look again though nothing happens."""
+        """Carry out the due actions; return when to look again though nothing happens."""
         now = time.monotonic()
         models = self._demand(now)
         views = [self._view(lane, now) for lane in self.lanes]

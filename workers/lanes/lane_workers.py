@@ -84,7 +84,7 @@ class LaneWorkers:
         return self.next is not None or self.is_turning or self.phase in {LanePhase.LOADING, LanePhase.LEAVING}
 
     def adopt(self, worker: SupervisedWorker) -> None:
-        """Take it that a worker's engine is there already."""
+        """Adopt a worker whose engine runs already."""
         self.current = worker
         self.used_at = self.idle_since = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""What engines on lanes were seen to take of their devices: it corrects what their files told."""
+"""The measured memory of engines on lanes: it corrects the estimate from their files."""
 
 from collections.abc import Iterable
 from typing import Final

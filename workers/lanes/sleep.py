@@ -63,7 +63,7 @@ class Sleep:
         return f"<Sleep {self._host_mib}>"
 
     async def put(self, worker: SupervisedWorker) -> bool:
-        """Return whether an engine sleeps now; it is not put to sleep where the host has no room for its weights."""
+        """Put an engine to sleep, unless the host has no room for its weights; return whether it sleeps."""
         spec = worker.spec
         weights_mib = await self._weights_mib(spec)
         if weights_mib is None or weights_mib + HOST_RESERVE_MIB > psutil.virtual_memory().available // MIB:
@@ -76,7 +76,7 @@ class Sleep:
         return is_done
 
     async def wake(self, worker: SupervisedWorker) -> bool:
-        """Return whether an engine that slept serves again."""
+        """Wake an engine; return whether it serves again."""
         is_done = await self._tell(worker, worker.spec.timeouts.start_s, is_wake=True)
         if is_done:
             worker.unpause_watch()

@@ -37,7 +37,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Nothing new is to be admitted, until what it is held for is over."""
+    """Admission stops until the hold is over."""
 
     because: str
     hold: Hold = Hold.OPERATOR

@@ -1,4 +1,4 @@
-"""What a supervisor decides by: where its engine is in its life, and what is configured. Pure."""
+"""The grounds of a supervisor's decisions: the stage of its engine's life, and the configuration. Pure."""
 
 from dataclasses import dataclass
 

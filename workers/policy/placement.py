@@ -183,7 +183,7 @@ class Placement:
         ]
 
     def next_look(self, lanes: Sequence[LaneView], models: Iterable[ModelDemand], now: float) -> float | None:
-        """Return when something is to be done though nothing happens before; None is never."""
+        """Return when the next action is due though nothing happens before; None is never."""
         by_name = {model.name: model for model in models}
         ends = [
             lane.idle_since + keep_s
@@ -264,7 +264,7 @@ class _Moment:
         return (lane.memory_mib or 0) if known is None else known
 
     def cheapest(self, model: ModelDemand, may_leave: Callable[[LaneView], bool]) -> list[LaneView] | None:
-        """Return the lane for a model, and behind it those that have to leave with it; None where there is none."""
+        """Return the lane for a model, and behind it those that have to leave with it; None if there is no lane."""
         ways = [
             way
             for lane in self.lanes.values()
@@ -348,7 +348,7 @@ def _may_load(lane: LaneView, model: ModelDemand) -> bool:
 
 
 def _add_replicas(moment: _Moment) -> Iterator[AssignLane]:
-    """Give empty lanes to models of which more turns wait than the lanes of it have room: nobody leaves for that."""
+    """Give empty lanes to models with more waiting turns than room; never evict for it."""
     for model in sorted(moment.models.values(), key=lambda each: each.oldest):
         lanes = [lane for lane in moment.lanes.values() if lane.planned == model.name]
         open_lanes = [lane for lane in lanes if _serves(lane) and not (model.is_full and lane.phase is LanePhase.READY)]

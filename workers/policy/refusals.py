@@ -1,4 +1,4 @@
-"""What the refusals of one worker's engines say: of the turns that were refused, or of the engine. Pure.
+"""The meaning of one worker's refusals: against the refused turns, or against the engine. Pure.
 
 A canary of one token that is answered proves that an engine computes, not that it serves turns. While several different
 turns are refused and none gets a token, the engine is excused by nobody: it may be ill in what a canary does not ask
@@ -41,5 +41,5 @@ class Refusals:
         return incarnation == self._incarnation and len(self._turns) >= SICK_TURNS
 
     def are_too_many(self, incarnation: int, now: float) -> bool:
-        """Whether an engine has refused for so long that it is to be replaced."""
+        """Whether an engine has refused for so long that it has to be replaced."""
         return self.speak_against_engine(incarnation) and now - self._since >= SICK_S

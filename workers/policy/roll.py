@@ -38,7 +38,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedModel:
-    """How many workers of a model there are to be; ``first`` is where number 0 listens, and the others follow."""
+    """The wanted number of a model's workers; ``first`` is where number 0 listens, and the others follow."""
 
     model: str
     count: int

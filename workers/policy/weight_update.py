@@ -171,7 +171,7 @@ UpdateEvent = UpdateBegun | StepEnded | StepFailed | VersionCommitted | TakeBack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginStep:
-    """Have a worker do a phase."""
+    """A worker begins a phase."""
 
     worker: str
     phase: UpdatePhase
@@ -215,7 +215,7 @@ UpdateDecision = tuple[UpdateProgress, tuple[UpdateAction, ...]]
 
 
 def decide(now: UpdateProgress, event: UpdateEvent) -> UpdateDecision:
-    """Return how the update stands after ``event``, and what is to be done; it is over when its state says so."""
+    """Return the update's state after ``event``, and its next steps; its state says when it is over."""
     match event:
         case UpdateBegun():
             return _begin_phase(now, UpdatePhase.PAUSE) if now.parts else _fail(now)

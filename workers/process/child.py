@@ -104,7 +104,7 @@ class OutputFrames:
         return bytes(self._held)
 
     def feed(self, data: bytes) -> None:
-        """Take what came through the pipe."""
+        """Cut the bytes of the pipe into frames."""
         held = self._held
         held += data
         head = struct.calcsize(guardian.FRAME_HEAD)
@@ -210,7 +210,7 @@ class EngineProcess:
         self._gone.set()
 
     async def drain(self) -> None:
-        """Take what the engine prints, to its end."""
+        """Drain the engine's output, to its end."""
         while data := await self._guardian.read_output():
             self._frames.feed(data)
         self._drained.set()

@@ -260,7 +260,7 @@ class Guardian:
                 os.read(self._wakeup_fd, READ_BYTES)
 
     def _obey(self) -> bool:
-        """Take what has come on the lifeline; return whether the engine is still wanted."""
+        """Read the lifeline's orders; return whether the engine is still wanted."""
         orders = os.read(0, READ_BYTES)
         if not orders or ORDER_KILL in orders:
             return False

@@ -20,7 +20,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """Return the identity of a process that lives, None where there is none."""
+        """Return the identity of a living process; None if it does not live."""
         try:
             return cls(pid=pid, started=_stat(pid).started)
         except (OSError, ValueError, IndexError):
@@ -37,7 +37,7 @@ class ProcessId:
 
 
 def kill_exactly(process: ProcessId) -> None:
-    """Send SIGKILL to exactly that process: the descriptor keeps meaning it, whatever becomes of its number."""
+    """Send SIGKILL to exactly that process: the descriptor keeps meaning it, though its number may be another's."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:

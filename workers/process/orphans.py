@@ -102,7 +102,7 @@ def children_now() -> list[ProcessId]:
 
 
 async def end_children(children: Collection[ProcessId]) -> bool:
-    """Have children of ours end, and collect them; whether all have.
+    """End children of ours and collect them; return whether all have ended.
 
     SIGTERM first: a tether ends its tree by that, and a guardian obeys its lifeline alone.
     """

@@ -53,7 +53,7 @@ class ProcessRegistry:
         return f"<ProcessRegistry {self._file.name} processes={len(self._processes)}>"
 
     def note_started(self, *pids: int) -> None:
-        """Note processes that have just been started; a full disk keeps no engine from running."""
+        """Register new processes; a full disk keeps no engine from running."""
         self._processes = {pid: noted for pid, noted in self._processes.items() if noted.is_alive}
         for pid in pids:
             noted = ProcessId.of(pid)
@@ -153,7 +153,7 @@ def _read(file: Path) -> _Run | None:
 
 
 def _remains(runs: list[_Run]) -> Iterator[ProcessId]:
-    """Yield what is left of ended runs: what they noted, all below that, and whatever carries their mark."""
+    """Yield the processes of ended runs: those that they noted, all below, and those that carry their mark."""
     marks = {run.run_id for run in runs}
     noted = {process for run in runs for process in run.processes if process.is_alive}
     for process in noted:

@@ -1,4 +1,4 @@
-"""What a request has brought so far, over all its generations; whole after any ending, and at any moment before."""
+"""A request's answer so far, over all its generations; whole after any ending, and at any moment before."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -104,7 +104,7 @@ class Answer:
         return new.replace("\\n", "\n")
 
     def take_words(self, words: str) -> None:
-        """Take what the last message says besides its calls."""
+        """Take the words of the last message, without its calls."""
         self._is_read = True
         self._words = words or self._words
 
@@ -137,7 +137,7 @@ class Answer:
 
     @property
     def cost(self) -> Usage:
-        """What all generations have cost: as the engine has told, and of one that it has not told of, as was seen."""
+        """Tokens of all generations: reported, or estimated where the engine has not reported."""
         costs = [each.usage or each.seen for each in self._generations]
         return Usage(
             sum(cost.prompt_tokens for cost in costs),

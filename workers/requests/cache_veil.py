@@ -1,4 +1,4 @@
-"""What an answer that is passed on tells of its engine's prompt cache, bounded by what its own key has brought.
+"""The prompt-cache counts in a relayed answer, bounded by the words that its own key has brought.
 
 How much of a prompt was in the cache tells whoever reads it what others have asked: a guess at another's prompt is told
 to be right, token by token. So the numbers count what the reader's own program had there, and no more. What was cached

@@ -1,4 +1,4 @@
-"""What one request in flight has brought so far, and when it last gave a sign.
+"""The tokens of one request in flight so far, and the times of its signs.
 
 Stands at the end of the token path: one call for each event, no task woken, nothing joined until it is read.
 """

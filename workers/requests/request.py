@@ -1,4 +1,4 @@
-"""What a caller asks of a worker, and the tools that come with it."""
+"""A caller's request to a worker, and the tools that come with it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field

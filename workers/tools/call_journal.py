@@ -37,4 +37,4 @@ class CallJournal(Protocol):
         """
 
     async def end_call(self, key: str, *, result: str | None, failure: str | None) -> None:
-        """Note what came of a call: its result as JSON, or why there is none."""
+        """Record the end of a call: its result as JSON, or the reason for having none."""

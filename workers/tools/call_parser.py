@@ -1,4 +1,4 @@
-"""What a model's message asks for: its calls, from streamed fragments or from its text. Pure.
+"""The calls in a model's message, from streamed fragments or from its text. Pure.
 
 The fallback is read only where the engine has given no structured call: many chat templates know no tools, and many
 parsers of engines miss a call now and then.

@@ -131,7 +131,7 @@ class MessageTools:
     async def run(
         self, calls: Sequence[ToolCall], iteration: int, said: str, records: list[ToolRecord]
     ) -> list[str] | RequestFailed:
-        """Return each call's result as JSON, in their order; ``records`` takes every call, whatever became of it."""
+        """Return each call's result as JSON, in their order; ``records`` takes every call, failed ones too."""
         results: list[str | None] = [None] * len(calls)
         kept: dict[int, ToolRecord] = {}
         troubles: list[ToolTrouble] = []

@@ -111,7 +111,7 @@ def _check_schema(parameters: object) -> dict[str, object]:
 
 
 def check_names(tools: tuple[ToolDefinition, ...], exit_tools: tuple[ToolDefinition, ...]) -> None:
-    """Return if every name is given once.
+    """Check that every name is given once.
 
     Raises:
         InvalidTool: a call could mean two tools.

@@ -122,7 +122,7 @@ class McpTools:
         return None if self.listed is None else name in self._names
 
     async def list_again(self) -> None:
-        """Have a server that is connected tell what it has now; where it does not in time, its last listing stands."""
+        """List the tools of a connected server again; if it does not answer in time, its last listing stands."""
         client = self._client
         if client is None or anyio.current_time() < self._list_due_at:
             return
@@ -163,7 +163,7 @@ class McpTools:
         )
 
     async def run(self, use: ToolUse) -> object:
-        """Have the server run it; what the server reports as the tool's own error is a result, for the model to see."""
+        """Run a tool on the server; the tool's own error is a result, for the model to see."""
         from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - see above
         from mcp.types import CONNECTION_CLOSED, METHOD_NOT_FOUND  # noqa: PLC0415
 
@@ -288,7 +288,7 @@ class McpTools:
 
 
 def _go_on(client: "Client", left: HeldServer) -> tuple[ListedTool, ...]:
-    """Have a session be what an earlier program has negotiated, without a word to the server; return its tools.
+    """Restore the session that an earlier program has negotiated, without a word to the server; return its tools.
 
     Raises:
         ValueError: what was negotiated cannot be read, or is of a version that this SDK does not speak.

@@ -1,4 +1,4 @@
-"""The seam to whatever runs tools, and the runner of Python callables."""
+"""The seam to tool runners of every kind, and the runner of Python callables."""
 
 import contextlib
 import contextvars
@@ -104,7 +104,7 @@ Callables = Mapping[str, Callable[..., object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """One call that is to be run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate.
+    """One call to run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate.
 
     ``key`` is the same when the same call is made again after a crash: a tool that keeps it acts once. ``origin`` is
     where the tool is from, None where that is not said.
@@ -195,7 +195,7 @@ class ToolRunners:
         return True if True in answers else None if None in answers else False
 
     async def run(self, use: ToolUse) -> object:
-        """Have it run."""
+        """Run a tool by the runner that knows it."""
         if use.origin is not None:
             if use.origin.server not in self._servers:
                 raise UnknownTool(f"{use.name}: there is no MCP server {use.origin.server!r} any more")
@@ -242,7 +242,7 @@ class SwitchedTools:
         return False if self._current is None else self._current.knows(name)
 
     async def run(self, use: ToolUse) -> object:
-        """Have it run."""
+        """Run a tool by the present runners."""
         runners = self._current
         if runners is None:
             raise UnknownTool(use.name)

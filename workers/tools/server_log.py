@@ -1,4 +1,4 @@
-"""What a tool server says on its standard error: in our log, under its name, with its last words kept."""
+"""The standard error of a tool server: in our log, under its name, with its last words kept."""
 
 import logging
 import os

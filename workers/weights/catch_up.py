@@ -106,7 +106,7 @@ class CatchUp:
             self._start_soon(self._bring, worker, worker.incarnation)
 
     def waits_for(self, worker: SupervisedWorker, *, is_keeping: bool) -> str:
-        """Return the reason why a worker with other weights waits; ``is_keeping``: those weights are being written."""
+        """Return the reason why a worker with other weights waits; ``is_keeping``: the newest are being written."""
         if not worker.is_serving:
             return f"its engine: {worker.because}"
         current = self._current()

@@ -16,7 +16,7 @@ from workers.weights.update import Tensor
 
 
 def check_checkpoint(folder: Path, model: str | None) -> None:
-    """Return if ``folder`` holds whole safetensors, with the tensors of ``model`` where that is a folder as well.
+    """Check that ``folder`` holds whole safetensors, with the tensors of ``model`` if that is a folder too.
 
     Raises:
         InvalidUpdate: it does not, and what is wrong with it.
@@ -27,7 +27,7 @@ def check_checkpoint(folder: Path, model: str | None) -> None:
 
 
 def check_tensors(tensors: Iterable[Tensor], model: str | None) -> None:
-    """Return if ``tensors`` are those of ``model``, where that is a folder.
+    """Check that ``tensors`` are those of ``model``, if that is a folder.
 
     Raises:
         InvalidUpdate: they are not.

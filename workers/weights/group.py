@@ -60,7 +60,7 @@ class Group:
         return 1 + sum(member.size for member in self.members.values())
 
     def note_member(self, worker: WorkerId, incarnation: int | None, because: str) -> None:
-        """Follow a worker's incarnation, None if it serves with none: a group breaks if one member goes."""
+        """Record a worker's incarnation, or None if it serves with none; a group that lacks one breaks."""
         member = self.members.get(worker)
         if incarnation is None and member is not None:
             self.fail(f"{worker} is gone: {because}")

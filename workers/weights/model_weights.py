@@ -308,7 +308,7 @@ class ModelWeights:
         return self._catch_up.waits_for(worker, is_keeping=self.is_keeping)
 
     async def _keep(self, update: WeightUpdate) -> None:
-        """Have an engine write what a trainer sent, so that engines that start later can be brought to it."""
+        """Store a trainer's weights through an engine, so that engines that start later can load them."""
         folder = self._file.kept_folder(update.version) if self._policy.keep else None
         engines = [(self.workers[share.worker], share.incarnation) for share in update.survivors]
         try:

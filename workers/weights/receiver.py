@@ -1,4 +1,4 @@
-"""What the extension inside an engine (``extension/roundhouse_weights.py``) says of itself: asked, or read from a file.
+"""Answers of the extension in an engine (``extension/roundhouse_weights.py``): asked for, or read from a file.
 
 To be read costs an engine nothing, so a waiting engine may read; only what an engine is to do is a call.
 """

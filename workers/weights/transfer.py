@@ -37,11 +37,11 @@ class Transfer(Protocol):
         """Return when the engine has its new weights, and nothing of the old ones."""
 
     async def drop(self, control: EngineControl) -> None:
-        """Have the engine forget what it was to receive."""
+        """Drop the tensors that the engine was about to receive."""
 
 
 async def reload_checkpoint(control: EngineControl, folder: str, *, is_extended: bool) -> None:
-    """Have an engine that stands still read a checkpoint; with our extension also where layers share weights.
+    """Reload a checkpoint in an engine that stands still; our extension reaches layers that share weights too.
 
     Raises:
         EngineError: it has not, or not all of it.
@@ -70,7 +70,7 @@ class CheckpointTransfer:
         _share: WorkerProgress,
         tell: Callable[[], None],
     ) -> None:
-        """Have the weights read, and put in place."""
+        """Reload the checkpoint."""
         tell()
         await reload_checkpoint(control, str(request.checkpoint), is_extended=self._is_extended)
 
@@ -106,7 +106,7 @@ class GlooTransfer:
         share: WorkerProgress,
         tell: Callable[[], None],
     ) -> None:
-        """Have it receive, and look how far it is until it has everything."""
+        """Begin to receive, and poll the engine until it has every tensor."""
         tensors = [tensor.document for tensor in request.tensors]
         share.total = len(tensors)
         asked = {"update": update, "tensors": tensors, "bucket_bytes": request.bucket_bytes}
@@ -138,7 +138,7 @@ class NativeTransfer:
     is_staged = False
 
     async def start(self, control: EngineControl, _update: int, _request: UpdateRequest) -> None:
-        """Have the engine take its weights apart."""
+        """Start an update: the engine takes its weights apart."""
         await control.post("/start_weight_update", {})
 
     async def receive_weights(
@@ -149,7 +149,7 @@ class NativeTransfer:
         _share: WorkerProgress,
         tell: Callable[[], None],
     ) -> None:
-        """Have it receive; nothing inside bounds that."""
+        """Receive the tensors; nothing inside bounds that."""
         info = {
             "names": [tensor.name for tensor in request.tensors],
             "dtype_names": [tensor.dtype.removeprefix("torch.") for tensor in request.tensors],
@@ -158,7 +158,7 @@ class NativeTransfer:
         await control.post("/update_weights", {"update_info": info}, on_sent=tell)
 
     async def finish(self, control: EngineControl, _update: int, version: int) -> None:
-        """Have it put them together again."""
+        """Finish the update: the engine puts its weights together again."""
         await control.post("/finish_weight_update", {"weight_version": str(version)})
 
     async def drop(self, control: EngineControl) -> None:

@@ -67,7 +67,7 @@ class WorkerProgress:
         return self.part.error
 
     def take_part(self, part: WorkerPart, now: float) -> None:
-        """Take what was decided of it."""
+        """Take the worker's new part."""
         if part.stage is not self.part.stage:
             self.since = now
         self.part = part
@@ -105,7 +105,7 @@ class WeightUpdate:
         return [share for share in self.shares.values() if share.error is None]
 
     def take_progress(self, progress: UpdateProgress) -> None:
-        """Take what was decided."""
+        """Take the decided progress."""
         self.state, self.phase, self.error = progress.state, progress.phase, progress.error
         for worker, part in progress.parts.items():
             self.shares[WorkerId(worker)].take_part(part, self.clock())

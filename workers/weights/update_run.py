@@ -167,7 +167,7 @@ class UpdateRun:
     # Steps
 
     async def _step(self, share: WorkerProgress, phase: UpdatePhase) -> StepEnded | StepFailed:
-        """Have one worker do a phase, within the phase's limit."""
+        """Run a phase on one worker, within the phase's limit."""
         worker, limit_s = self._workers[share.worker], self._limits.limit_s(phase, self.update.request.mode)
         try:
             with anyio.fail_after(limit_s) as self._scopes[share.worker]:

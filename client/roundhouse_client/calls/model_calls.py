@@ -29,7 +29,7 @@ def list_adapters(model: str) -> Call[Adapters]:
 
 
 def load_adapter(model: str, name: str, path: str, *, limit_s: float = LOAD_S) -> Call[Adapter]:
-    """Have every engine of a model serve a LoRA adapter by ``name``; return it when agents may ask for it.
+    """Load a LoRA adapter by ``name`` onto every engine of a model; return it when agents may ask for it.
 
     ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp.
 
@@ -41,7 +41,7 @@ def load_adapter(model: str, name: str, path: str, *, limit_s: float = LOAD_S) -
 
 
 def unload_adapter(model: str, name: str, *, limit_s: float = LOAD_S) -> Call[None]:
-    """Have every engine of a model forget a LoRA adapter.
+    """Unload a LoRA adapter from every engine of a model.
 
     Raises:
         StateConflict: an unfinished job uses it (``adapter_in_use``).
@@ -60,7 +60,7 @@ def get_weights(model: str, *, update: int | None = None, wait_s: float | None =
 
 
 def init_weights(model: str, body: Mapping[str, object], *, limit_s: float = LOAD_S) -> Call[Weights]:
-    """Have every engine of a model join a trainer's group (``POST …/weights/init``); ``TrainerClient`` is its rank 0.
+    """Open a trainer's group of every engine of a model (``POST …/weights/init``); ``TrainerClient`` is its rank 0.
 
     Raises:
         StateConflict: an update is under way.

@@ -68,7 +68,7 @@ def upgrade() -> Call[AgreedUpgrade]:
 
 
 def reload_configuration() -> Call[Reload]:
-    """Have the service read its configuration anew; return what changes of it.
+    """Reload the service's configuration; return its changes.
 
     Raises:
         InvalidRequest: the configuration is not usable; nothing has changed.

@@ -42,7 +42,7 @@ def get_incidents(worker_id: str) -> Call[Incidents]:
 
 
 def drain_worker(worker_id: str) -> Call[Worker]:
-    """Have a worker take no new turns; those in flight end.
+    """Drain a worker: it takes no new turns, and those in flight end.
 
     Raises:
         NotFound: there is no such worker.

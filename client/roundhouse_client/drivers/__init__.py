@@ -1,1 +1,1 @@
-"""What sends requests and waits: one driver for ordinary code, one for asyncio, and what both need."""
+"""Drivers that send requests and wait: one for ordinary code, one for asyncio, and their common parts."""

@@ -1,4 +1,4 @@
-"""What both drivers share: where the service is, what httpx is told of a request, and what its errors mean."""
+"""The drivers' common parts: the service's address, httpx's arguments for a request, and the meaning of its errors."""
 
 import os
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""What takes more than one request, as generators that do no I/O: they yield steps, and a driver takes them."""
+"""Calls of more than one request, as generators that do no I/O: they yield steps, and a driver takes them."""

@@ -1,4 +1,4 @@
-"""What is told while it happens: the events of a job, and the lines that an engine prints."""
+"""Live streams: the events of a job, and the lines that an engine prints."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""What may be larger than one answer should be: all transcripts of a job, and all jobs."""
+"""Readings too large for one answer: all transcripts of a job, and all jobs."""
 
 from typing import Final
 

@@ -27,7 +27,7 @@ class ProcessGroup:
         return self._group is not None
 
     def listen(self, address: str, port: int, timeout_s: float) -> int:
-        """Have a new store listen at ``address``; return its port, which is free where ``port`` is 0."""
+        """Open a store that listens at ``address``; return its port, a free one if ``port`` is 0."""
         from torch.distributed import TCPStore  # noqa: PLC0415 - only a broadcast needs torch
 
         self._store = TCPStore(address, port, None, True, timedelta(seconds=timeout_s), False)

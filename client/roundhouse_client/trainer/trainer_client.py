@@ -86,7 +86,7 @@ class TrainerClient:
     def update_checkpoint(
         self, folder: str, *, version: int | None = None, mode: str = "keep", clear_cache: bool = True
     ) -> dict[str, Any]:
-        """Have every engine read a checkpoint: safetensors in ``folder``, which the engines' machine can read.
+        """Load a checkpoint into every engine: safetensors in ``folder``, which the engines' machine can read.
 
         Returns the update, ``completed`` or ``partial``.
 
@@ -99,7 +99,7 @@ class TrainerClient:
     # Adapters
 
     def load_adapter(self, name: str, path: str) -> dict[str, Any]:
-        """Have every engine serve a LoRA adapter as a model of that name, and return it when agents may ask for it.
+        """Load a LoRA adapter onto every engine as a model of that name; return it when agents may ask for it.
 
         ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp. What is there
         may go away afterwards. A name stands for one version for ever.
@@ -110,7 +110,7 @@ class TrainerClient:
         return self._door.load_adapter(name, path)
 
     def unload_adapter(self, name: str) -> None:
-        """Have every engine forget a LoRA adapter that no unfinished job uses.
+        """Unload a LoRA adapter that no unfinished job uses from every engine.
 
         Raises:
             WeightsError: it was refused (``adapter_in_use``); nothing has changed.
@@ -151,7 +151,7 @@ class TrainerClient:
     def take_for_served(
         self, tensors: "Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]", *, version: int = 0
     ) -> None:
-        """Take it that the engines have these tensors already: a trainer and they were started from one checkpoint.
+        """Mark these tensors as sent: a trainer and the engines were started from one checkpoint.
 
         The next ``update`` with the same bytes sends nothing. ``version`` is what the model has, 0 where nothing was
         changed since the engines' start.

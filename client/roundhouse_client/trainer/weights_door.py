@@ -1,4 +1,4 @@
-"""What a trainer asks of the service about one model, in a trainer's errors."""
+"""A trainer's calls to the service about one model, in a trainer's errors."""
 
 import time
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class WeightsDoor:
         return self._ask(model_calls.get_weights(self._model, update=update, wait_s=wait_s))
 
     def init(self, body: Mapping[str, object]) -> Document:
-        """Have every engine join a group."""
+        """Open a group that every engine joins."""
         return self._ask(model_calls.init_weights(self._model, body, limit_s=self._timeout_s))
 
     def update(self, body: Mapping[str, object]) -> Document:

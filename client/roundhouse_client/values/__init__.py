@@ -1,1 +1,1 @@
-"""What Roundhouse answers, as values: frozen, typed, each with the JSON that it was read from."""
+"""Roundhouse's answers as values: frozen, typed, each with the JSON that it was read from."""

@@ -1,4 +1,4 @@
-"""What the stream of a job tells, and the decoder that cuts the stream into it.
+"""The events of a job's stream, and the decoder that cuts the stream into them.
 
 A kind of event that this version does not know has None as its ``value``, and all of it in ``data``.
 """

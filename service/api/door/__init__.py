@@ -1,1 +1,1 @@
-"""What a connection may take of us, and who may ask."""
+"""Bounds on connections, and the admission of callers."""

@@ -1,4 +1,4 @@
-"""What a caller may do here: the one table of routes and scopes, and how a route learns who asks.
+"""Callers' rights: the one table of routes and scopes, and how a route learns its caller.
 
 ``Gate`` puts the ``Caller`` into the request's state before any route is known; ``AccessCheck`` stands before every
 route of the app and asks this table. A route that is missing here is for ``admin`` alone. A HEAD is a GET here.

@@ -1,4 +1,4 @@
-"""What a connection may take of us in time, bytes and number, before the service hears of its request.
+"""A connection's bounds in time, bytes and number, before the service hears of its request.
 
 uvicorn itself bounds none of these: a half-sent request holds its connection for ever, and a header may be of any size.
 """
@@ -188,7 +188,7 @@ class Door(HttpToolsProtocol):
             self._parse(piece)
 
     def _parse(self, data: bytes) -> None:
-        """Have data parsed; this stands for uvicorn's ``data_received``, which logs all that a client sends amiss."""
+        """Parse data; this replaces uvicorn's ``data_received``, which logs all that a client sends amiss."""
         self._unset_keepalive_if_required()
         try:
             while data:
@@ -226,7 +226,7 @@ class Door(HttpToolsProtocol):
         return b""
 
     def on_message_begin(self) -> None:
-        """Note a request whose first byte came together with the end of the one before."""
+        """Begin a request whose first byte came together with the end of the one before."""
         super().on_message_begin()
         if self._stage is NOTHING:
             self._expect(HEAD, self.HEAD_S)
@@ -363,7 +363,7 @@ class Door(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _disconnect(self) -> None:
-        """Have no request answer any more: uvicorn tells the newest alone, and the others' writes would raise."""
+        """Disconnect every open request: uvicorn tells the newest alone, and the others' writes would raise."""
         for cycle in self._open:
             cycle.disconnected = True
             cycle.message_event.set()

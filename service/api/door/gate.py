@@ -1,4 +1,4 @@
-"""Who may ask at all: no page of another origin, no caller by a rebound name, and with keys only who has one.
+"""The gate: no page of another origin, no caller by a rebound name, and with keys only callers that have one.
 
 A browser sends a POST of another page's making unasked, and lets that page read nothing; with a name that its owner
 rebinds to our address it lets it read everything. Neither knows a key, and without keys neither gets past here.

@@ -114,7 +114,7 @@ def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of ``app`` rendered here."""
+    """Render every error of ``app`` here."""
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:

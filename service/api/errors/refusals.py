@@ -1,4 +1,4 @@
-"""What a request is refused for before anybody reads its body: the leaves of the tree that belong to the door."""
+"""Refusals before a body is read: the leaves of the tree that belong to the door."""
 
 import math
 

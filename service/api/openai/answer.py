@@ -134,7 +134,7 @@ class RelayedAnswer(Response):
         return told if request.worker is None else {"X-Roundhouse-Worker": request.worker, **told}
 
     def _whole(self) -> Response:
-        """Return the engine's answer, or why there is none."""
+        """Return the engine's answer, or the reason for its absence."""
         request = self._request
         if request.whole is not None and (request.failure is None or request.engine_refused):
             missing = _missing_path(request.whole, request.posted.model, self._path)

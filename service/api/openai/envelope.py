@@ -1,4 +1,4 @@
-"""What is read of a posted body before it is passed on: whom it is for, and how much it is. The rest is the engine's.
+"""The envelope of a posted body: its model, and its size. The rest is the engine's.
 
 Source: specification, "Front door".
 """

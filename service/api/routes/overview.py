@@ -1,4 +1,4 @@
-"""What the dashboard watches, as server-sent events: one encoding for all who may see the same.
+"""The dashboard's frames, as server-sent events: one encoding for all who may see the same.
 
 These routes are the page's own. Programs use the routes of the reference, which promise to stay.
 """
@@ -147,7 +147,7 @@ class FramesBySubject:
         self._kept: OrderedDict[Hashable, SharedFrames] = OrderedDict()
 
     def get_or_make(self, subject: Hashable, make: Make) -> SharedFrames:
-        """Return the frames of a subject, made by ``make`` where there are none yet."""
+        """Return the frames of a subject, made by ``make`` at first."""
         frames = self._kept.pop(subject, None) or SharedFrames(make)
         self._kept[subject] = frames
         while len(self._kept) > MOST_KEPT:

@@ -1,1 +1,1 @@
-"""What commands do, a file for each or for a group of them."""
+"""The commands, a file for each or for a group of them."""

@@ -1,4 +1,4 @@
-"""What the commands do that run engines here."""
+"""The commands that run engines here."""
 
 import logging
 import os

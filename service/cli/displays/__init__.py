@@ -1,1 +1,1 @@
-"""What commands show: live views, tables, and words that a terminal may take."""
+"""The output of commands: live views, tables, and words that a terminal may take."""

@@ -1,4 +1,4 @@
-"""What a terminal can show, and what a transcript looks like there."""
+"""The terminal's abilities, and the look of a transcript there."""
 
 import re
 from collections.abc import Mapping, Sequence

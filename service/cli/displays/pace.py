@@ -21,7 +21,7 @@ class Pace:
         return f"<Pace {self.turns_per_s}>"
 
     def note(self, at: float, ended: int) -> None:
-        """Note how many turns have ended so far; fewer than before is another life of the service."""
+        """Record the number of ended turns; a smaller one is another life of the service."""
         if self._seen and ended < self._seen[-1][1]:
             self._seen.clear()
         self._seen.append((at, ended))

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal while jobs run in this process."""
+"""The display in the terminal while jobs run in this process."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -150,7 +150,7 @@ class _Lines:
 
 @contextmanager
 def display(console: Console, *, words: bool = False) -> Iterator[Display]:
-    """Show progress for a block; the terminal is as it was afterwards, its cursor too, whatever happens.
+    """Show progress for a block; afterwards the terminal and its cursor are as before, even after errors.
 
     ``words`` shows the last words of turns.
     """

@@ -1,1 +1,1 @@
-"""What the scheduler decides. Pure: events in, actions out."""
+"""The scheduler's decisions. Pure: events in, actions out."""

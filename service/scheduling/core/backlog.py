@@ -28,7 +28,7 @@ class Estimates:
         return f"<Estimates agents={len(self._by_agent)} turns={self._all.count} mean={self._all.value:.3f}>"
 
     def learn(self, model: str, agent_id: str, seconds: float) -> None:
-        """Take how long one turn has held its slot."""
+        """Learn the seconds that one turn held its slot."""
         self._all.add(seconds)
         self._by_agent.setdefault((model, agent_id), Mean()).add(seconds)
 
@@ -80,7 +80,7 @@ class JobBacklog:
         return left
 
     def refresh(self, estimates: Estimates) -> None:
-        """Take what is known now of the cost of turns."""
+        """Refresh the weights of turns from the estimates."""
         agents = self._job.agents
         self._weights = [estimates.weight(agent.model, agent.id) for agent in agents]
         if self._job.mode is Mode.FREE:
@@ -103,7 +103,7 @@ class JobBacklog:
         self._turns_left = [left - (rounds - said) for left, said in zip(self._turns_left, spoken, strict=True)]
 
     def note_rounds(self, conversation_id: str, rounds_left: int) -> None:
-        """Take how many rounds a conversation has left; 0 where it has ended."""
+        """Set the rounds that a conversation has left; 0 if it has ended."""
         if self._rounds_left[conversation_id] != rounds_left:
             self._rounds_left[conversation_id] = rounds_left
             heapq.heappush(self._most_rounds, (-rounds_left, conversation_id))

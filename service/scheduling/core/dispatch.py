@@ -78,7 +78,7 @@ class Dispatcher:
             self._ready.fair.times(kept.model).charge(kept.owner, weight)
 
     def note_pace(self, model: str, read_s: float | None) -> None:
-        """Take what a token of a prompt takes an engine that has just started, where that is known."""
+        """Record the seconds that a new engine takes for one token of a prompt, if known."""
         if read_s is not None:
             self._speeds.note_pace(model, read_s)
 
@@ -153,7 +153,7 @@ class Dispatcher:
         return True
 
     def _end_keeping(self, others: int) -> None:
-        """Note how many slots stand idle for a turn on several, that as many ``others`` would take."""
+        """Record the slots that stand idle for a turn on several, and that as many ``others`` would take."""
         kept = self._in_flight.end_keeping()
         if kept is None:
             return

@@ -1,4 +1,4 @@
-"""What the scheduler is told, and what it answers: events in the past tense, actions in the imperative. Values only."""
+"""The scheduler's events and actions: events in the past tense, actions in the imperative. Values only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdmitted:
-    """Conversations of a job are to be run here: all of ``job``, whether others of it are here already or not.
+    """Conversations of a job to run here: all of ``job``, whether others of it are here already or not.
 
     ``ended`` holds the turns that ended before, in an earlier life of the service or on another node. ``suspects`` are
     turns that have not ended, each of which may have brought down an engine, or the service itself, before; with when
@@ -159,7 +159,7 @@ class TurnInterrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRejected:
-    """A turn's answer is not valid; it is to be asked again, ahead of all that waits."""
+    """A turn's answer is not valid; the turn goes ahead of all that waits."""
 
     key: TurnKey
 
@@ -181,7 +181,7 @@ class TurnCutOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """Nothing more is to be started until further notice."""
+    """Starts stop until further notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +310,7 @@ class ContinueCancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueDispatch:
-    """Have the core decide once more, after everybody else has had a moment: there was much to pass over."""
+    """Decide once more, after all others have had a moment: there was much to pass over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

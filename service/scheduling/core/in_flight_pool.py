@@ -88,7 +88,7 @@ class InFlightPool:
     # Slots kept for one turn
 
     def keep(self, model: str, key: TurnKey, slots: int) -> None:
-        """Have the worker that comes next to so many free slots, and to room, take no turn until ``end_keeping``."""
+        """Keep the worker that comes next to so many free slots, and to room, from all turns until ``end_keeping``."""
         offers = self._free_by_worker(model)
         lacks = {worker: min(slots, self._slots[worker][1]) - free for free, worker in offers}
         if lacks:
@@ -146,11 +146,11 @@ class InFlightPool:
         return min(reversed(ready), key=lambda worker: self._taken.get(worker, 0), default=None)
 
     def reserve(self, model: str, worker: str) -> None:
-        """Have a worker take nothing but suspects, one at a time, until it is released or not ready."""
+        """Reserve a worker for suspects, one at a time, until it is released or not ready."""
         self._reserved[model] = worker
 
     def ungroup_model(self, model: str) -> None:
-        """Have all workers of a model take any turn."""
+        """Release all workers of a model for any turn."""
         self._reserved.pop(model, None)
 
     # Turns

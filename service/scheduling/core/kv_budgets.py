@@ -1,4 +1,4 @@
-"""What the KV cache of each worker has room for, and what turns in flight have reserved there, in tokens. Pure.
+"""The KV budget of each worker, and the reservations of turns in flight, in tokens. Pure.
 
 Source: specification, "Capacity in tokens".
 """
@@ -92,7 +92,7 @@ class KvBudgets:
         return f"<KvBudgets {[(worker, self.reserved(worker), total) for worker, total in self._budgets.items()]}>"
 
     def open(self, worker: str, tokens: int | None, block: int = 1) -> None:
-        """Take what a worker has room for; None is a worker whose slots bound it. What is reserved there stays.
+        """Set a worker's budget; None is a worker whose slots bound it. Its reservations stay.
 
         Each turn holds whole blocks, of ``block`` tokens from when no turn is there.
         """

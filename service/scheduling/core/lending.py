@@ -36,7 +36,7 @@ class SlotLending:
         return f"<SlotLending running={len(self._running)} wanted={len(self._wanted)}>"
 
     def apply_event(self, event: SlotEvent) -> Iterator[KeepSlot | LendSlot]:
-        """Take what has become of a turn's tools."""
+        """Apply an event of a turn's tools."""
         number = self._running.get(event.key)
         if event.key not in self._in_flight:
             self._running.pop(event.key, None)

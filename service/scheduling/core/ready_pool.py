@@ -101,7 +101,7 @@ class ReadyPool:
         self.arrivals.add(turn, model)
 
     def suspect(self, turn: ReadyTurn, model: str, trial: Trial) -> None:
-        """Have a turn tried that is counted already, and was taken from its queue."""
+        """Queue a turn for a trial; it is counted already, and was taken from its queue."""
         self.suspects.setdefault(model, SuspectQueue()).push(turn, trial)
 
     def clear_suspect(self, key: TurnKey, model: str) -> None:
@@ -171,11 +171,11 @@ class ReadyPool:
         return list({**self.suspects, **self.queues})
 
     def note_slots(self, model: str, slots: int) -> None:
-        """Take how many slots a model has."""
+        """Set a model's number of slots."""
         self._queue(model).note_slots(slots)
 
     def note_load(self, job_id: JobId, backlog: JobBacklog, *, has_ended: bool = False) -> None:
-        """Take what is left of a job."""
+        """Set the remaining load of a job, in each of its models' queues."""
         for model in backlog.models:
             self._queue(model).note_load(job_id, None if has_ended else backlog.load(model))
 

@@ -1,4 +1,4 @@
-"""Who may start though the turn before it has no room, and for how often: no large turn waits for ever. Pure.
+"""Starts past a turn without room, and their bound: no large turn waits for ever. Pure.
 
 Source: D. Lifka, "The ANL/IBM SP scheduling system" (1995), for backfilling; specification, "Capacity in tokens".
 """
@@ -37,7 +37,7 @@ class RoomKeeper:
         return f"<RoomKeeper {self._needs!r} passed={len(self._passes)}>"
 
     def note_worker(self, worker: WorkerReady) -> None:
-        """Note what a worker has room for, if it is known."""
+        """Record a worker's room in tokens, if known."""
         if worker.kv_tokens is None:
             return
         model = worker.model

@@ -34,7 +34,7 @@ class Trials:
         return f"<Trials {self._measures}>"
 
     def due(self) -> Iterator[tuple[str, ReadyTurn, str]]:
-        """Take each suspect that is to be tried now, with its model and the worker; the caller puts it there."""
+        """Take each suspect that is due for a trial, with its model and the worker; the caller puts it there."""
         for model, suspects in self._ready.suspects.items():
             trial, worker = suspects.next_trial, self._in_flight.reserved(model)
             if worker is not None and self._in_flight.is_trying(worker):

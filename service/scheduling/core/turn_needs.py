@@ -136,7 +136,7 @@ class TurnNeeds:
         return KvNeed(prompt=prompt, answer=self.answer_tokens(key, agent, most), shared=shared, prefix=prefix)
 
     def tell(self, key: TurnKey, agent: Agent, conversation: Conversation, prompt: int) -> None:
-        """Take what a prompt takes, as its engine has counted it; once more changes nothing."""
+        """Record a prompt's tokens as its engine has counted them; twice changes nothing."""
         talk = self._talks.setdefault((key.job_id, key.conversation_id), _Talk())
         if key.agent_id not in talk.contexts and key.agent_id not in talk.told:
             lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
@@ -144,7 +144,7 @@ class TurnNeeds:
         talk.told[key.agent_id] = key.round, prompt
 
     def start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
-        """Note what a turn hears: in rounds nothing of its own round, but of those that its agent waits for."""
+        """Record the words that a turn hears: in rounds none of its own round, except of agents that it waits for."""
         talk = self._talks.get((key.job_id, key.conversation_id))
         if talk is None:
             return

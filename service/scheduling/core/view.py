@@ -1,4 +1,4 @@
-"""What can be seen of the scheduling core: the three pools, their heads, and what is free. Reads only."""
+"""A view of the scheduling core: the three pools, their heads, and free slots. Reads only."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -120,7 +120,7 @@ class PoolsView:
         return None if budget is None else (self._in_flight.kv_reserved(model), budget)
 
     def has_free(self, model: str) -> bool:
-        """Whether a slot of a model is free, whoever waits for it."""
+        """Whether a slot of a model is free, with or without turns that wait for it."""
         return self._in_flight.has_free(model)
 
     def is_on_trial(self, key: TurnKey) -> bool:

@@ -1,4 +1,4 @@
-"""What conversations that go on would find again in KV caches: how full these are beside the turns in flight. Pure.
+"""The working set of open conversations: how full KV caches are beside the turns in flight. Pure.
 
 Source: P. Denning, "The working set model for program behavior" (1968); specification, "Capacity in tokens".
 """
@@ -43,7 +43,7 @@ class WorkingSet:
         self.measure(model)
 
     def end_turn(self, key: TurnKey, model: str, tokens: int) -> None:
-        """Take what a turn has left behind that its agent's next one will find; none comes with 0."""
+        """Record the context that a turn leaves for its agent's next one; 0 if no turn follows."""
         self._drop(key[:2], key.agent_id)
         if tokens:
             self._contexts.setdefault(key[:2], {})[key.agent_id] = model, tokens

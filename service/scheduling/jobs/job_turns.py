@@ -40,7 +40,7 @@ class ConversationEndings:
         return f"<ConversationEndings jobs={len(self._jobs)}>"
 
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
-        """Note how far a conversation or a job has come; return the records of it, made as they are asked for."""
+        """Apply a move of a conversation or a job; return its records, made as they are asked for."""
         match action:
             case events.ConversationStarted():
                 return [_moved(action, ConversationState.RUNNING, None, now)]
@@ -205,7 +205,7 @@ class JobTurns:
         self.turns.clear_charges(keys)
 
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
-        """Note how far a conversation or a job has come; return the records of it, made as they are asked for."""
+        """Apply a move of a conversation or a job; return its records, made as they are asked for."""
         return self.endings.move(action, now)
 
     def clear(self) -> None:

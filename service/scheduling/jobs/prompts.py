@@ -1,4 +1,4 @@
-"""What the turns of one job are asked: its agents, and what was said in its conversations so far."""
+"""The prompts of one job's turns, made from its agents and from its conversations so far."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence

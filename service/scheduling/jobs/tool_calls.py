@@ -67,7 +67,7 @@ class TurnCalls:
         return Begun(key=key, was_begun=known is not None and known.outcome is None)
 
     async def end_call(self, key: str, *, result: str | None, failure: str | None) -> None:
-        """Note what came of a call."""
+        """Record the end of a call."""
         outcome = msgspec.json.encode({"result": result, "failure": failure}).decode()
         await self._write(ToolCallEnded(key=self._turn, call=key, outcome=outcome, at=datetime.now(UTC)))
 

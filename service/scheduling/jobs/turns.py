@@ -1,4 +1,4 @@
-"""What is known of all turns of live jobs that are ready, on a slot, or ended and not yet durable."""
+"""The turns of live jobs that are ready, on a slot, or ended and not yet durable."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -95,7 +95,7 @@ class Turns:
             known.clear()
 
     def restore(self, turns: Iterable[UnfinishedTurn]) -> None:
-        """Take what an earlier life of the service has left of turns."""
+        """Restore the unfinished turns of an earlier life of the service."""
         self._resumed |= {turn.key: turn for turn in turns}
 
     def note_own_end(self, at_work: Iterable[TurnRun], detail: str, now: datetime) -> list[TurnRequeued]:

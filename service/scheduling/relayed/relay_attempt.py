@@ -163,7 +163,7 @@ class RelayAttempt:
         return End(event=events.TurnCutOff(key=self.key), records=used)
 
     def _used(self, outcome: TurnState, reason: str | None) -> list[Record]:
-        """Note what the attempt was like; return the record of what it has used."""
+        """Measure the attempt; return the record of its usage."""
         posted = self._request.posted
         whose = UsageKey(
             day=datetime.now(UTC).date().isoformat(),

@@ -69,7 +69,7 @@ class PostedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeAnswer:
-    """An engine's answer that was not streamed, whatever it says."""
+    """An engine's unstreamed answer, good or bad."""
 
     status: int
     content_type: str
@@ -162,7 +162,7 @@ class RelayedRequest:
         self.whole = WholeAnswer(status=status, content_type=content_type, body=body)
 
     def stream_to(self, write: Callable[[bytes], None]) -> None:
-        """Have pieces written from now on; those that were held go first."""
+        """Write pieces from now on; the held ones go first."""
         self._write = write
         if self._buffered:
             write(b"".join(self._buffered))

@@ -51,7 +51,7 @@ class Programs:
         return None
 
     def note(self, mark: bytes, place: CacheLocation) -> None:
-        """Note where a program is from now on."""
+        """Record the place of a program from now on."""
         self._places[mark] = place
         self._places.move_to_end(mark)
         if len(self._places) > self._most:
@@ -120,7 +120,7 @@ class RelayedRequests:
         return next((request.posted_at for request in self._requests.values() if request.is_waiting), None)
 
     def subscribe(self, on_end: Callable[[RequestMeasures], None]) -> None:
-        """Have ``on_end`` told what each request was like that is over; it must not wait."""
+        """Register ``on_end``, which gets the measures of each ended request; it must not wait."""
         self._on_end = on_end
 
     def waiting_of(self, owner: str) -> int:

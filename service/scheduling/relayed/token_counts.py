@@ -87,7 +87,7 @@ def _relay_of(request: RelayedRequest) -> Relay:
 
 
 def _is_last_word(outcome: Outcome, request: RelayedRequest) -> bool:
-    """Whether no other engine is to be asked: this one has answered, if only that it cannot count this."""
+    """Whether no other engine will be asked: this one has answered, if only that it cannot count this."""
     if isinstance(outcome, EngineFailed):
         return request.whole is not None and request.whole.status not in OVERLOADED
     return True

@@ -1,4 +1,4 @@
-"""What the store needs of a database; SQLite and PostgreSQL give it in the same words.
+"""The store's needs of a database; SQLite and PostgreSQL meet them in the same words.
 
 Statements are written once, in what both understand, with ``?`` for a parameter; what cannot be the same in both is a
 method here. All of a transaction's statements stand between ``begin`` and ``commit`` or ``rollback``.
@@ -123,7 +123,7 @@ class Database(Protocol):
         """Return this node's membership; nothing is written for it yet."""
 
     def trouble_of(self, error: Exception) -> str | None:
-        """Say in plain words what ails the database, if it may be well again; None where that is no question of it."""
+        """Describe a transient outage; None for any other error."""
 
     def is_conflict(self, error: Exception) -> bool:
         """Whether a transaction was undone for another's sake alone, and can be tried again at once."""

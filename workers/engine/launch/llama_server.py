@@ -75,7 +75,7 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
 
 
 def adapter_params(loaded: Iterable[str], adapter: str | None) -> dict[str, object]:
-    """Return a request's parameters for adapters; they list every adapter, or a slot would keep its prefix.
+    """Return a request's scales of all adapters; one that is left out keeps its slot's prefix.
 
     ``loaded`` are those that the engine was started with, in the order in which it was given them.
     """

@@ -1,1 +1,1 @@
-"""What every agent is told, and in which order. Pure."""
+"""The parts of every agent's prompt, and their order. Pure."""

@@ -224,7 +224,7 @@ def plan(sizes: list[int], bucket_bytes: int) -> list[tuple[int, list[tuple[int,
 
 
 def repack_shared(model: torch.nn.Module) -> None:
-    """Have layers that share a weight with another take its new values.
+    """Copy new values of a weight into the layers that share it.
 
     For a CPU vLLM keeps a packed copy of some weights beside them, and after a reload packs those of the layers that
     were sent any. An output head that is tied to the input's embedding is sent none, and would go on with the old ones

@@ -42,11 +42,11 @@ class CriticalPath(ReadyQueue):
         self._versions = 0  # over all lanes: an entry of a lane that is gone must not stand for its successor
 
     def note_slots(self, slots: int) -> None:
-        """Take how many slots the model has."""
+        """Set the model's number of slots."""
         self._slots = slots
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:
-        """Take what is left of a job."""
+        """Set the remaining load of a job."""
         before = self._loads.pop(job_id, None)
         self._model_work += (load.model_work if load else 0.0) - (before.model_work if before else 0.0)
         if load is not None:

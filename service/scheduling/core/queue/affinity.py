@@ -53,7 +53,7 @@ class SpeedEstimates:
         return f"<SpeedEstimates models={len(self._by_turn)}>"
 
     def learn(self, model: str, turn_s: float, reading: PromptReading | None) -> None:
-        """Take what one turn has shown."""
+        """Learn from the reading of one turn."""
         self._by_turn.setdefault(model, Mean()).add(turn_s)
         if reading is not None and reading.fresh_tokens >= LEAST_TOKENS:
             self._by_token.setdefault(model, Mean()).add(reading.seconds / reading.fresh_tokens)
@@ -62,7 +62,7 @@ class SpeedEstimates:
             self._by_answer_token.setdefault(model, Mean()).add(seconds)
 
     def note_pace(self, model: str, read_s: float) -> None:
-        """Take what a token of a prompt takes an engine of a model; what turns have shown stands."""
+        """Set a model's seconds for one token of a prompt, unless turns have shown them."""
         if model not in self._by_token:
             self._by_token[model] = Mean()
             self._by_token[model].add(read_s)
@@ -79,7 +79,7 @@ class SpeedEstimates:
         return answer_tokens + fresh_tokens * rate
 
     def learn_rate(self, model: str, weight: float, slot_s: float) -> None:
-        """Take what a turn has cost in tokens of an answer, and for how many seconds of a slot."""
+        """Learn a turn's cost, in tokens of an answer, and its seconds of a slot."""
         if weight > 0 and slot_s > 0:
             self._by_second.setdefault(model, Mean()).add(weight / slot_s)
 

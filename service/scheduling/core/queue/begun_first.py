@@ -60,7 +60,7 @@ class BegunFirst(ReadyQueue):
         self._line.push_back(turn)
 
     def pop(self) -> ReadyTurn:
-        """Take the turn that goes next; IndexError where there is none."""
+        """Take the next turn; IndexError if no turn waits."""
         if not self._aside and not self._is_pressed():
             return self._line.pop()
         if not self._is_pressed():

@@ -38,7 +38,7 @@ class FairQueue(ReadyQueue):
         self._enter(turn).push_back(turn)
 
     def pop(self) -> ReadyTurn:
-        """Take the turn that goes next; IndexError where there is none."""
+        """Take the next turn; IndexError if no turn waits."""
         if not self._turns:
             raise IndexError("no turn is ready")
         owner = self._next()

@@ -1,4 +1,4 @@
-"""Who of the keys that wait for a model is next: start-time fair queueing over weighted tokens. Pure.
+"""The next key at a model: start-time fair queueing over weighted tokens. Pure.
 
 Each key has a virtual time: what it has taken, by its share. The key with the least goes next. A turn is charged as it
 starts, with what turns of its key have taken so far, and set right at its end. The model's own virtual time is that of
@@ -109,7 +109,7 @@ class FairShares:
         return None if charged is None else charged[0]
 
     def settle(self, key: TurnKey, weight: float) -> None:
-        """Take what a turn in flight has taken; without that its charge stands."""
+        """Settle the charge of a turn in flight by its real weight; without that its charge stands."""
         model, owner, charged = self._charged.pop(key)
         self.times(model).settle(owner, charged, weight)
 

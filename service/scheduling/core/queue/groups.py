@@ -49,7 +49,7 @@ class GroupedQueue(ReadyQueue):
         self._note_age(turn)
 
     def pop(self) -> ReadyTurn:
-        """Take the turn that goes next among those of the oldest signature; IndexError where there is none."""
+        """Take the next turn of the oldest signature; IndexError if no turn waits."""
         front = next(self._take_first(), None)
         if front is not None:
             del self._turns[front.key]

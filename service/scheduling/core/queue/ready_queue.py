@@ -104,7 +104,7 @@ class ReadyQueue(ABC):
             self._insert(turn)
 
     def pop(self) -> ReadyTurn:
-        """Take the turn that goes next; IndexError where there is none."""
+        """Take the next turn; IndexError if no turn waits."""
         if not self._turns:
             raise IndexError("no turn is ready")
         turn = next(self._take_first(), None) or self._take()
@@ -132,10 +132,10 @@ class ReadyQueue(ABC):
         return taken
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:  # noqa: B027 - most orders need not know
-        """Take what is left of a job with turns of this model; None says that it has ended."""
+        """Set the remaining load of a job with turns of this model; None if it has ended."""
 
     def note_slots(self, slots: int) -> None:  # noqa: B027
-        """Take how many slots the model has."""
+        """Set the model's number of slots."""
 
     def note_begun(self, key: TurnKey) -> None:  # noqa: B027
         """Record that the conversation of a turn has begun; the turn may wait elsewhere."""

@@ -35,7 +35,7 @@ class SuspectQueue:
         self._lines[trial][turn.key] = turn
 
     def postpone(self, job_id: JobId, owner: str | None) -> None:
-        """Have suspects of a job or its key that are not known to have died alone tried behind everybody else's."""
+        """Try a job's or key's suspects last, except those known to have died alone."""
         line = self._lines[Trial.NEXT]
         for key in [
             key for key, turn in line.items() if key.job_id == job_id or (owner is not None and turn.owner == owner)
