@@ -29,9 +29,6 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.policies.critical_path import AGEING_TURNS
 from service.scheduling.core.queue.affinity import PromptReading
-from service.scheduling.core.queue.begun_first import BegunFirst
-from service.scheduling.core.queue.groups import GroupedQueue
-from service.scheduling.core.queue.ready_queue import RankedQueue
 from service.scheduling.core.room_keeper import LOOKED_AT, PASSES, RoomKeeper
 
 EMPTY = Conversation(id="c0", prompt="", rounds=9)
@@ -103,11 +100,7 @@ def names(actions: Iterable[events.Action]) -> list[str]:
 
 
 def reserved(core: SchedulingCore, worker: str = "w") -> int:
-    return core._in_flight.kv.reserved(worker)
-
-
-def room_of(core: SchedulingCore) -> RoomKeeper:
-    return core._room
+    return core.view.reserved(worker)
 
 
 def kv_need(tokens: int) -> KvNeed:
@@ -293,7 +286,7 @@ def test_what_is_reserved_is_what_a_prompt_takes(mode: Mode, waits: list[set[int
             flying.append(key)
             discussions[key.conversation_id].make_prompt(key.agent_id, key.round)
             if key.round or key.agent_id in told:
-                spare = core._in_flight.kv._reserved["w"].needs[key].tokens - 1 - prompt(key)
+                spare = core.view.capacity().workers["w"].needs[key].tokens - 1 - prompt(key)
                 assert spare == unheard(key) + (TEMPLATE_TOKENS if key.round else 0)
 
     watch(core.handle(admit(job)))
@@ -446,10 +439,9 @@ def test_a_turn_goes_to_the_worker_with_room() -> None:
 @pytest.mark.parametrize(("other", "worker"), [(300, "w"), (700, "v")])
 def test_a_worker_that_knows_the_prompt_is_taken_if_it_has_room(other: int, worker: str) -> None:
     """To read again elsewhere is better than not to start."""
-    core = core_of(ready("w", slots=2), jobs=[asks("j", 300, rounds=2)])
+    core = core_of(ready("w", slots=2), jobs=[asks("j", 300, rounds=2), asks("other", other)])
     core.handle(ready("v", slots=8))
     core.handle(events.Paused(), done(turn("j"), 300, 10))
-    core._in_flight.add(turn("other"), "w", kv_need(other))
     assert seated(core.handle(events.Unpaused())) == {turn("j", 1): worker}
 
 
@@ -476,7 +468,7 @@ def test_a_turn_without_room_is_passed_a_few_times(policy: str) -> None:
         assert core.handle() == []
     assert names(core.handle(done(turn("base")))) == ["large"]
     assert names(core.handle(done(turn("large")))) == ["next", "late"]
-    assert not room_of(core)._passes
+    assert not core.view.capacity().passed
 
 
 def test_ageing_outlasts_a_want_of_room() -> None:
@@ -512,34 +504,26 @@ def test_turns_that_were_held_pass_as_well() -> None:
 
 def test_a_held_turn_waits_for_room_too() -> None:
     """A slot of its worker gets free, and there is no room; others, that fit, do not wait for it."""
-    core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3)])
-    core.handle(events.Paused(), done(turn("t"), 4000, 10, 5.0))
-    core.handle(ready("v", kv=50_000, slots=2))
-    core._in_flight.add(turn("x"), "w", kv_need(3000))
-    core._in_flight.add(turn("y"), "w", kv_need(1000))
-    held = [action for action in core.handle(events.Unpaused()) if isinstance(action, events.DeferTurn)]
+    core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3), asks("y", 1000), asks("x", 3000)])
+    assert seated(core.handle(done(turn("t"), 4000, 10, 5.0))) == {turn("x"): "w"}
+    held = [each for each in core.handle(ready("v", kv=50_000, slots=2)) if isinstance(each, events.DeferTurn)]
     assert [action.key for action in held] == [turn("t", 1)]
-    core._in_flight.remove(turn("y"))
-    assert seated(core.handle()) == {}
-    core._in_flight.add(turn("z"), "v", kv_need(100))
+    assert seated(core.handle(done(turn("y")))) == {}
+    assert seated(core.handle(admit(asks("z", 100)))) == {turn("z"): "v"}
     assert seated(core.handle(admit(asks("s", 1500)))) == {turn("s"): "w"}
     assert core.view.held_for(turn("t", 1)) == "w"
-    core._in_flight.remove(turn("x"))
-    assert seated(core.handle()) == {}
+    assert seated(core.handle(done(turn("x")))) == {}
     assert seated(core.handle(events.DeferralOver(key=turn("t", 1)))) == {turn("t", 1): "v"}
 
 
 def test_a_held_turn_starts_when_there_is_room() -> None:
     """On the worker that it has waited for."""
-    core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3)])
-    core.handle(events.Paused(), done(turn("t"), 4000, 10, 5.0))
+    core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3), asks("x", 1500), asks("y", 1500)])
+    core.handle(done(turn("t"), 4000, 10, 5.0))
     core.handle(ready("v", kv=50_000, slots=2))
-    for name in ("x", "y"):
-        core._in_flight.add(turn(name), "w", kv_need(1500))
-    core.handle(events.Unpaused())
+    assert core.view.held_for(turn("t", 1)) == "w"
     for name, expected in (("x", {}), ("y", {turn("t", 1): "w"})):
-        core._in_flight.remove(turn(name))
-        assert seated(core.handle()) == expected
+        assert seated(core.handle(done(turn(name)))) == expected
 
 
 @pytest.mark.parametrize("group_by", [None, GroupBy.ADAPTER])
@@ -557,10 +541,9 @@ def test_a_retry_waits_for_room_and_for_no_more_than_a_few_others(group_by: Grou
         assert names(core.handle(admit(asks(f"late{number}", 100)))) == []
         core.view.ready_heads(5)
     assert names(core.handle(done(turn("base")))) == ["large"]
-    assert not room_of(core)._passes
+    assert not core.view.capacity().passed
     assert names(core.handle(done(turn("large")))) == ["late0", "late1", "late2"]
-    queue = core._ready.queues["m"]
-    assert not (queue._line if isinstance(queue, BegunFirst) else queue)._unheld
+    assert core.view.places_kept("m") == 0
 
 
 @pytest.mark.parametrize("looks", range(3))
@@ -646,9 +629,9 @@ def test_a_turn_that_is_dropped_leaves_nothing_behind() -> None:
     """Cancelled, or of a model that is lost: how often it was passed is forgotten."""
     for end in (events.JobCancelled(job_id=JobId("large")), events.ModelLost(model="m")):
         core = core_of(ready(), jobs=[asks("base", 200), asks("large", 900), asks("s", 100)])
-        assert room_of(core)._passes == {turn("large"): 1}
+        assert core.view.capacity().passed == {turn("large"): 1}
         core.handle(end)
-        assert not room_of(core)._passes
+        assert not core.view.capacity().passed
 
 
 # What a decision costs
@@ -699,7 +682,7 @@ def test_nothing_is_estimated_where_slots_bound_all(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RoomKeeper, "need", lambda *_: pytest.fail("there is no budget"))
     core = core_of(ready(kv=None, slots=2), jobs=[asks("j", 300, conversations=3, rounds=2)])
     core.handle(done(turn("j"), 300, 10))
-    assert not room_of(core)._needs._talks
+    assert core.view.capacity().conversations == 0
 
 
 @pytest.mark.parametrize("policy", ["fifo", "progress"])
@@ -715,14 +698,10 @@ def test_no_entry_is_left_by_each_look(policy: str) -> None:
         core.handle(done(turn("large", conversation=number)))
     for agent in ("a1", "a0"):
         core.handle(done(turn("f", agent=agent), 100, 10))
-    assert list(core._in_flight._workers) == [turn("base")]
+    assert list(core.view.capacity().workers["w"].needs) == [turn("base")]
     for _ in range(1000):
         assert core.handle() == []
-    line = core._ready.queues["m"]
-    assert isinstance(line, BegunFirst)
-    queue = line._line
-    assert isinstance(queue, RankedQueue)
-    assert len(queue._heap) < 300
+    assert core.view.places_kept("m") < 300
     flying = deque([turn("base")])
     while flying:
         flying.extend(seated(core.handle(done(flying.popleft()))))
@@ -734,9 +713,7 @@ def test_no_entry_is_left_by_each_look_at_a_group() -> None:
     core = core_of(ready(), group_by=GroupBy.ADAPTER, jobs=[asks("base", 100), asks("large", 950, conversations=2)])
     for _ in range(2000):
         assert core.handle() == []
-    queue = core._ready.queues["m"]
-    assert isinstance(queue, GroupedQueue)
-    assert sum(map(len, queue._ages.values())) < 100
+    assert core.view.places_kept("m") < 100
 
 
 # Whatever comes
@@ -810,15 +787,10 @@ class Load:
                     line.remove(key)
             del self.passed[key]
             for other in self.passed:
-                if self.is_aside(other):
+                if self.core.view.is_put_behind(other):
                     continue
                 if self.models[other] == self.models[key] and self.seen[other] < self.seen[key]:
                     self.passed[other] += 1
-
-    def is_aside(self, key: TurnKey) -> bool:
-        """Whether a turn's conversation waits for those that have begun."""
-        conversation = self.core._conversation(key)
-        return self.core._room.working_set.is_pressed(conversation.model(key)) and not conversation.is_started
 
     def forget(self, key: TurnKey) -> None:
         self.passed.pop(key, None)
@@ -827,14 +799,16 @@ class Load:
                 line.remove(key)
 
     def audit(self) -> None:
-        kv, core = self.core._in_flight.kv, self.core
+        rooms = self.core.view.capacity().workers
         for worker in self.slots:
-            taken = kv._reserved.get(worker)
-            assert set(taken.needs if taken else ()) == {key for key, at in self.flying.items() if at == worker}
+            on = {key for key, at in self.flying.items() if at == worker}
+            assert (rooms[worker].needs.keys() if worker in rooms else set()) == on
         for model in ("m", "n"):
             workers = [worker for worker in self.budgets if self.slots[worker][0] == model]
             if workers and not any(at in workers for at in self.flying.values()):
-                assert not core._ready.waiting(model), "somebody could start"
+                ready_turns = self.core.view.ready_turns(model)
+                assert not {*ready_turns.queued, *ready_turns.suspects}, "somebody could start"
+        assert self.core.check() == []
         slots = sum(slots for _, slots in self.slots.values())
         if self.is_fifo:
             assert all(times <= PASSES + slots for key, times in self.passed.items() if key not in self.held)
@@ -843,7 +817,7 @@ class Load:
         """Whoever has started had room, or is alone."""
         for worker in {at for key, at in self.flying.items() if key not in before}:
             budget, on = self.budgets[worker], [key for key, at in self.flying.items() if at == worker]
-            assert budget is None or self.core._in_flight.kv.reserved(worker) <= budget or len(on) == 1
+            assert budget is None or self.core.view.reserved(worker) <= budget or len(on) == 1
 
     def step(self) -> None:
         before = set(self.flying)
@@ -925,8 +899,7 @@ class Load:
         seen = uses.keys() & self.flying.keys()
         self.tell(events.KvUseTold(uses=uses))
         for key in seen:
-            need = self.core._in_flight.kv.need_of(self.flying[key], key)
-            assert need is not None
+            need = self.core.view.capacity().workers[self.flying[key]].needs[key]
             assert 0 <= need.shared <= need.prompt == uses[key].prompt
             assert need.answer >= uses[key].answer
 
@@ -942,9 +915,10 @@ class Load:
             self.audit_room(before - {key})
         assert self.ended == set(self.admitted)
         assert set(self.core.view.of_all().values()) == {0}
-        room, needs = room_of(self.core), room_of(self.core)._needs
-        learned = (needs._talks, needs._answers, needs._prompts, needs._shared)
-        assert not any((room._passes, *learned, self.core._in_flight.kv._reserved))
+        left = self.core.view.capacity()
+        assert (left.passed, left.conversations, left.agents) == ({}, 0, 0)
+        assert not any(room.needs for room in left.workers.values())
+        assert (left.idle, left.kept, left.pressed) == ({}, frozenset(), frozenset())
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from service.conversations.job import Agent, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.capacity.kv_budgets import KvBudgets, KvNeed, KvUse
-from service.scheduling.core.capacity.turn_needs import SHARED, TEMPLATE_TOKENS, TurnNeeds
+from service.scheduling.core.capacity.turn_needs import SHARED, TEMPLATE_TOKENS, PromptLengths, TurnNeeds
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.room_keeper import GROWTH
@@ -21,12 +21,10 @@ from tests.unit.service.test_capacity import (
     asks,
     core_of,
     done,
-    kv_need,
     names,
     read,
     ready,
     reserved,
-    room_of,
     speaker,
     turn,
 )
@@ -86,7 +84,7 @@ def test_the_sum_is_that_of_what_is_reserved(
     assert has_room is (is_alone or total("w") <= budget)
     for worker, key in kept:
         kv.free_room(worker, key)
-    assert not kv._reserved
+    assert not kv.workers
 
 
 def test_what_prompts_begin_with_is_held_once_on_each_worker() -> None:
@@ -145,7 +143,7 @@ def test_a_prompt_that_was_counted_stands_in_the_estimates_place() -> None:
 
 
 def replace_round(key: TurnKey, number: int) -> TurnKey:
-    return key._replace(round=number)
+    return TurnKey(*key[:3], number)
 
 
 @pytest.mark.parametrize("times", [0, 1, 5])
@@ -156,16 +154,18 @@ def test_a_first_prompt_that_was_counted_teaches_the_others_once(times: int) -> 
     def first(chars: int) -> int:
         return needs.prompt_tokens(turn("j", conversation=9), agent, replace(EMPTY, prompt="p" * chars))
 
-    for number, (chars, tokens) in enumerate([(100, 300), (200, 400), (400, 600)]):
+    once = PromptLengths()
+    for number, (chars, tokens) in enumerate([(100, 300), (200, 400), (400, 900), (700, 950)]):
         key, conversation = turn("j", conversation=number), replace(EMPTY, prompt="p" * chars)
-        for _ in range(times):
+        once.add(chars, tokens)
+        told_times = times * (number + 1) if number != 2 else 0  # told so unequally, any but one count would show
+        for _ in range(told_times):
             needs.tell(key, agent, conversation, tokens)
-        if times:
-            assert first(chars) == tokens  # before the turn has ended
+        if told_times:
+            assert first(chars) == once.expected(chars)  # before the turn has ended
         needs.learn(key, agent, conversation, read(tokens + 10, 10))
         needs.tell(replace_round(key, 1), agent, conversation, 5000)
-    assert needs._prompts[JobId("j"), "a0"]._count == 3
-    assert first(300) == 500
+        assert [first(each) for each in (0, 300, 2000)] == [once.expected(each) for each in (0, 300, 2000)]
 
 
 def test_what_others_had_said_is_no_part_of_a_first_prompt_that_was_counted() -> None:
@@ -184,13 +184,13 @@ def test_what_was_counted_is_forgotten_with_its_conversation() -> None:
     needs = TurnNeeds()
     needs.tell(turn("j"), speaker("a0"), EMPTY, 400)
     needs.learn(turn("j"), speaker("a0"), EMPTY, read(410, 10))
-    assert not needs._talks[JobId("j"), "c0"].told
+    assert needs.prompt_tokens(turn("j"), speaker("a0"), EMPTY) == 410 + TEMPLATE_TOKENS
     needs.tell(turn("j", 1), speaker("a0"), EMPTY, 700)
     needs.forget_conversation(JobId("j"), "c0")
-    assert not needs._talks
+    assert needs.conversations == 0
     assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == 400
     needs.forget_job(JobId("j"), ["a0"])
-    assert not any((needs._prompts, needs._answers, needs._shared))
+    assert needs.agents == 0
     assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == TEMPLATE_TOKENS
 
 
@@ -242,7 +242,9 @@ def test_turns_whose_prompts_begin_alike_start_together(is_sharing: bool) -> Non
         core.handle(done(turn("j", conversation=number)))
     assert reserved(core) == 0
     core.handle(events.Unpaused())
-    assert (len(core._in_flight._workers), reserved(core)) == ((3, 400 + 3 * 110) if is_sharing else (1, 510))
+    assert (len(core.view.capacity().workers["w"].needs), reserved(core)) == (
+        (3, 400 + 3 * 110) if is_sharing else (1, 510)
+    )
 
 
 # What turns in flight are seen to take
@@ -303,12 +305,12 @@ def test_what_is_told_of_a_turn_that_is_in_flight_no_more_changes_nothing(mode: 
     """It has ended, waits for its slot, or its job was never here."""
     core = core_of(ready(slots=1), jobs=[asks("j", 100, rounds=2, mode=mode), asks("waits", 100)])
     core.handle(done(turn("j"), 100, 10))
-    before, talks = reserved(core), repr(room_of(core))
-    waiting = turn("waits") if turn("j", 1) in core._in_flight else turn("j", 1)
+    before = core.view.capacity()
+    waiting = turn("waits") if turn("j", 1) in before.workers["w"].needs else turn("j", 1)
     told_late = told((turn("j"), 900, 9), (waiting, 900, 9), (turn("never"), 900, 9))
     assert core.handle(told_late) == []
-    assert (reserved(core), repr(room_of(core))) == (before, talks)
-    assert waiting not in core._in_flight
+    assert core.view.capacity() == before
+    assert waiting not in before.workers["w"].needs
 
 
 def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
@@ -323,11 +325,15 @@ def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
 
 def test_what_is_shared_is_no_more_than_the_prompt_that_was_counted() -> None:
     """Or the reservation would be of less than nothing."""
-    core = core_of(replace(ready(), shares_prefixes=True))
-    core._in_flight.add(turn("x"), "w", kv_need(1))
-    core.handle(admit(asks("j", 100)))
-    prefix = (JobId("j"), "a0")
-    core._in_flight.kv.reserve("w", turn("j"), KvNeed(prompt=500, answer=40, shared=450, prefix=prefix))
-    core.handle(told((turn("j"), 20, 0)))
-    assert core._in_flight.kv.need_of("w", turn("j")) == KvNeed(prompt=20, answer=40, shared=20, prefix=prefix)
-    assert reserved(core) == 61
+    core = core_of(replace(ready(slots=1), shares_prefixes=True))
+    core.handle(admit(replace(asks("j", 0, conversations=SHARED + 1), agents=(speaker("a0", 40),))))
+    for number in range(SHARED):
+        core.handle(events.TurnCompleted(key=had(number, 450)[0], reading=had(number, 450)[1]))
+    core.handle(ready(slots=2), admit(asks("x", 65)))
+    last, prefix = turn("j", conversation=SHARED), (JobId("j"), "a0")
+    needs = core.view.capacity().workers["w"].needs
+    assert (needs[last].prompt, needs[last].shared, needs[last].prefix) == (500, 450, prefix)
+    core.handle(told((last, 20, 0)))
+    needs = core.view.capacity().workers["w"].needs
+    assert needs[last] == KvNeed(prompt=20, answer=GROWTH, shared=20, prefix=prefix)
+    assert reserved(core) == 20 + GROWTH + 65

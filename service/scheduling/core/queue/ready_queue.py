@@ -75,6 +75,11 @@ class ReadyQueue(ABC):
         return iter(self._turns)
 
     @property
+    def entries(self) -> int:
+        """How many places in its order are kept: those of turns that have gone as well, until they are thrown out."""
+        return len(self._front) + len(self._unheld)
+
+    @property
     def has_front(self) -> bool:
         """Whether the turn that goes next was on a slot before."""
         while self._front and not self._is_waiting(self._front[0]):
@@ -173,6 +178,11 @@ class RankedQueue(ReadyQueue):
     def __init__(self) -> None:
         super().__init__()
         self._heap: list[tuple[Rank, int, ReadyTurn]] = []
+
+    @property
+    def entries(self) -> int:
+        """How many places in its order are kept."""
+        return super().entries + len(self._heap)
 
     @abstractmethod
     def rank(self, turn: ReadyTurn) -> Rank:
