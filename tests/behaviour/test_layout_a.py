@@ -20,7 +20,7 @@ from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import wait_until
 from workers.errors import InvalidSpec
-from workers.states import Hold, WorkerState
+from workers.states import WorkerState
 
 LLAMA: Final = (sys.executable, "-I", "-S", str(ENGINE_PROGRAM))
 VLLM: Final = (sys.executable, "-I", "-S", str(PROGRAMS / "vllm_engine.py"))
@@ -59,6 +59,11 @@ def peft(folder: Path, name: str, base: object) -> Path:
     config = adapter / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": base}))
     return adapter
+
+
+def states(game: InferenceEngine) -> list[WorkerState]:
+    """Return what the workers do whose engines are on the lanes, or were last."""
+    return [lane.current.state for lane in game.status().lanes]
 
 
 async def register(lanes: InferenceEngine, **checkpoints: str | Path) -> None:
@@ -294,7 +299,7 @@ async def test_an_adapter_that_comes_later_ends_no_run_of_llama_cpp(
         running = asyncio.create_task(say(game, "mayor", held))
         await is_started(log, "mayor")
         registering = asyncio.create_task(register(game, poet=gguf(tmp_path, "poet")))
-        await wait_until(lambda: any(Hold.ADAPTERS in worker.holds for worker in game._pool), "it takes no new run")
+        await wait_until(lambda: WorkerState.DRAINING in states(game), "it takes no new run")
         assert not registering.done()
         (tmp_path / "go").touch()
         assert await running
@@ -333,7 +338,7 @@ async def test_an_adapter_may_come_while_the_server_is_loading(
         running = asyncio.create_task(say(game, "mayor", "first"))
         await wait_until((tmp_path / "go.tries").exists, "it loads")
         registering = asyncio.create_task(register(game, poet=gguf(tmp_path, "poet")))
-        await wait_until(lambda: all(worker.adapters.missing for worker in game._pool), "it is to have the adapter")
+        await wait_until(lambda: all(lane.lacking for lane in game.status().lanes), "it is to have the adapter")
         (tmp_path / "go").touch()
         assert await running
         await registering
@@ -353,7 +358,7 @@ async def test_an_adapter_may_come_while_vllm_is_loading(tmp_path: Path, free_po
         running = asyncio.create_task(say(game, "mayor"))
         await wait_until((tmp_path / "record").exists, "it loads")
         registering = asyncio.create_task(register(game, poet=peft(tmp_path, "poet", "town")))
-        await wait_until(lambda: all(worker.adapters.missing for worker in game._pool), "it is to have the adapter")
+        await wait_until(lambda: all(lane.lacking for lane in game.status().lanes), "it is to have the adapter")
         faults.unlink()
         await registering
         assert [await running, await say(game, "poet")] == ["town", "town+poet"]
@@ -437,7 +442,7 @@ async def test_an_adapter_that_its_server_does_not_start_with_is_left_out(
         before = await say(game, "mayor", step="think")
         with pytest.raises(InvalidSpec, match=r"^model_ckpt: lane-0 does not start with adapter strange: "):
             await register(game, poet=strange)
-        assert [worker.state for worker in game._pool] == [WorkerState.STARTING]
+        assert states(game) == [WorkerState.STARTING]
         assert await say(game, "mayor", step="think") == before
         await register(game, poet=gguf(tmp_path, "poet"))
         assert await say(game, "poet", step="think") != before
@@ -481,7 +486,7 @@ async def test_a_caller_that_goes_away_leaves_no_adapter(tmp_path: Path, free_po
         running = asyncio.create_task(say(game, "mayor", held))
         await is_started(log, "mayor")
         registering = asyncio.create_task(register(game, clerk=gguf(tmp_path, "clerk")))
-        await wait_until(lambda: any(Hold.ADAPTERS in worker.holds for worker in game._pool), "it takes no new run")
+        await wait_until(lambda: WorkerState.DRAINING in states(game), "it takes no new run")
         registering.cancel()
         await asyncio.wait([registering])
         (tmp_path / "go").touch()
@@ -503,7 +508,9 @@ async def test_agents_of_one_server_wait_for_each_other(tmp_path: Path, free_por
         first = asyncio.create_task(say(game, "mayor", f"HOLD={tmp_path}/go!"))
         await is_started(log, "mayor")
         second = asyncio.create_task(say(game, "poet"))
-        await wait_until(lambda: "waiting=1" in repr(game._turnstile), "the other run is in the queue")
+        await wait_until(
+            lambda: any(each.waiting for each in game.status().models.values()), "the other run is in the queue"
+        )
         (tmp_path / "go").touch()
         await asyncio.gather(first, second)
     assert happened(log) == [

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import SpecFactory
 from tests.faults.test_submit import submit, working
 from tests.harness.waiting import LIMIT_S, wait_until
+from transport.client import EngineClient
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.errors import EngineRejected, MalformedFrame
 from transport.events import TextDelta
@@ -59,8 +60,8 @@ def sharing(spec: WorkerSpec, pool: int, context: int = 1000, **fields: object) 
 
 
 def pool_of(worker: Worker) -> KvPool:
-    assert worker._pool is not None
-    return worker._pool
+    assert worker.kv_pool is not None
+    return worker.kv_pool
 
 
 def answer_of(worker: Worker, request: int) -> Answer:
@@ -332,7 +333,8 @@ async def test_less_is_lent_of_a_pool_where_requests_had_to_give_way(
     held, told = Held(tmp_path), list[int | None]()
     async with working(sharing(scripted_spec(slots=4, **held.flags), 1000)) as worker:
         pool, watch = pool_of(worker), worker.kv
-        watch = KvWatch(worker.spec, worker._client, pool, lambda: True, lambda: told.append(watch.budget))
+        client = EngineClient(worker.endpoint, LLAMA_SERVER)
+        watch = KvWatch(worker.spec, client, pool, lambda: True, lambda: told.append(watch.budget))
         await watch.begin_incarnation()
         assert watch.budget == 1000
         for lent in (800, 640, 512):
@@ -388,4 +390,4 @@ async def test_an_engine_that_does_not_count_says_how(
     request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
     async with working(scripted_spec(**flags)) as worker:
         with pytest.raises(error):
-            await worker._client.count_prompt(LLAMA_SERVER.encode(request))
+            await EngineClient(worker.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(request))

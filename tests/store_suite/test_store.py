@@ -390,11 +390,12 @@ async def test_many_writers_at_once_are_all_written(store: Store) -> None:
 
 async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> None:
     """Nothing is lost, the fence has grown, and whatever the life before still says is refused."""
-    with open_store(make_database()) as store:
+    database = make_database()
+    with open_store(database) as store:
         await post(store, job(*DEBATE, conversations=2))
         store.append_nowait([ended("a"), moved(ConversationState.COMPLETED, "c1")], lambda: None)
         await store.flush()
-        if isinstance(store._database, PostgresDatabase):
+        if isinstance(database, PostgresDatabase):
             await store.write(lambda connection: connection.execute("UPDATE conversations SET owner = NULL"))
         else:
             await store.write(lambda connection: connection.execute("UPDATE conversations SET owner = 'dead'"))

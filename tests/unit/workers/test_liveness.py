@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -259,6 +260,7 @@ class Watching:
     def __init__(self, timeouts: WorkerTimeouts | None = None) -> None:
         self.engine = FakeEngine()
         self.in_flight = InFlightRequests()
+        self.flights: dict[InFlightRequest, ExitStack] = {}  # each is closed when its request lands
         self.watch = HealthWatch(
             self.in_flight, self.engine, timeouts or WorkerTimeouts(), self.engine, anyio.current_time
         )
@@ -268,12 +270,13 @@ class Watching:
         answer = Answer(anyio.current_time)
         answer.begin_generation(RepetitionLimits(), prompt_chars).begin_stream()
         running = InFlightRequest(self.in_flight.next_id(), "a job", answer)
-        self.in_flight._in_flight.add(running)
+        self.flights[running] = ExitStack()
+        self.flights[running].enter_context(self.in_flight.admit(running))
         return running
 
     def land(self, running: InFlightRequest) -> None:
         """Take a request out of the air."""
-        self.in_flight._in_flight.discard(running)
+        self.flights.pop(running).close()
         self.watch.note_end(running)
 
 
