@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from tests.conftest import SpecFactory
-from tests.faults.test_submit import submit, working
 from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.working import submit, working
 from transport.client import EngineClient
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.errors import EngineRejected, MalformedFrame

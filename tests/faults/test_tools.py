@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.conftest import SpecFactory
-from tests.faults.test_submit import ask, submit, working
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, is_alive, wait_until
+from tests.harness.working import ask, submit, working
 from workers import PythonTools, RequestResult, RequestState, ToolLimits, Verdict, WorkerSpec
 from workers.errors import ToolRunFailed
 from workers.tools import mcp

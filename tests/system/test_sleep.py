@@ -16,12 +16,12 @@ import pytest
 
 from service import InferenceEngine
 from tests.behaviour.test_lanes import lanes_at, lanes_of, talk, turns_of
-from tests.faults.test_submit import QUICK
 from tests.faults.test_worker import ask
 from tests.harness.ports import find_ports
 from tests.harness.programs import PROGRAMS
 from tests.harness.service import Document, Service, serving
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from tests.harness.working import QUICK
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
 from workers.devices.device import Gpu
 from workers.devices.device_health import DeviceHealth

@@ -16,7 +16,7 @@ from service.scheduling.core.queue import begun_first
 from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 from service.scheduling.core.working_set import PRESSED, RELIEVED, WorkingSet
-from tests.unit.service.test_capacity import admit, asks, core_of, done, ready, seated, turn
+from tests.harness.capacity import admit, asks, core_of, done, ready, seated, turn
 
 CONTEXT = 300  # tokens that a conversation has in the cache after a turn; the cache holds a thousand
 

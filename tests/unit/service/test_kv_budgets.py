@@ -14,20 +14,7 @@ from service.scheduling.core.capacity.turn_needs import SHARED, TEMPLATE_TOKENS,
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.room_keeper import GROWTH
-from tests.unit.service.test_capacity import (
-    EMPTY,
-    MOST,
-    admit,
-    asks,
-    core_of,
-    done,
-    names,
-    read,
-    ready,
-    reserved,
-    speaker,
-    turn,
-)
+from tests.harness.capacity import EMPTY, MOST, admit, asks, core_of, done, names, read, ready, reserved, speaker, turn
 
 PREFIXES = (None, (JobId("j"), "a0"), (JobId("j"), "a1"))
 

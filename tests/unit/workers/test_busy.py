@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from tests.harness.virtual import pass_time, virtually
-from tests.unit.workers.test_liveness import MINUTE, Watching
+from tests.harness.watching import MINUTE, Watching
 from transport.counters import EngineCounters, SlotWork
 from transport.events import PromptProgress, TextDelta
 from workers.engine.launch.devices import BUSY_STALL_S, computes_on_cpu, embedded_has_gpu, has_gpu, placed
