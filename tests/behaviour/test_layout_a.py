@@ -135,7 +135,7 @@ async def test_each_base_has_a_device_of_its_own(tmp_path: Path, free_ports: Cal
     assert lanes_by_agent(log) == {"clerk": town, "poet": city, "mayor": city, "judge": town, "guest": city}
 
 
-async def test_what_is_more_than_a_server_holds_has_a_second_one(
+async def test_adapters_beyond_one_servers_limit_start_a_second_server(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """Of the same base, on the next lane; a hint there has one too."""

@@ -56,7 +56,7 @@ def rss_mib(game: InferenceEngine) -> list[int]:
     return [psutil.Process(pid).memory_info().rss // MIB for pid in pids if pid is not None]
 
 
-async def test_what_engines_on_the_cpu_have_corrects_what_their_files_tell(
+async def test_measured_memory_on_the_cpu_corrects_the_estimate_from_files(
     tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By their files one of two models has room at a time; they are seen to take little, and stay side by side."""
@@ -87,7 +87,7 @@ async def test_what_engines_on_the_cpu_have_corrects_what_their_files_tell(
         assert [lane_document(pool, lane).measured_mib for lane in pool.lanes] == [seen(game)] * 2
 
 
-async def test_what_an_engine_has_of_a_gpu_is_what_its_driver_shows(
+async def test_an_engines_gpu_memory_is_the_most_the_driver_has_shown(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The most that was ever seen, of its own processes alone; where none is shown, it is as its files tell."""

@@ -227,7 +227,7 @@ async def test_a_request_whose_tools_brought_much_is_older_than_what_came_meanwh
         assert endings(await results(worker, *younger)) == expected
 
 
-async def test_whoever_has_no_room_is_not_sent(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+async def test_a_request_without_room_is_not_sent_to_the_engine(scripted_spec: SpecFactory, tmp_path: Path) -> None:
     """The youngest ends before its engine has read anything, so that counts for no preemption."""
     held = Held(tmp_path)
     spec = sharing(scripted_spec(slots=4, counts=600, props_slots=4, **held.flags), 1300)
@@ -247,7 +247,7 @@ async def test_whoever_has_no_room_is_not_sent(scripted_spec: SpecFactory, tmp_p
         assert endings(await results(worker, oldest, second)) == [RequestState.COMPLETED] * 2
 
 
-async def test_who_comes_without_room_waits_for_another_to_leave(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+async def test_a_request_without_room_waits_until_another_ends(scripted_spec: SpecFactory, tmp_path: Path) -> None:
     """Its turn would be back in a millisecond; it holds nothing meanwhile, and is let in at once when there is room."""
     held = Held(tmp_path)
     async with working(sharing(scripted_spec(slots=4, counts=600, **held.flags), 1300)) as worker:
@@ -326,7 +326,7 @@ async def test_another_error_is_not_taken_for_a_full_pool(scripted_spec: SpecFac
 # What is lent
 
 
-async def test_less_is_lent_of_a_pool_where_requests_had_to_give_way(
+async def test_the_lent_budget_shrinks_when_requests_had_to_give_way(
     scripted_spec: SpecFactory, tmp_path: Path
 ) -> None:
     """A fifth for each look at which some had, and never more than the floor; slowly more when none has."""

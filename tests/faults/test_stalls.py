@@ -130,7 +130,7 @@ async def test_a_cancel_that_frees_the_slot_costs_nothing(scripted_spec: SpecFac
 
 
 @pytest.mark.system
-async def test_another_clients_request_costs_nothing(scripted_spec: SpecFactory) -> None:
+async def test_a_request_of_another_client_costs_the_engine_nothing(scripted_spec: SpecFactory) -> None:
     """Who asks the engine past us has a slot that is none of ours, and gets on."""
     async with working(scripted_spec(slots=4, timeouts=STALLS, tokens=300, interval=0.01)) as worker:
         host, port = worker.spec.host, worker.spec.port

@@ -109,7 +109,9 @@ async def test_a_stop_keeps_results(scripted_spec: SpecFactory) -> None:
         await worker.stop()
 
 
-async def test_parameters_pass_through_but_for_ours(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+async def test_sampling_parameters_reach_the_engine_except_reserved_ones(
+    scripted_spec: SpecFactory, tmp_path: Path
+) -> None:
     """Unknown keys are kept, and only the fields that the worker owns are overwritten.
 
     Source: specification, "Generation parameters".
@@ -224,7 +226,7 @@ async def test_a_worker_is_drained_resumed_and_restarted(scripted_spec: SpecFact
         await wait_until(lambda: (worker.incarnation, worker.state) == (3, WorkerState.DRAINING), "it is drained still")
 
 
-async def test_incidents_outlive_us(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+async def test_incidents_survive_a_restart(scripted_spec: SpecFactory, tmp_path: Path) -> None:
     """With a state directory they are there after a restart of ours."""
     spec = replace(scripted_spec(die_after=1), state_dir=tmp_path)
     async with working(spec) as worker:

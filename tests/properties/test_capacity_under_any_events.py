@@ -225,7 +225,7 @@ class Load:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=25)
 @given(rng=st.randoms(use_true_random=False), steps=st.integers(1, 80))
-def test_whatever_comes_has_room_and_ends(
+def test_under_any_events_turns_have_room_and_end(
     policy: str, group_by: GroupBy | None, mode: Mode, rng: Random, steps: int
 ) -> None:
     """No worker is lent beyond its room or its slots, nothing waits for nothing, and every turn ends."""
@@ -239,7 +239,7 @@ def test_whatever_comes_has_room_and_ends(
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("group_by", [None, GroupBy.ADAPTER])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_budget_that_holds_all_changes_nothing(policy: str, group_by: GroupBy | None, mode: Mode) -> None:
+def test_a_budget_that_is_never_reached_changes_no_action(policy: str, group_by: GroupBy | None, mode: Mode) -> None:
     """Action by action what a worker does whose slots bound it."""
     count = 0
     for seed in range(12):

@@ -20,7 +20,7 @@ from tests.harness.jobs import DEBATE, job
 from tests.harness.stored import NOW, J, Maker, append, ended, moved, new, post, turn
 
 
-async def test_what_is_posted_is_read(store: Store, committed: list[frozenset[JobId]]) -> None:
+async def test_a_posted_job_is_read_back(store: Store, committed: list[frozenset[JobId]]) -> None:
     """A job is durable when post returns, and whoever follows it is woken."""
     stored, claims, is_new = await store.post(new(job(*DEBATE, rounds=2, conversations=3)), claims=True)
     assert is_new
@@ -92,7 +92,7 @@ async def test_a_job_is_counted_no_more_often_than_that_is_worth(store: Store, m
     assert len(counted) == 7
 
 
-async def test_a_key_is_one_job(store: Store) -> None:
+async def test_an_idempotency_key_names_one_job(store: Store) -> None:
     """Idempotency is decided by the writer, so two posts at once cannot both win."""
     first = await post(store, job(*DEBATE, name="one"), "k")
     assert await store.post(new(job(*DEBATE, name="two"), "k"), claims=True) == (first, [], False)
@@ -101,7 +101,7 @@ async def test_a_key_is_one_job(store: Store) -> None:
     assert len(await store.read(queries.jobs(None, 10, None))) == 1
 
 
-async def test_a_key_is_free_again_after_its_time(store: Store) -> None:
+async def test_an_idempotency_key_is_free_again_after_its_retention(store: Store) -> None:
     """It is kept for a configured time; the job that had it stays."""
     await store.post(new(job(*DEBATE, name="one"), "k", kept_s=-1), claims=True)
     assert await store.read(queries.job_by_key("k", "h", NOW)) is None
@@ -197,7 +197,9 @@ async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> 
         await append(store, ended("b"))
 
 
-async def test_what_nobody_here_runs_is_refused(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+async def test_records_of_conversations_without_a_claim_are_refused(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of a conversation that was released, or never claimed, nothing is written, and the log says so."""
     await store.post(new(job(*DEBATE, conversations=2)), claims=False)
     await append(store, ended("a"))
@@ -213,7 +215,7 @@ async def test_what_nobody_here_runs_is_refused(store: Store, caplog: pytest.Log
     assert len(await store.read(queries.turns(J, ["c0"]))) == 1
 
 
-async def test_what_is_posted_and_claimed_at_once_comes_once(store: Store) -> None:
+async def test_a_job_claimed_as_it_is_posted_is_claimed_once(store: Store) -> None:
     """A post that claims and a claim of everything may be written together; whoever admits must not do so twice."""
     claims: list[Claim] = []
 
@@ -231,7 +233,7 @@ async def test_what_is_posted_and_claimed_at_once_comes_once(store: Store) -> No
     assert len(set(claims)) == 50
 
 
-async def test_what_cannot_be_written_harms_nobody_else(store: Store) -> None:
+async def test_a_write_that_fails_leaves_the_rest_of_its_group_written(store: Store) -> None:
     """One caller's operation fails; what stands in the same group is written, and the store goes on."""
 
     def spoil(connection: Connection) -> None:

@@ -85,7 +85,7 @@ async def test_facts_are_applied_in_order_and_told_once(store: Store) -> None:
     assert (stored.state, stored.started_at, stored.finished_at) == (JobState.COMPLETED, NOW, NOW)
 
 
-async def test_what_a_turn_has_behind_it_outlives_us(store: Store) -> None:
+async def test_charges_of_unfinished_turns_survive_a_restart(store: Store) -> None:
     """The newest stands, and goes with the turn's end."""
     await post(store, job(*DEBATE))
     attempt = turn("a", TurnState.FAILED).attempts[0]

@@ -21,7 +21,7 @@ from tests.harness.stored import ALL_USAGE, NOW, J, append, ended, moved, new, p
 from tests.harness.waiting import wait_until
 
 
-async def test_an_account_that_cannot_be_costs_itself(store: Store) -> None:
+async def test_usage_that_no_column_holds_is_dropped_alone(store: Store) -> None:
     """What an engine tells must not end a service: a number that no column holds is lost, and nothing beside it."""
     told: list[FactsLost] = []
     store.subscribe(lambda event: told.append(event) if isinstance(event, FactsLost) else None)
@@ -38,7 +38,7 @@ async def test_an_account_that_cannot_be_costs_itself(store: Store) -> None:
     assert [counts.prompt_tokens for _, counts in rows] == [2**62, 7]
 
 
-async def test_what_was_used_is_summed_by_whatever_is_asked_for(store: Store) -> None:
+async def test_usage_is_summed_by_the_groups_asked_for(store: Store) -> None:
     """By any of key, job, agent, model and day, between two days, of one key; it outlives the job."""
     await post(store, job(*DEBATE))
     so_far = UnfinishedTurn(key=key("a"), attempts=(), rejected=(), charges=Charges(), queued_at=NOW, started_at=NOW)
@@ -70,7 +70,7 @@ async def test_what_was_used_is_summed_by_whatever_is_asked_for(store: Store) ->
     assert len(await store.read(usage.report([UsageBy.AGENT], None, None, None, 2))) == 2
 
 
-async def test_what_is_refused_has_used_nothing(store: Store) -> None:
+async def test_a_refused_record_adds_no_usage(store: Store) -> None:
     """Of what another node runs by now its own ends count."""
     await store.post(new(job(*DEBATE)), claims=False)
     await append(store, ended("a", used=used()))

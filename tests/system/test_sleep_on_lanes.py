@@ -69,7 +69,7 @@ async def test_an_engine_that_slept_has_the_adapters_that_its_model_has_by_now(t
         told.check_sleepers()
 
 
-async def test_what_comes_while_an_engine_wakes_is_not_passed_over(tmp_path: Path) -> None:
+async def test_an_engine_starts_anew_for_changes_that_came_while_it_woke(tmp_path: Path) -> None:
     """An update, and then an adapter: it wakes with what was current before, and is started anew."""
     async with lanes(tmp_path, max_adapters=2) as told:
         worker = await told.want("a")

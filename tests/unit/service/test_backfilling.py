@@ -31,7 +31,7 @@ def test_a_turn_without_room_is_passed_a_few_times(policy: str) -> None:
     assert not core.view.capacity().passed
 
 
-def test_ageing_outlasts_a_want_of_room() -> None:
+def test_ageing_still_starts_a_turn_that_waits_for_room() -> None:
     """Turns of a higher priority, one at a time, always have room: the oldest is passed by every sixteenth alone."""
     core = core_of(ready(), policy="critical_path", jobs=[asks(f"s{number}", 100) for number in range(2)])
     core.handle(admit(asks("large", 950)))
@@ -45,7 +45,7 @@ def test_ageing_outlasts_a_want_of_room() -> None:
         assert len(started) <= AGEING_TURNS * (PASSES + 1)
 
 
-def test_turns_that_were_held_pass_as_well() -> None:
+def test_held_turns_count_as_passing_a_turn_without_room() -> None:
     """Two conversations take turns on their worker, each held for it; the large one gets in between."""
     core = core_of(ready("w", kv=100_000, slots=1), jobs=[asks("t", 200, conversations=2, rounds=60)])
     flying = turn("t")
@@ -62,7 +62,7 @@ def test_turns_that_were_held_pass_as_well() -> None:
         assert started <= PASSES + 4
 
 
-def test_a_held_turn_waits_for_room_too() -> None:
+def test_a_held_turn_waits_for_room_on_its_worker() -> None:
     """A slot of its worker gets free, and there is no room; others, that fit, do not wait for it."""
     core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3), asks("y", 1000), asks("x", 3000)])
     assert seated(core.handle(done(turn("t"), 4000, 10, 5.0))) == {turn("x"): "w"}
@@ -143,7 +143,9 @@ def test_the_order_outlasts_a_wait_for_room(policy: str) -> None:
 
 @pytest.mark.parametrize("group_by", [None, GroupBy.ADAPTER])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_in_free_mode_nobody_overtakes_one_without_room(policy: str, group_by: GroupBy | None) -> None:
+def test_in_free_mode_no_turn_overtakes_one_of_its_conversation_without_room(
+    policy: str, group_by: GroupBy | None
+) -> None:
     """Who speaks when is what the others hear; another conversation's turns use the room meanwhile."""
     core = core_of(ready(), policy=policy, group_by=group_by, jobs=[asks("base", 300)])
     assert seated(core.handle(admit(asks("f", 950, 100, 100, rounds=2, mode=Mode.FREE)))) == {}
@@ -185,7 +187,7 @@ def test_a_grouped_turn_without_room_takes_nothing_of_its_signatures_time() -> N
     assert names(core.handle(done(turn("x")))) == ["large"]
 
 
-def test_a_turn_that_is_dropped_leaves_nothing_behind() -> None:
+def test_a_dropped_turn_is_forgotten_by_the_room_keeper() -> None:
     """Cancelled, or of a model that is lost: how often it was passed is forgotten."""
     for end in (events.JobCancelled(job_id=JobId("large")), events.ModelLost(model="m")):
         core = core_of(ready(), jobs=[asks("base", 200), asks("large", 900), asks("s", 100)])
@@ -200,7 +202,7 @@ def test_a_turn_that_is_dropped_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("group_by", [None, GroupBy.ADAPTER])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_few_turns_are_looked_at(
+def test_a_decision_looks_at_few_turns_without_room(
     policy: str, group_by: GroupBy | None, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many wait without room; a decision takes a millisecond at most."""
@@ -237,7 +239,7 @@ def test_few_turns_are_looked_at(
         assert 1 < most < LOOKED_AT  # of each conversation the first, and the others behind it count as well
 
 
-def test_nothing_is_estimated_where_slots_bound_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_estimate_is_made_where_no_worker_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without budgets nothing is looked at, and nothing learned."""
     monkeypatch.setattr(RoomKeeper, "need", lambda *_: pytest.fail("there is no budget"))
     core = core_of(ready(kv=None, slots=2), jobs=[asks("j", 300, conversations=3, rounds=2)])
@@ -246,7 +248,7 @@ def test_nothing_is_estimated_where_slots_bound_all(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("policy", ["fifo", "progress"])
-def test_no_entry_is_left_by_each_look(policy: str) -> None:
+def test_looking_without_starting_leaves_no_entries_in_the_order(policy: str) -> None:
     """A free conversation's first has no room, and another agent of it, far ahead in the order, stands for it."""
     large = asks("large", 70, 9950, conversations=30)
     large = replace(large, agents=(large.agents[0], replace(large.agents[1], waits_for=frozenset({"a0"}))))
@@ -268,7 +270,7 @@ def test_no_entry_is_left_by_each_look(policy: str) -> None:
     assert set(core.view.of_all().values()) == {0}
 
 
-def test_no_entry_is_left_by_each_look_at_a_group() -> None:
+def test_looking_without_starting_leaves_no_entries_in_a_group() -> None:
     """Nor of when its turns got ready."""
     core = core_of(ready(), group_by=GroupBy.ADAPTER, jobs=[asks("base", 100), asks("large", 950, conversations=2)])
     for _ in range(2000):

@@ -50,7 +50,7 @@ class Line:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_who_has_begun_goes_first_and_the_others_in_their_order(policy: str) -> None:
+def test_begun_conversations_go_first_and_the_others_in_policy_order(policy: str) -> None:
     """Whatever came before it; what is looked at goes as it was shown."""
     turns = [waiting(name, order) for order, name in enumerate(["n0", "n1", "b0", "n2", "b1"])]
     line = Line(policy, *turns, begun=["b0", "b1"])
@@ -73,7 +73,7 @@ def test_without_pressure_nothing_changes(policy: str) -> None:
     assert line.rest() == ["n0", "n5", "n1", "n6", "n7"]
 
 
-def test_a_turn_that_was_on_a_slot_or_held_is_ahead_of_all() -> None:
+def test_turns_that_were_on_a_slot_or_held_go_ahead_of_all() -> None:
     """Its conversation has begun, whoever says so."""
     held, front = waiting("h", 1, was_held=True), waiting("f", 2, is_front=True)
     line = Line("fifo", waiting("b", 0), held, front, begun=["b"])
@@ -100,7 +100,7 @@ def test_a_sibling_of_a_turn_that_has_started_has_begun() -> None:
     assert line.rest() == ["n1", "n0"]
 
 
-def test_so_many_are_put_aside_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_puts_aside_a_bounded_number_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a new one begins after all: a search takes its bound."""
     monkeypatch.setattr(begun_first, "PARKED_AT_ONCE", 3)
     line = Line("fifo", *(waiting(f"n{order}", order) for order in range(5)), waiting("b", 9), begun=["b"])
@@ -195,7 +195,7 @@ def test_others_begin_again_only_when_there_is_clearly_room() -> None:
     assert (PRESSED, RELIEVED) == (0.95, 0.8)
 
 
-def test_no_slot_is_left_idle_for_what_would_be_found_again() -> None:
+def test_no_slot_stays_idle_to_protect_cached_contexts() -> None:
     """Where nobody who has begun is ready, somebody begins while turns in flight hold less than half of the cache."""
     core = core_of(ready(slots=9))
     keep_idle(core, 2000)
@@ -208,7 +208,7 @@ def test_no_slot_is_left_idle_for_what_would_be_found_again() -> None:
     assert not core.view.capacity().passed
 
 
-def test_what_a_conversation_held_is_forgotten_with_it() -> None:
+def test_an_ended_conversations_contexts_are_forgotten() -> None:
     """However it ends; a last turn leaves nothing that anybody would find again."""
     core = talks(4, rounds=2)
     for number in range(4):

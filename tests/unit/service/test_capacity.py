@@ -30,7 +30,7 @@ from tests.harness.capacity import (
 # What workers have room for
 
 
-def test_a_budget_is_kept() -> None:
+def test_reservations_stay_within_the_budget_to_the_token() -> None:
     """What is reserved and what comes stay within it; to the token."""
     kv = KvBudgets()
     kv.open("w", 100)
@@ -47,7 +47,7 @@ def test_a_budget_is_kept() -> None:
     assert kv.fits("w", kv_need(60))
 
 
-def test_one_alone_always_has_room() -> None:
+def test_a_turn_alone_on_a_worker_always_fits() -> None:
     """Only the engine knows that a turn does not fit."""
     kv = KvBudgets()
     kv.open("w", 100)
@@ -87,7 +87,7 @@ def test_turns_start_as_far_as_there_is_room() -> None:
     assert reserved(core) == 900
 
 
-def test_turns_that_fit_to_the_token_fit() -> None:
+def test_turns_that_fill_the_budget_exactly_start() -> None:
     """The last token is room as well."""
     core = core_of(ready(kv=1000))
     assert len(seated(core.handle(admit(asks("j", 250, conversations=9))))) == 4
@@ -136,7 +136,7 @@ def test_room_is_given_up_however_a_turn_ends(end: str) -> None:
     assert reserved(core) == 500 + (400 if end in ("interrupted", "rejected") else 300)
 
 
-def test_a_worker_that_comes_back_with_less_has_less() -> None:
+def test_a_worker_that_returns_with_a_smaller_budget_is_lent_less() -> None:
     """What is still on it counts; nothing starts until that is within what it has now."""
     core = core_of(ready(kv=1000), jobs=[asks("j", 300, conversations=3), asks("next", 200, conversations=2)])
     core.handle(events.WorkerNotReady(worker="w", returns=True))

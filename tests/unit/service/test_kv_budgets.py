@@ -38,7 +38,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("wv"), st.integers(0, 5), st.none() |
 
 
 @given(STEPS, needs(), st.integers(1, 3000), st.sampled_from((1, 16, 128)))
-def test_the_sum_is_that_of_what_is_reserved(
+def test_the_reserved_sum_equals_a_recount_of_all_reservations(
     steps: list[tuple[str, int, KvNeed | None]], one_more: KvNeed, budget: int, block: int
 ) -> None:
     """Counted anew after any reservations, corrections and releases, in whole blocks; what a prefix shares once."""
@@ -74,7 +74,7 @@ def test_the_sum_is_that_of_what_is_reserved(
     assert not kv.workers
 
 
-def test_what_prompts_begin_with_is_held_once_on_each_worker() -> None:
+def test_a_shared_prefix_is_reserved_once_on_each_worker() -> None:
     """As much as the longest of those who share it; whoever goes leaves what the others hold."""
     kv = KvBudgets()
     kv.open("w", 1000)
@@ -111,7 +111,7 @@ def test_a_turn_holds_whole_blocks() -> None:
 # What an engine tells of a prompt
 
 
-def test_a_prompt_that_was_counted_stands_in_the_estimates_place() -> None:
+def test_a_counted_prompt_replaces_its_estimate() -> None:
     """In its round alone, and of its agent and conversation alone; told again, it changes with it."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 400)
     for key in (turn("j", 3), turn("j", 3, conversation=1)):
@@ -134,7 +134,7 @@ def replace_round(key: TurnKey, number: int) -> TurnKey:
 
 
 @pytest.mark.parametrize("times", [0, 1, 5])
-def test_a_first_prompt_that_was_counted_teaches_the_others_once(times: int) -> None:
+def test_a_counted_first_prompt_is_learned_once(times: int) -> None:
     """Whether it is told while it is read, and how often, or with the turn's end alone."""
     needs, agent = TurnNeeds(), speaker("a0")
 
@@ -155,7 +155,7 @@ def test_a_first_prompt_that_was_counted_teaches_the_others_once(times: int) -> 
         assert [first(each) for each in (0, 300, 2000)] == [once.expected(each) for each in (0, 300, 2000)]
 
 
-def test_what_others_had_said_is_no_part_of_a_first_prompt_that_was_counted() -> None:
+def test_a_counted_first_prompt_teaches_without_the_words_of_others() -> None:
     """Others join other conversations before anything was said."""
     needs = TurnNeeds()
     needs.start(turn("j"), speaker("a0"), is_free=False)
@@ -166,7 +166,7 @@ def test_what_others_had_said_is_no_part_of_a_first_prompt_that_was_counted() ->
     assert needs.prompt_tokens(turn("j", agent="a1", conversation=1), late, EMPTY) == 200
 
 
-def test_what_was_counted_is_forgotten_with_its_conversation() -> None:
+def test_counted_prompts_are_forgotten_with_their_conversation() -> None:
     """And with its turn's end; what it has taught stays until its job ends."""
     needs = TurnNeeds()
     needs.tell(turn("j"), speaker("a0"), EMPTY, 400)
@@ -190,7 +190,7 @@ def had(conversation: int, cached: int, prompt: int = 500, number: int = 0) -> t
     return turn("j", number, conversation=conversation), reading
 
 
-def test_the_least_that_the_newest_first_prompts_found_is_shared() -> None:
+def test_the_shared_prefix_is_the_least_of_the_newest_cache_hits() -> None:
     """Of five, and never more than the prompt has; later prompts of a conversation find its own, and tell nothing."""
     needs, agent = TurnNeeds(), speaker("a0")
 
@@ -288,7 +288,7 @@ def seated(core: SchedulingCore, *happened: events.Event) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_what_is_told_of_a_turn_that_is_in_flight_no_more_changes_nothing(mode: Mode) -> None:
+def test_a_late_count_for_an_ended_turn_changes_nothing(mode: Mode) -> None:
     """It has ended, waits for its slot, or its job was never here."""
     core = core_of(ready(slots=1), jobs=[asks("j", 100, rounds=2, mode=mode), asks("waits", 100)])
     core.handle(done(turn("j"), 100, 10))
@@ -310,7 +310,7 @@ def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
     assert (reserved(core, "w"), reserved(core, "v")) == (0, 0)
 
 
-def test_what_is_shared_is_no_more_than_the_prompt_that_was_counted() -> None:
+def test_a_shared_prefix_is_no_longer_than_the_counted_prompt() -> None:
     """Or the reservation would be of less than nothing."""
     core = core_of(replace(ready(slots=1), shares_prefixes=True))
     core.handle(admit(replace(asks("j", 0, conversations=SHARED + 1), agents=(speaker("a0", 40),))))

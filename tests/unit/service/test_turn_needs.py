@@ -30,14 +30,14 @@ def learned(needs: TurnNeeds, answers: Sequence[int], agent: str = "a0", context
         needs.learn(turn("j", number, agent=agent), speaker(agent), EMPTY, read(context or answer, answer))
 
 
-def test_a_first_prompt_is_known_by_its_characters() -> None:
+def test_a_first_prompt_is_estimated_from_its_characters() -> None:
     """The system prompt's and the topic's, half a token each until prompts have told, and the template's tokens."""
     agent, talk = replace(speaker("a0"), system="s" * 300), replace(EMPTY, prompt="p" * 101)
     assert TurnNeeds().prompt_tokens(turn("j"), agent, talk) == round(401 * TOKENS_A_CHAR) + TEMPLATE_TOKENS
     assert TurnNeeds().prompt_tokens(turn("j"), speaker("a0"), EMPTY) == TEMPLATE_TOKENS
 
 
-def test_a_first_prompt_holds_what_others_have_said() -> None:
+def test_a_first_prompt_includes_the_words_of_others() -> None:
     """Whoever joins late reads all of it."""
     needs = TurnNeeds()
     learned(needs, [30, 40])
@@ -61,7 +61,7 @@ def test_a_later_prompt_is_the_last_context_and_what_was_said_since() -> None:
 
 
 @pytest.mark.parametrize("bound", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_an_answer_takes_all_that_it_may_until_answers_have_told(bound: str) -> None:
+def test_an_answer_reserves_its_bound_until_enough_answers_are_known(bound: str) -> None:
     """Its agent's own bound goes before its worker's; one that is no bound does not."""
     bounded = replace(speaker("a0"), params={bound: 70})
     assert TurnNeeds().answer_tokens(turn("j"), bounded, MOST) == 70
@@ -96,7 +96,7 @@ def test_one_answer_in_twenty_may_be_longer() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 3 * NEWEST), st.randoms(use_true_random=False))
-def test_the_newest_answers_count(count: int, rng: Random) -> None:
+def test_only_the_newest_answers_are_expected_again(count: int, rng: Random) -> None:
     """Compared with a list that is sorted anew."""
     lengths, answers = AnswerLengths(), [rng.randint(0, 50) for _ in range(count)]
     for place, answer in enumerate(answers):
@@ -107,7 +107,7 @@ def test_the_newest_answers_count(count: int, rng: Random) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), min_size=1, max_size=12), st.integers(0, 9000))
-def test_first_prompts_tell_a_line(prompts: list[tuple[int, int]], chars: int) -> None:
+def test_first_prompt_lengths_are_fitted_by_least_squares(prompts: list[tuple[int, int]], chars: int) -> None:
     """Compared with the sums of a textbook; a character takes no less than nothing, and four tokens at most."""
     lengths = PromptLengths()
     for known in prompts:
@@ -119,7 +119,7 @@ def test_first_prompts_tell_a_line(prompts: list[tuple[int, int]], chars: int) -
     assert lengths.expected(chars) == pytest.approx(max(1, mean_tokens + (chars - mean_chars) * rate), abs=0.51)
 
 
-def test_first_prompts_of_an_agent_are_learned() -> None:
+def test_first_prompts_of_an_agent_estimate_its_next_ones() -> None:
     """What its tools and its template take is in them; what others had said is not, and later prompts tell nothing."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 1000)
 
@@ -137,7 +137,7 @@ def test_first_prompts_of_an_agent_are_learned() -> None:
     assert first("k") == 500 + TEMPLATE_TOKENS
 
 
-def test_what_is_over_is_forgotten() -> None:
+def test_estimates_are_forgotten_with_their_conversation_or_job() -> None:
     """A conversation's words with its end, an agent's answers with its job; nobody else's."""
     needs = TurnNeeds()
     for agent in ("a0", "a1"):
@@ -164,7 +164,7 @@ def test_what_is_over_is_forgotten() -> None:
     slots=st.integers(1, 6),
     rng=st.randoms(use_true_random=False),
 )
-def test_what_is_reserved_is_what_a_prompt_takes(mode: Mode, waits: list[set[int]], slots: int, rng: Random) -> None:
+def test_a_reservation_equals_what_the_prompt_takes(mode: Mode, waits: list[set[int]], slots: int, rng: Random) -> None:
     """Compared with what its agent is shown, whoever spoke at the same time, and is heard a round later or at once.
 
     Besides the template, only words of its own round are too much: of those that it does not wait for.

@@ -165,7 +165,7 @@ def test_the_pace_of_an_engine_that_nothing_is_known_of_is_measured_once() -> No
     virtually(scenario)
 
 
-def test_what_came_from_the_cache_tells_nothing_of_the_pace() -> None:
+def test_cached_tokens_do_not_count_towards_the_pace() -> None:
     """Only what was computed, and since the last word of it."""
     watching_pace: list[float | None] = []
 

@@ -158,7 +158,7 @@ def test_an_inventory_says_the_same_in_yaml_and_in_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("machine", [INVENTORY, MACHINE, []], ids=["planned", "found", "none"])
-def test_what_is_written_of_a_machine_is_read_again(tmp_path: Path, machine: list[Gpu]) -> None:
+def test_a_written_inventory_reads_back_as_the_same_machine(tmp_path: Path, machine: list[Gpu]) -> None:
     """So one machine's devices can be planned for on another."""
     text = json.dumps({"devices": [document_of(gpu) for gpu in machine]})
     assert inventory_at(tmp_path / "machine.json", text) == machine
@@ -213,7 +213,7 @@ def test_devices_that_cannot_be_together_are_a_fault_of_their_file(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["", "- index: 0\n", "a machine"], ids=["empty", "list", "text"])
-def test_what_is_no_mapping_is_no_inventory(tmp_path: Path, text: str) -> None:
+def test_an_inventory_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     """The message says which key is looked for."""
     path = tmp_path / "machine.yaml"
     assert faults_in(path, text) == [f"{path}: an inventory is a mapping with the key 'devices'"]

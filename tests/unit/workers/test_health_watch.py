@@ -84,7 +84,7 @@ class TestVirtualTime:
 
         virtually(scenario)
 
-    def test_kernels_being_made_are_no_stall(self) -> None:
+    def test_compiling_kernels_is_not_a_stall(self) -> None:
         """A pause for a compiler is left alone for as long as that works, and a compiler that hangs is found."""
 
         async def scenario() -> None:

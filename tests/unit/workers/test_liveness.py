@@ -69,7 +69,7 @@ class TestJudge:
         assert verdict(waiting, 1020, 1019) is Verdict.STALLED
         assert verdict(READING, 500, 499) is Verdict.STALLED
 
-    def test_no_limit_is_for_ever(self) -> None:
+    def test_a_limit_of_none_never_stalls(self) -> None:
         """Null switches a limit off."""
         none = StallLimits(prefill_s=None, decode_s=None)
         assert judge(none, READING, SERVING, 1e9).verdict is Verdict.SILENT
@@ -100,7 +100,7 @@ class TestJudge:
         assert judge(LIMITS, READING, risen, now).scope is None
 
     @given(st.floats(120, 1e6))
-    def test_an_old_sign_vetoes_nothing(self, silent_s: float) -> None:
+    def test_a_sign_of_life_older_than_the_limit_prevents_no_verdict(self, silent_s: float) -> None:
         """The limit counts from the last sign, whatever it was."""
         now = 1000.0 + silent_s
         risen = EngineObservations(is_serving=True, rose_at=now - 120, unexplained_at=now - 120, others_at=now - 120)
@@ -111,7 +111,7 @@ class TestJudge:
         others = EngineObservations(is_serving=True, rose_at=1060.0, others_at=1060.0, unexplained_at=None)
         assert look(WRITING, others, 60) == (Verdict.STALLED, Scope.REQUEST)
 
-    def test_a_prompt_may_wait_for_anothers(self) -> None:
+    def test_a_prompt_that_waits_behind_another_prompt_is_not_stalled(self) -> None:
         """llama-server reads one prompt after the other: no progress while another's is read is no stall."""
         reading = EngineObservations(is_serving=True, rose_at=1119.0, others_at=1119.0, prefilling_at=1119.0)
         assert look(READING, reading, 120) == (Verdict.SILENT, None)
