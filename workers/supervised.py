@@ -109,8 +109,8 @@ class SupervisedWorker:
         )
         self.count = self._runner.count  # on no slot at all
         self.read_version = self._client.read_version
-        self._pool = self._runner.pool
-        self.kv = KvWatch(spec, self._client, self._pool, lambda: self.is_serving, self._moved)
+        self.kv_pool = self._runner.pool  # who has what of a KV cache that requests share; None where slots bound it
+        self.kv = KvWatch(spec, self._client, self.kv_pool, lambda: self.is_serving, self._moved)
         self.constraints: EngineConstraints = self._runner.constraints
         self.latency: LatencyRecord = self._runner.latency
 
@@ -129,7 +129,7 @@ class SupervisedWorker:
         """Supervise until cancelled; ``registry`` notes every process, ``gate`` is shared with other workers."""
         gate = gate or StartGate()
         try:
-            watches = [self._watch.run, self._breaker.run, self.kv.run, *([self._pool.run] if self._pool else [])]
+            watches = [self._watch.run, self._breaker.run, self.kv.run, *([self.kv_pool.run] if self.kv_pool else [])]
             await self.supervisor.run(registry, gate, *watches, task_status=task_status)
         finally:
             for running in self.in_flight:

@@ -23,10 +23,10 @@ from service.api.errors import problems
 from service.api.errors.problems import Problem
 from service.api.openai.routes import model_router, openai_router
 from service.api.routes.adapters import ADAPTER_BODIES, adapters_router, tools_router
+from service.api.routes.events import timeline_router
 from service.api.routes.jobs import job_router, jobs_router
 from service.api.routes.overview import overview_router, page_router, speaking_router
 from service.api.routes.status import configuration_router, metrics_router, status_router
-from service.api.routes.timeline_route import timeline_router
 from service.api.routes.upgrades import upgrade_router
 from service.api.routes.usage import usage_router
 from service.api.routes.weights import WEIGHTS_BODIES, weights_router

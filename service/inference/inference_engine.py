@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypedDict
 from service.config.inventory import devices_of, lanes_on
 from service.conversations.markup import read_markup, without_thinking
 from service.inference.checkpoints import Checkpoints, Served
+from service.inference.engine_status import EngineStatus, engine_status
 from service.inference.event_log import EventLog
 from service.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
 from service.inference.lane_news import LaneNews, News, NewsReaders
@@ -205,6 +206,10 @@ class InferenceEngine:
         if not 0 <= lane < len(self.lanes):
             raise NoLane(f"lane: {lane} is no lane; there are 0 to {len(self.lanes) - 1}")
         self._pool.forgive(self.lanes[lane].id)
+
+    def status(self) -> EngineStatus:
+        """Describe lanes, models and agents at this moment; nothing is started for it."""
+        return engine_status(self._pool, self._turnstile, self._runs)
 
     # Runs
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -101,6 +102,11 @@ class AgentRuns:
             self.because = because
         self._closing.set()
         self._turnstile.fail_all(lambda: EngineClosed(self.because))
+
+    @property
+    def last_lanes(self) -> Mapping[str, str]:
+        """The lane that each agent was on last, of those that were on any."""
+        return dict(self._lanes)
 
     def last_lane(self, agent_id: str) -> str | None:
         """Return the lane that an agent was on last, None where it was on none."""

@@ -1,7 +1,8 @@
 """One queue over all agents, first in, first out, in front of the slots of all lanes."""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,11 @@ class Turnstile:
 
     def __repr__(self) -> str:
         return f"<Turnstile {self._order} waiting={len(self._tickets)}>"
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """How many runs wait for a slot, by model."""
+        return Counter(ticket.model for ticket in self._tickets)
 
     async def enter(self, model: str, *, again: int | None = None, last: str = "") -> tuple[int, Seat]:
         """Return the place in the order of arrival, and a slot; ``again`` is the place of a run that had one before.

@@ -258,19 +258,19 @@ async def test_only_those_who_work_on_a_lane_lose_it(tmp_path: Path, free_ports:
             await game.register_agent(agent_id=name, model_ckpt="m")
         gates = {name: tmp_path / name for name in ("a", "b")}
         runs = {name: asyncio.create_task(say(game, name, f"HOLD={gate}! SAY={name}")) for name, gate in gates.items()}
-        busy = partial(lambda: [worker for lane in game._pool.lanes for worker in lane if worker.slots_in_use])
+        busy = partial(lambda: [each.current for each in game.status().lanes if each.current.slots_in_use])
         await wait_until(lambda: len(busy()) == 2, "each is on a lane of its own")
-        lanes = {agent: game._runs.last_lane(agent) for agent in gates}
-        (worker,) = [each for each in busy() if each.spec.id == lanes["b"]]
-        assert worker.root_pid is not None
-        psutil.Process(worker.root_pid).kill()
+        lanes = game.status().last_lanes
+        (worker,) = [each for each in busy() if each.id == lanes["b"]]
+        assert worker.pid is not None
+        psutil.Process(worker.pid).kill()
         await wait_until(lambda: any(each["event"] == "lane_dead" for each in told), "its end is told")
         for gate in gates.values():
             gate.touch()
         assert [await run for run in runs.values()] == ["SAY=a ", "SAY=b "]
     await following
     lost = {each["agent"] for each in told if each["event"] == "agent_disconnected"}
-    pinned = game._pool.hints["m"] == lanes["b"]
+    pinned = game.status().models["m"].hint == lanes["b"]
     assert lost == ({"b", "idle"} if pinned else {"b"})
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.test_http import read_events
 from tests.harness.service import Document, Service, recorded, scripted_model, serving
+from tests.harness.surface import read_events
 from tests.harness.waiting import wait_for
 
 TALKS = 4

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.harness.waiting import LIMIT_S, wait_until
 from workers.devices.device_health import DeviceHealth
 from workers.devices.readers import MachineReader
 from workers.files.model_memory import model_memory
-from workers.lanes.lane_pool import LanePool
 from workers.lanes.memory_use import MIB, MemoryUse
 from workers.spec import EngineKind, WorkerSpec
 
@@ -39,27 +37,26 @@ async def say(game: InferenceEngine, agent: str) -> None:
     await game.run(agent, "Who?", step="act", max_tokens=9)
 
 
-def seen(pool: LanePool) -> dict[str, int]:
-    assert pool.memory_use is not None
-    return pool.memory_use.most_mib
+def seen(game: InferenceEngine) -> dict[str, int]:
+    return {name: model.measured_mib for name, model in game.status().models.items() if model.measured_mib is not None}
 
 
-def needs(pool: LanePool) -> dict[str, int | None]:
+def needs(game: InferenceEngine) -> dict[str, int | None]:
     """Return what the placement reckons with."""
-    return {model.name: model.need_mib for model in pool._demand(time.monotonic())}
+    return {name: model.need_mib for name, model in game.status().models.items()}
 
 
-def residents(pool: LanePool) -> list[str]:
-    return sorted(lane.resident for lane in pool.lanes if lane.resident)
+def residents(game: InferenceEngine) -> list[str]:
+    return sorted(lane.resident for lane in game.status().lanes if lane.resident)
 
 
-def rss_mib(pool: LanePool) -> list[int]:
+def rss_mib(game: InferenceEngine) -> list[int]:
     """Return what the engines on the lanes have, without their guardians."""
-    pids = [worker.snapshot().pid for worker in pool]
+    pids = [lane.current.pid for lane in game.status().lanes]
     return [psutil.Process(pid).memory_info().rss // MIB for pid in pids if pid is not None]
 
 
-async def test_what_engines_on_the_cpu_have_corrects_what_their_files_tell(
+async def test_measured_memory_on_the_cpu_corrects_the_estimate_from_files(
     tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By their files one of two models has room at a time; they are seen to take little, and stay side by side."""
@@ -73,24 +70,24 @@ async def test_what_engines_on_the_cpu_have_corrects_what_their_files_tell(
     monkeypatch.setattr("workers.lanes.lane_pool.LOOK_S", LOOK_S)
     monkeypatch.setattr("service.config.inventory.host_memory_mib", lambda: (told + 5) * 100 // 95)
     async with asyncio.timeout(LIMIT), engine(free_ports(4), count=2) as game:
-        pool = game._pool
         for name in "ab":
             await game.register_agent(agent_id=name, model_ckpt=str(tmp_path / f"{name}.gguf"))
-        assert needs(pool) == {"a": told, "b": told}
+        assert needs(game) == {"a": told, "b": told}
         await say(game, "a")
-        await wait_until(lambda: seen(pool).keys() == {"a"}, "one is measured")
-        assert residents(pool) == ["a"]
-        assert [seen(pool)["a"]] == pytest.approx(rss_mib(pool), abs=2)
+        await wait_until(lambda: seen(game).keys() == {"a"}, "one is measured")
+        assert residents(game) == ["a"]
+        assert [seen(game)["a"]] == pytest.approx(rss_mib(game), abs=2)
         await say(game, "b")
-        assert residents(pool) == ["b"]  # nobody has seen yet that it takes less
-        await wait_until(lambda: seen(pool).keys() == {"a", "b"}, "the other one is measured")
+        assert residents(game) == ["b"]  # nobody has seen yet that it takes less
+        await wait_until(lambda: seen(game).keys() == {"a", "b"}, "the other one is measured")
         await say(game, "a")
-        assert residents(pool) == ["a", "b"]
-        assert needs(pool) == seen(pool)
-        assert [lane_document(pool, lane).measured_mib for lane in pool.lanes] == [seen(pool)] * 2
+        assert residents(game) == ["a", "b"]
+        assert needs(game) == seen(game)
+        pool = game._pool
+        assert [lane_document(pool, lane).measured_mib for lane in pool.lanes] == [seen(game)] * 2
 
 
-async def test_what_an_engine_has_of_a_gpu_is_what_its_driver_shows(
+async def test_an_engines_gpu_memory_is_the_most_the_driver_has_shown(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The most that was ever seen, of its own processes alone; where none is shown, it is as its files tell."""
@@ -111,8 +108,8 @@ async def test_what_an_engine_has_of_a_gpu_is_what_its_driver_shows(
             await machine.show(FIRST, 6000, held)
             assert pool.memory_use is not None
             await pool.memory_use.refresh(pool.lanes)
-            assert seen(pool) == most
-        assert needs(pool) == {"m": 3500}
+            assert seen(game) == most
+        assert needs(game) == {"m": 3500}
 
 
 def test_vllm_takes_the_part_that_it_is_given(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 from fastapi import FastAPI
 
 from service import InferenceEngine
-from service.api.routes.workers import lane_document, lanes_router, workers_router
+from service.api.routes.workers import lanes_router, workers_router
 from service.inference.event_log import INFER_START, replay
-from service.inference.failures import InferenceFailed
+from service.inference.failures import InferenceFailed, NoLane
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
 from tests.harness.devices import FIRST, GPUS, SECOND, TOTAL_MIB, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
@@ -26,14 +26,12 @@ from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import LayoutPolicy, devices_in, lanes_of
 from workers.devices.readers import MachineReader
 from workers.fleet import Fleet
-from workers.health.incident import Incident, Incidents, incident_document
-from workers.lanes.lane_pool import LanePool
+from workers.health.incident import Incident, Incidents, WorkerSnapshot, incident_document
 from workers.lanes.lane_spec import on_lane
 from workers.policy.placement import Waiting
 from workers.policy.restart import RestartPolicy
 from workers.spec import WorkerSpec
 from workers.states import WorkerState
-from workers.supervised import SupervisedWorker
 
 LIMIT = 3 * LIMIT_S
 XID = "the kernel has logged Xid 79 of it"
@@ -65,24 +63,17 @@ def started_on(log: Path) -> list[str]:
     return [event["gpu"] for event in replay(log) if event["event"] == INFER_START]
 
 
-def current(pool: LanePool, lane_id: str) -> SupervisedWorker:
-    lane = pool.find(lane_id)
-    assert lane is not None
-    return lane.current
+def current(game: InferenceEngine, lane_id: str) -> WorkerSnapshot:
+    """Return the worker whose engine is on a lane, as it is now."""
+    return next(each.current for each in game.status().lanes if each.lane == lane_id)
 
 
-def sick(pool: LanePool) -> list[str | None]:
-    return [lane_document(pool, lane).sick for lane in pool.lanes]
+def sick(game: InferenceEngine) -> list[str | None]:
+    return [lane.sick for lane in game.status().lanes]
 
 
-async def wait_marked(pool: LanePool, *uuids: str) -> None:
-    assert pool.health is not None
-    marks = pool.health.marks
-    await wait_until(lambda: marks.keys() == set(uuids), f"{uuids or 'none'} are left alone")
-
-
-async def wait_stopped(worker: SupervisedWorker) -> None:
-    await wait_until(lambda: worker.state is WorkerState.STOPPED, "its lane is empty")
+async def wait_marked(game: InferenceEngine, *uuids: str) -> None:
+    await wait_until(lambda: game.status().sick.keys() == set(uuids), f"{uuids or 'none'} are left alone")
 
 
 async def test_a_broken_engine_is_not_started_again_on_a_device_that_failed(
@@ -95,15 +86,14 @@ async def test_a_broken_engine_is_not_started_again_on_a_device_that_failed(
         await say(game, "a")
         (pid,) = machine.engines(FIRST)
         machine.fail(FIRST, 79)
-        await wait_marked(game._pool, FIRST)
+        await wait_marked(game, FIRST)
         await say(game, "a")
         psutil.Process(pid).kill()
-        worker = current(game._pool, "lane-0")
-        await wait_stopped(worker)
-        assert worker.because == f"{FIRST} is left alone: {XID}"
+        await wait_until(lambda: current(game, "lane-0").state is WorkerState.STOPPED, "its lane is empty")
+        assert current(game, "lane-0").because == f"{FIRST} is left alone: {XID}"
         await say(game, "a")
-        assert (machine.engines(FIRST), worker.incarnation) == ([], 1)
-        assert sick(game._pool) == [f"{FIRST} is left alone: {XID}", None]
+        assert (machine.engines(FIRST), current(game, "lane-0").incarnation) == ([], 1)
+        assert sick(game) == [f"{FIRST} is left alone: {XID}", None]
     assert started_on(log) == [FIRST, FIRST, SECOND]
 
 
@@ -118,13 +108,13 @@ async def test_a_run_whose_engine_breaks_with_its_device_goes_on_elsewhere(
         run = asyncio.create_task(game.run("a", f"HOLD={tmp_path}/go!", step="act", max_tokens=9))
         await wait_until(lambda: started_on(log) == [FIRST], "it runs")
         machine.fail(FIRST, 79)
-        await wait_marked(game._pool, FIRST)
+        await wait_marked(game, FIRST)
         (pid,) = machine.engines(FIRST)
         psutil.Process(pid).kill()
         await wait_until(lambda: started_on(log) == [FIRST, SECOND], "it runs elsewhere")
         (tmp_path / "go").touch()
         assert (await run).split() == ["word0", "word1", "word2"]
-        assert (machine.engines(FIRST), current(game._pool, "lane-0").incarnation) == ([], 1)
+        assert (machine.engines(FIRST), current(game, "lane-0").incarnation) == ([], 1)
 
 
 async def test_a_device_that_failed_gets_no_new_model(
@@ -134,13 +124,13 @@ async def test_a_device_that_failed_gets_no_new_model(
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         machine.fail(FIRST, 79)
-        await wait_marked(game._pool, FIRST)
+        await wait_marked(game, FIRST)
         for name in "ab":
             await game.register_agent(agent_id=name, model_ckpt=name, lane_hint=0)
         await asyncio.gather(say(game, "a"), say(game, "b"))
-        assert [worker.incarnation for lane in game._pool.lanes for worker in lane][:2] == [0, 0]
+        assert [worker.incarnation for worker in game.status().lanes[0].workers] == [0, 0]
         assert machine.engines(FIRST) == []
-        assert game._pool.has_room("a")
+        assert game.status().models["a"].has_room
     assert started_on(log) == [SECOND, SECOND]
 
 
@@ -155,9 +145,9 @@ async def test_an_xid_of_a_program_keeps_no_model_away(
         (pid,) = machine.engines(FIRST)
         machine.fail(FIRST, 43)
         psutil.Process(pid).kill()
-        await wait_until(lambda: current(game._pool, "lane-0").incarnation == 2, "it is started again")
+        await wait_until(lambda: current(game, "lane-0").incarnation == 2, "it is started again")
         await say(game, "a")
-        assert sick(game._pool) == [None, None]
+        assert sick(game) == [None, None]
     assert started_on(log) == [FIRST, FIRST]
 
 
@@ -167,24 +157,25 @@ async def test_where_all_devices_failed_a_run_waits_for_an_operator(
     """One with a deadline is told why; one without has its answer from the device that is resumed, and no other."""
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
-        pool = game._pool
         machine.fail(FIRST, 79)
-        await wait_marked(pool, FIRST)
+        await wait_marked(game, FIRST)
         machine.fail(SECOND, 48)
-        await wait_marked(pool, FIRST, SECOND)
+        await wait_marked(game, FIRST, SECOND)
         await game.register_agent(agent_id="a", model_ckpt="m")
         with pytest.raises(InferenceFailed) as failed:
             await say(game, "a", deadline_s=0.1)
         causes = f"lane-0: {FIRST} is left alone: {XID}; lane-1: {SECOND} is left alone: {XID.replace('79', '48')}"
         trouble = f"m has failed on every lane that could hold it: {causes}"
         assert str(failed.value) == f"agent 'a': deadline: no answer within 0.1 s; m: {trouble}"
-        assert (pool.has_room("m"), pool.is_lost("m"), pool.trouble_of("m")) == (False, False, trouble)
+        model = game.status().models["m"]
+        assert (model.has_room, model.is_lost, model.trouble) == (False, False, trouble)
         run = asyncio.create_task(say(game, "a"))
-        await wait_until(lambda: pool._waiting.keys() == {"m"}, "it waits")
-        pool.forgive("lane-1")  # nothing but this wakes it
-        assert (pool.has_room("m"), sick(pool)) == (True, [f"{FIRST} is left alone: {XID}", None])
+        await wait_until(lambda: game.status().models["m"].waiting == 1, "it waits")
+        await game.resume_lane(1)  # nothing but this wakes it
+        assert (game.status().models["m"].has_room, sick(game)) == (True, [f"{FIRST} is left alone: {XID}", None])
         assert await run
-        pool.forgive("no-lane")
+        with pytest.raises(NoLane):
+            await game.resume_lane(2)
         assert machine.engines(FIRST) == []
     assert started_on(log) == [SECOND]
 
@@ -197,16 +188,15 @@ async def test_a_start_waits_while_memory_comes_back(
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
         await say(game, "a")
-        worker = current(game._pool, "lane-0")
         (pid,) = machine.engines(FIRST)
         machine.use(FIRST, 6000)
         psutil.Process(pid).kill()
-        await wait_until(lambda: worker.incarnation == 2, "it is to be started again")
+        await wait_until(lambda: current(game, "lane-0").incarnation == 2, "it is to be started again")
         await machine.wait_looks(4)
-        assert (worker.state, machine.engines(FIRST)) == (WorkerState.STARTING, [])
+        assert (current(game, "lane-0").state, machine.engines(FIRST)) == (WorkerState.STARTING, [])
         machine.use(FIRST, 300)
         await say(game, "a")
-        assert (worker.incarnation, sick(game._pool)) == (2, [None, None])
+        assert (current(game, "lane-0").incarnation, sick(game)) == (2, [None, None])
     assert started_on(log) == [FIRST, FIRST]
 
 
@@ -223,12 +213,12 @@ async def test_a_device_whose_memory_is_lost_is_used_again_when_that_is_back(
         (pid,) = machine.engines(FIRST)
         machine.use(FIRST, 6000)
         psutil.Process(pid).kill()
-        await wait_marked(game._pool, FIRST)
+        await wait_marked(game, FIRST)
         told = "5900 MiB of an engine that has ended have not come back, and no process has them"
-        assert sick(game._pool) == [f"{FIRST} is left alone: {told}", None]
+        assert sick(game) == [f"{FIRST} is left alone: {told}", None]
         await say(game, "a")
         machine.use(FIRST, 100)
-        await wait_marked(game._pool)
+        await wait_marked(game)
         await say(game, "b")
     assert started_on(log) == [FIRST, SECOND, FIRST]
 
@@ -243,7 +233,7 @@ async def test_an_incident_names_its_model_its_device_and_the_memory_there(
         (pid,) = machine.engines(FIRST)
         await machine.show(FIRST, 5000, {pid: 4900})
         psutil.Process(pid).kill()
-        worker = current(game._pool, "lane-0")
+        (worker,) = [worker for worker in game._pool if worker.spec.id == "lane-0"]
         await wait_until(lambda: list(worker.incidents), "an incident is kept")
         (incident,) = worker.incidents
     memory = DeviceMemory(total_mib=TOTAL_MIB, used_mib=5000, held={pid: 4900})
@@ -299,14 +289,14 @@ async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
     with anyio.fail_after(LIMIT):
         async with fleet.running(), httpx.AsyncClient(transport=transport, base_url="http://service") as http:
             fleet.lanes.note_waiting({"scripted": Waiting(count=1, first=(1,))})
-            worker = current(fleet.lanes, "lane-0")
+            (worker, _) = fleet.lanes
             await wait_until(lambda: worker.state is WorkerState.READY, "its model is loaded")
             fleet.lanes.note_waiting({})
             machine.fail(FIRST, 79)
-            await wait_marked(fleet.lanes, FIRST)
+            await wait_until(lambda: health.marks.keys() == {FIRST}, f"{FIRST} is left alone")
             (pid,) = machine.engines(FIRST)
             psutil.Process(pid).kill()
-            await wait_stopped(worker)
+            await wait_until(lambda: worker.state is WorkerState.STOPPED, "its lane is empty")
             lanes = (await http.get("/v1/lanes")).json()["lanes"]
             assert [(lane["device"], lane["sick"]) for lane in lanes] == [
                 (FIRST, f"{FIRST} is left alone: {XID}"),

@@ -7,9 +7,9 @@ import pytest
 
 from tests.engines.checkpoint import write_checkpoint
 from tests.engines.subjects import KEY, Subject, attached_subject, llama_subject, vllm_subject
-from tests.faults.test_submit import QUICK
 from tests.harness.ports import find_ports
 from tests.harness.waiting import LIMIT_S
+from tests.harness.working import QUICK
 from workers import BiosPolicy, EngineKind, WorkerSpec, WorkerTimeouts
 from workers.policy.repetition import RepetitionLimits
 

@@ -17,8 +17,8 @@ import pytest
 from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.engines.conftest import SLOTS
 from tests.engines.subjects import KEY, Subject
-from tests.faults.test_submit import ask, result, status, submit, wait_for_tokens, wait_incident
 from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.working import ask, result, status, submit, wait_for_tokens, wait_incident
 from transport.client import EngineClient
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.request import Constraint, Thought

@@ -13,9 +13,9 @@ import pytest
 
 from tests.conftest import SpecFactory
 from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
-from tests.faults.test_submit import QUICK
 from tests.faults.test_weights import Two, two
 from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.working import QUICK
 from workers.adapters import provision
 from workers.adapters.model_adapters import ModelAdapters
 from workers.errors import AdapterRefused, NoEngineReady

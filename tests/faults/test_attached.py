@@ -14,10 +14,10 @@ import pytest
 import trustme
 
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
-from tests.faults.test_submit import QUICK, result, submit, wait_for_tokens
 from tests.faults.test_worker import listens
 from tests.harness.ports import find_ports
 from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.working import QUICK, result, submit, wait_for_tokens
 from transport.client import EngineClient
 from transport.dialects.dialect import PLAIN
 from transport.errors import EngineError

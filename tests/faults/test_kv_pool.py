@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from tests.conftest import SpecFactory
-from tests.faults.test_submit import submit, working
 from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.working import submit, working
+from transport.client import EngineClient
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.errors import EngineRejected, MalformedFrame
 from transport.events import TextDelta
@@ -59,8 +60,8 @@ def sharing(spec: WorkerSpec, pool: int, context: int = 1000, **fields: object) 
 
 
 def pool_of(worker: Worker) -> KvPool:
-    assert worker._pool is not None
-    return worker._pool
+    assert worker.kv_pool is not None
+    return worker.kv_pool
 
 
 def answer_of(worker: Worker, request: int) -> Answer:
@@ -226,7 +227,7 @@ async def test_a_request_whose_tools_brought_much_is_older_than_what_came_meanwh
         assert endings(await results(worker, *younger)) == expected
 
 
-async def test_whoever_has_no_room_is_not_sent(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+async def test_a_request_without_room_is_not_sent_to_the_engine(scripted_spec: SpecFactory, tmp_path: Path) -> None:
     """The youngest ends before its engine has read anything, so that counts for no preemption."""
     held = Held(tmp_path)
     spec = sharing(scripted_spec(slots=4, counts=600, props_slots=4, **held.flags), 1300)
@@ -246,7 +247,7 @@ async def test_whoever_has_no_room_is_not_sent(scripted_spec: SpecFactory, tmp_p
         assert endings(await results(worker, oldest, second)) == [RequestState.COMPLETED] * 2
 
 
-async def test_who_comes_without_room_waits_for_another_to_leave(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+async def test_a_request_without_room_waits_until_another_ends(scripted_spec: SpecFactory, tmp_path: Path) -> None:
     """Its turn would be back in a millisecond; it holds nothing meanwhile, and is let in at once when there is room."""
     held = Held(tmp_path)
     async with working(sharing(scripted_spec(slots=4, counts=600, **held.flags), 1300)) as worker:
@@ -325,14 +326,15 @@ async def test_another_error_is_not_taken_for_a_full_pool(scripted_spec: SpecFac
 # What is lent
 
 
-async def test_less_is_lent_of_a_pool_where_requests_had_to_give_way(
+async def test_the_lent_budget_shrinks_when_requests_had_to_give_way(
     scripted_spec: SpecFactory, tmp_path: Path
 ) -> None:
     """A fifth for each look at which some had, and never more than the floor; slowly more when none has."""
     held, told = Held(tmp_path), list[int | None]()
     async with working(sharing(scripted_spec(slots=4, **held.flags), 1000)) as worker:
         pool, watch = pool_of(worker), worker.kv
-        watch = KvWatch(worker.spec, worker._client, pool, lambda: True, lambda: told.append(watch.budget))
+        client = EngineClient(worker.endpoint, LLAMA_SERVER)
+        watch = KvWatch(worker.spec, client, pool, lambda: True, lambda: told.append(watch.budget))
         await watch.begin_incarnation()
         assert watch.budget == 1000
         for lent in (800, 640, 512):
@@ -388,4 +390,4 @@ async def test_an_engine_that_does_not_count_says_how(
     request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
     async with working(scripted_spec(**flags)) as worker:
         with pytest.raises(error):
-            await worker._client.count_prompt(LLAMA_SERVER.encode(request))
+            await EngineClient(worker.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(request))

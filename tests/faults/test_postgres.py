@@ -19,8 +19,8 @@ from service.store.news import LeaseEnding, LeaseLost, LeaseRenewed, NodeReport,
 from service.store.store import Store, open_store
 from tests.harness.jobs import agent, job
 from tests.harness.postgres import PostgresServer
+from tests.harness.stored import new
 from tests.harness.waiting import LIMIT_S, wait_until
-from tests.store_suite.test_store import new
 
 SILENCE_S = 1.0
 

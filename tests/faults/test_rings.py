@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
-from tests.faults.test_submit import ask, wait_incident, working
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
+from tests.harness.working import ask, wait_incident, working
 from workers.engine import incarnation
 from workers.outcome import FailureReason
 from workers.process import child as engine_process

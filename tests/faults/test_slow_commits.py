@@ -20,8 +20,8 @@ from service.store.store import open_store
 from tests.faults.test_postgres import member
 from tests.harness.jobs import agent, job, key
 from tests.harness.postgres import PostgresServer
+from tests.harness.stored import new
 from tests.harness.waiting import wait_until
-from tests.store_suite.test_store import new
 
 NOW = datetime(2026, 11, 24, 9, 0, tzinfo=UTC)
 COMMITS, SOAK_COMMITS = 16, 1000

@@ -23,8 +23,8 @@ from service.store.news import StoreEvent, StoreRecovered, StoreTroubled
 from service.store.store import open_store
 from tests.harness.jobs import DEBATE, job
 from tests.harness.power import Disk, ForgetfulDatabase
+from tests.harness.stored import ALL_USAGE, J, append, ended, moved, new, used
 from tests.harness.waiting import LIMIT_S, wait_until
-from tests.store_suite.test_store import ALL_USAGE, J, append, ended, moved, new, used
 
 TRIALS, SOAK_TRIALS = 10, 100
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.conftest import SpecFactory
-from tests.faults.test_submit import ask, submit, working
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, is_alive, wait_until
+from tests.harness.working import ask, submit, working
 from workers import PythonTools, RequestResult, RequestState, ToolLimits, Verdict, WorkerSpec
 from workers.errors import ToolRunFailed
 from workers.tools import mcp
@@ -255,7 +255,10 @@ async def test_an_mcp_server_that_has_learnt_a_tool_is_asked_for_it(monkeypatch:
         await tools.run(use("learn", tool="later"))
         await tools.list_again()
         assert tools.knows("later") is False
-        tools._list_due_at = 0.0
+    monkeypatch.setattr(mcp, "LISTING_S", 0.0)
+    async with connected(stdio()) as tools:
+        await tools.run(use("learn", tool="later"))
+        assert tools.knows("later") is False
         await tools.list_again()
         assert tools.knows("later") is True
         assert tools.state.tools == 8
@@ -271,13 +274,14 @@ async def test_an_mcp_server_that_does_not_list_in_time_keeps_its_last_listing(m
         pid = await tools.run(use("own_pid"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(tools.run, use("wait"))
-            await wait_until(lambda: tools._calls == 1, "it is at work")
+            await wait_until(lambda: tools.calls == 1, "it is at work")
             os.kill(pid["result"], signal.SIGSTOP)  # type: ignore[index]
             await tools.list_again()
             assert tools.state == McpState(name="tests", tools=7, trouble=None)
-            due_at = tools._list_due_at
-            await tools.list_again()
-            assert tools._list_due_at == due_at > anyio.current_time() + 20
+            monkeypatch.setattr(mcp, "LIST_LIMIT_S", 3 * LIMIT_S)
+            with anyio.fail_after(LIMIT_S):
+                await tools.list_again()  # asks nothing: there is nobody to answer
+            assert mcp.SPARED_S > 20
             os.kill(pid["result"], signal.SIGCONT)  # type: ignore[index]
             tasks.cancel_scope.cancel()
 

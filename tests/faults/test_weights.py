@@ -14,11 +14,11 @@ from typing import TypedDict
 import anyio
 import pytest
 
-from tests.faults.test_submit import QUICK
 from tests.faults.test_worker import ask
 from tests.harness.ports import find_ports
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.working import QUICK
 from workers import EngineKind, WorkerSpec, WorkerTimeouts
 from workers.devices.layout import LayoutPolicy, lanes_of
 from workers.errors import GroupMissing, NoWorkerReady, UpdateRunning, VersionNotNewer

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.faults.test_submit import QUICK
 from tests.faults.test_weights import LIMITS, PROGRAM, _write_checkpoint, is_over
 from tests.faults.test_worker import ask
 from tests.harness.ports import find_ports
 from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.working import QUICK
 from workers.fleet import Fleet
 from workers.policy.weight_update import UpdateState
 from workers.spec import EngineKind, WorkerId, WorkerSpec, WorkerTimeouts

@@ -16,7 +16,6 @@ from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, Suspe
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
-from service.scheduling.core.queue.fair_queue import FairQueue
 from service.scheduling.core.trials import MOST_REST_S
 
 MODELS = ("m", "n")
@@ -311,7 +310,7 @@ class Auditor(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def suspects_are_cleared(self, data: st.DataObject) -> None:
-        suspects = [key for queue in self.core._ready.suspects.values() for key in queue]
+        suspects = [key for model in MODELS for key in self.core.view.ready_turns(model).suspects]
         cleared = data.draw(st.lists(st.sampled_from(suspects), unique=True)) if suspects else []
         self.tell(SuspectsCleared(keys=tuple(cleared)))
 
@@ -372,6 +371,15 @@ class Auditor(RuleBasedStateMachine):
         assert {pool: sum(counts[pool] for counts in by_model.values()) for pool in of_all} == of_all
 
     @invariant()
+    def pools_slots_reservations_and_charges_agree(self) -> None:
+        """By the core's own check: no turn in two pools, and every count is that of what it counts."""
+        assert self.core.check() == []
+
+    def tries(self, worker: str) -> bool:
+        """Whether a suspect is on a worker, which takes nothing else then."""
+        return any(self.core.view.is_on_trial(key) for key in self.flying if self.flying[key] == worker)
+
+    @invariant()
     def no_worker_is_oversubscribed(self) -> None:
         for worker, (_, slots) in SLOTS.items():
             assert len(self.seated(worker)) <= slots
@@ -382,45 +390,29 @@ class Auditor(RuleBasedStateMachine):
         for key in self.lent - self.tools.keys() - self.lost:
             worker = self.flying[key]
             assert worker in self.ready_workers, "it is lost"
-            assert len(self.seated(worker)) == SLOTS[worker][1] or worker in self.core._in_flight._trials
-
-    @invariant()
-    def the_keys_that_wait_are_known(self) -> None:
-        """Those with turns in a queue, and only turns in flight are charged for."""
-        fair = self.core._ready.fair
-        if fair is None:
-            return
-        assert fair._charged.keys() <= self.flying.keys()
-        for model, queue in self.core._ready.queues.items():
-            if self.group_by is not None:  # the queues of kinds are fair queues then
-                continue
-            assert isinstance(queue, FairQueue)
-            waiting = {owner: sorted(each) for owner, each in queue._queues.items() if each}
-            assert sorted(queue) == sorted(key for keys in waiting.values() for key in keys)
-            assert dict(fair.times(model)._waiting) == dict.fromkeys(waiting, 1)
-            assert all(self.jobs[key.job_id].owner == owner for owner, keys in waiting.items() for key in keys)
+            assert len(self.seated(worker)) == SLOTS[worker][1] or self.tries(worker)
 
     @precondition(lambda self: not self.is_paused)
     @invariant()
     def no_slot_is_idle_while_a_turn_could_run(self) -> None:
         for model in MODELS:
-            tries = self.core._in_flight.reserved(model)
-            assert tries is None or self.core._ready.suspects[model] or tries in self.core._in_flight._trials
+            tries, ready = self.core.view.trial_worker(model), self.core.view.ready_turns(model)
+            assert tries is None or ready.suspects or self.tries(tries)
             free = sum(
                 max(0, slots - len(self.seated(worker)))
                 for worker, (offered, slots) in SLOTS.items()
-                if offered == model and worker in self.ready_workers - {tries, *self.core._in_flight._trials}
+                if offered == model and worker in self.ready_workers - {tries} and not self.tries(worker)
             )
-            assert not (free and self.core._ready.queues.get(model)), "a suspect may wait; nobody else does"
+            assert not (free and ready.queued), "a suspect may wait; nobody else does"
             if tries is not None and not self.is_closing:
                 assert any(worker == tries for worker in self.flying.values()), "whoever is reserved is used"
 
     @invariant()
     def whoever_is_held_waits_for_a_full_worker(self) -> None:
-        for turn, worker in self.core._ready.deferred:
+        for key, worker in (held for model in MODELS for held in self.core.view.ready_turns(model).deferred.items()):
             assert worker in self.ready_workers
             assert len(self.seated(worker)) == SLOTS[worker][1]
-            assert turn.key not in self.ended
+            assert key not in self.ended
 
     def has_more(self) -> bool:
         """Whether something starts once those of distrusted keys have let the others go first for long enough."""

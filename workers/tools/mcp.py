@@ -117,6 +117,11 @@ class McpTools:
             trouble=None if self._client else self._trouble,
         )
 
+    @property
+    def calls(self) -> int:
+        """How many calls wait for the server's answer."""
+        return self._calls
+
     def knows(self, name: str) -> bool | None:
         """Whether the server listed that tool; one that was never reached may have any."""
         return None if self.listed is None else name in self._names

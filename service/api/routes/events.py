@@ -1,16 +1,21 @@
-"""A job as server-sent events: what is durable with its number, how far the turns are in between without one."""
+"""A job as it goes: server-sent events, durable ones with a number, progress between them; and its timeline."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import msgspec
+from fastapi import APIRouter, Depends, Response
 from starlette.responses import StreamingResponse
 
+from service.api.door.access import CallerNow
+from service.api.errors.problems import refused
 from service.conversations.job import JobId
 from service.conversations.transcript import rfc3339
 from service.errors import JobNotFound
 from service.node.jobs import Jobs
+from service.node.node import Node
 from service.scheduling.jobs.turn import Progress
 from service.store.records import StoredEvent
 from workers.lanes.lane_pool import Swap
@@ -106,3 +111,36 @@ def _turn(progress: Progress) -> dict[str, object]:
         "silent_s": progress.silent_s,
         "silence_limit_s": progress.silence_limit_s,
     }
+
+
+JSON: Final = "application/json"
+
+
+def timeline_router(node: Node) -> APIRouter:
+    """Return the route: to whom a job is another's, it is not there."""
+
+    async def check_seen(job_id: str, caller: CallerNow) -> None:
+        await node.jobs.check_seen(JobId(job_id), caller)
+
+    router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], dependencies=[Depends(check_seen)])
+
+    @router.get(
+        "/timeline",
+        response_class=StreamingResponse,
+        summary="See which attempt held which slot when",
+        responses={
+            200: {"content": {JSON: {"schema": {"$ref": "#/components/schemas/Timeline"}}}},
+            **refused(401, 404, 503),
+        },
+    )
+    async def get_timeline(job_id: str) -> Response:
+        return StreamingResponse(_sent(await node.timelines.of_job(JobId(job_id))), media_type=JSON)
+
+    return router
+
+
+async def _sent(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    """Send piece by piece, and let everybody else have a turn between them."""
+    for piece in pieces:
+        yield piece
+        await anyio.lowlevel.checkpoint()

@@ -89,7 +89,7 @@ class SchedulingCore:
         self._orders = count(1)
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
-        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room.working_set)
+        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room)
 
     def __repr__(self) -> str:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -108,6 +108,19 @@ class SchedulingCore:
     def rests_until(self, model: str) -> float | None:
         """Return until when suspects of a model's distrusted jobs and keys let others go first, as time is told."""
         return self._dispatcher.trials.rests_until(model)
+
+    def check(self) -> list[str]:
+        """List what does not add up between two events, for tests: pools, slots, reservations, charges; all is read."""
+        ready, in_flight = set(self._ready), set(self._in_flight.keys())
+        faults = [f"{key} is ready and in flight" for key in ready & in_flight]
+        everything = (talk for live in self._jobs.values() for talk in live.conversations.values())
+        if (begun := {key for talk in everything for key in talk.open}) != ready | in_flight:
+            faults.append(f"{sorted(begun ^ (ready | in_flight))} are in a pool or of a conversation, not both")
+        if self._ready.fair is not None and (charged := self._ready.fair.charged - in_flight):
+            faults.append(f"{sorted(charged)} are charged for, and not in flight")
+        counts = self.view.of_all()
+        faults += [f"{count} turns are {state}" for state, count in counts.items() if count < 0]
+        return [*faults, *self._ready.check(lambda key: self._jobs[key.job_id].job.owner), *self._in_flight.check()]
 
     # Events
 

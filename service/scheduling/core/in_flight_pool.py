@@ -1,6 +1,7 @@
 """The slots of all ready workers, and the turns in flight on them (specification, "Three pools"). Pure."""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.kv_budgets import NOTHING, KvBudgets, KvNeed
@@ -38,6 +39,11 @@ class InFlightPool:
     def keys(self) -> list[TurnKey]:
         """List the turns, in no order."""
         return list(self._workers)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that are ready."""
+        return tuple(self._slots)
 
     def conversations_of(self, job_id: JobId) -> list[str]:
         """List the conversations of a job that have a turn in flight."""
@@ -260,6 +266,32 @@ class InFlightPool:
         self._taken[worker] += 1
         self.kv.reserve(worker, key, need)
         return True
+
+    # Integrity
+
+    def check(self) -> Iterator[str]:
+        """Tell what does not add up: counts, slots, reservations, trials; of workers whose slots are as they were."""
+        if (by_job := Counter(key.job_id for key in self._workers)) != self.by_job:
+            yield f"{dict(by_job)} are in flight, {dict(self.by_job)} are counted"
+        yield from (f"{key} is not in flight" for key in {*self._wide, *self._lent} - self._workers.keys())
+        seated: dict[str, list[TurnKey]] = {}
+        for key, worker in self._workers.items():
+            if key not in self._lent:
+                seated.setdefault(worker, []).append(key)
+        for worker in {*self._slots, *self._taken, *self.kv.workers, *seated}:
+            yield from self._check_worker(worker, seated.get(worker, []))
+        yield from self.kv.check()
+
+    def _check_worker(self, worker: str, seated: Sequence[TurnKey]) -> Iterator[str]:
+        taken, used = self._taken.get(worker, 0), sum(map(self.slots_of, seated))
+        if taken != used:
+            yield f"{worker}: turns have {used} slots, {taken} are counted"
+        if worker in self._slots and taken > self._slots[worker][1]:
+            yield f"{worker}: {taken} slots of {self._slots[worker][1]} are taken"
+        if set(seated) != self.kv.needs(worker).keys():
+            yield f"{worker}: {seated} are on slots, {sorted(self.kv.needs(worker))} have reserved"
+        if worker in self._trials and seated != [self._trials[worker]]:
+            yield f"{worker}: {self._trials[worker]} is tried beside {seated}"
 
     def _fits(self, worker: str, free: int, slots: int, need: KvNeed) -> bool:
         return free >= max(1, min(slots, self._slots.get(worker, ("", 0))[1])) and self.kv.fits(worker, need)

@@ -3,7 +3,9 @@
 Source: specification, "Capacity in tokens".
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from service.conversations.job import JobId, TurnKey
@@ -43,7 +45,7 @@ class _Reservations:
     def __init__(self, block: int) -> None:
         self.needs: dict[TurnKey, KvNeed] = {}
         self.tokens = 0
-        self._block = block
+        self.block = block
         self._prefixes: dict[PrefixId, dict[TurnKey, int]] = {}
 
     def would_take(self, need: KvNeed) -> int:
@@ -70,11 +72,11 @@ class _Reservations:
         self.tokens -= self._own(need) + before - self._held(need.prefix)
 
     def _shared(self, need: KvNeed) -> int:
-        return need.shared - need.shared % self._block
+        return need.shared - need.shared % self.block
 
     def _own(self, need: KvNeed) -> int:
         own = need.tokens - self._shared(need)
-        return own + -own % self._block
+        return own + -own % self.block
 
     def _held(self, prefix: PrefixId | None) -> int:
         return max(self._prefixes.get(prefix, {}).values(), default=0) if prefix is not None else 0
@@ -113,6 +115,26 @@ class KvBudgets:
     def need_of(self, worker: str, key: TurnKey) -> KvNeed | None:
         """Return the reservation of a turn on a worker."""
         return self._reserved[worker].needs.get(key) if worker in self._reserved else None
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers on which turns have reserved anything."""
+        return tuple(self._reserved)
+
+    def needs(self, worker: str) -> Mapping[TurnKey, KvNeed]:
+        """Return the reservation of each turn on a worker."""
+        return MappingProxyType(self._reserved[worker].needs) if worker in self._reserved else {}
+
+    def check(self) -> Iterator[str]:
+        """Tell of each worker whose sum is not that of its reservations."""
+        for worker, reserved in self._reserved.items():
+            if not reserved.needs:
+                yield f"{worker}: nothing is reserved, and that is kept"
+            anew = _Reservations(reserved.block)
+            for key, need in reserved.needs.items():
+                anew.add(key, need)
+            if anew.tokens != reserved.tokens:
+                yield f"{worker}: {reserved.tokens} tokens are reserved, turns have reserved {anew.tokens}"
 
     def fits(self, worker: str, need: KvNeed) -> bool:
         """Whether a turn has room on a worker. One alone always has: only the engine knows that it does not fit."""

@@ -12,7 +12,7 @@ from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import Deferrals
 from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.fair_queue import FairQueue
-from service.scheduling.core.queue.fair_shares import FairShares, Shares
+from service.scheduling.core.queue.fair_shares import FairShares, Owner, Shares
 from service.scheduling.core.queue.groups import GroupedQueue
 from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue, ReadyTurn
 from service.scheduling.core.queue.suspects import SuspectQueue
@@ -47,6 +47,10 @@ class Arrivals:
         if model is not None:
             del self._orders[model][key]
 
+    def keys(self) -> frozenset[TurnKey]:
+        """List those who wait."""
+        return frozenset(self._models)
+
     def waiting(self) -> dict[str, Waiting]:
         """Return the waiting turns of each model: their count, and the first of them."""
         return {
@@ -59,7 +63,7 @@ class ReadyPool:
     """Written by the core alone; a ready turn is in one place of it. With ``shares`` keys have theirs of each model.
 
     That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
-    an engine, that of the suspects; or it is held for one certain worker. ``is_begun`` tells whether a turn's
+    an engine, that of the suspects; or it is deferred for one certain worker. ``is_begun`` tells whether a turn's
     conversation has begun, ``is_pressed`` whether those of a model fill its workers' KV caches.
     """
 
@@ -90,6 +94,11 @@ class ReadyPool:
     def __len__(self) -> int:
         """Count the turns."""
         return self.by_job.total()
+
+    def __iter__(self) -> Iterator[TurnKey]:
+        """Iterate over the turns wherever they wait, in no order."""
+        yield from (key for pool in (self.queues, self.suspects) for queue in pool.values() for key in queue)
+        yield from (turn.key for turn, _ in self.deferred)
 
     def add(self, turn: ReadyTurn, model: str, trial: Trial | None = None) -> None:
         """Take a turn that has got ready; with a ``trial`` it is a suspect."""
@@ -179,8 +188,35 @@ class ReadyPool:
         for model in backlog.models:
             self._queue(model).note_load(job_id, None if has_ended else backlog.load(model))
 
+    def check(self, owner_of: Callable[[TurnKey], Owner]) -> Iterator[str]:
+        """Tell what does not add up: counts, turns in two places, keys; ``owner_of`` tells the key of a turn's job."""
+        turns = Counter(self)
+        yield from (f"{key} waits in {count} places" for key, count in turns.items() if count > 1)
+        by_job = Counter(key.job_id for key in self)
+        if by_job != self.by_job:
+            yield f"{dict(by_job)} wait, {dict(self.by_job)} are counted"
+        yield from (f"{key} has arrived, and does not wait" for key in self.arrivals.keys() - turns.keys())
+        if self.fair is not None:
+            for model, queue in self.queues.items():
+                yield from self._check_keys(model, queue, self.fair, owner_of)
+
+    @staticmethod
+    def _check_keys(
+        model: str, queue: ReadyQueue, fair: FairShares, owner_of: Callable[[TurnKey], Owner]
+    ) -> Iterator[str]:
+        groups = queue.groups if isinstance(queue, GroupedQueue) else (queue,)
+        by_key = [group.waiting for group in groups if isinstance(group, FairQueue)]
+        for group, keys in zip(groups, by_key, strict=True):
+            if sorted(group) != sorted(turn for turns in keys.values() for turn in turns):
+                yield f"{model}: {sorted(group)} wait, and in the queues of their keys {keys}"
+        found = {turn: owner for keys in by_key for owner, turns in keys.items() for turn in turns}
+        yield from (f"{turn} waits in the queue of {of}" for turn, of in found.items() if of != owner_of(turn))
+        waiting = Counter(owner for keys in by_key for owner in keys)
+        if waiting != fair.times(model).waiting:
+            yield f"{model}: keys {dict(waiting)} wait, {fair.times(model).waiting} are counted"
+
     def next_turns(self, count: int) -> list[tuple[ReadyTurn, bool]]:
-        """Return the turns that go next, of all models in turn, and whether each is a suspect; then those held."""
+        """Return the turns that go next, of all models in turn, and whether each is a suspect; then those deferred."""
         suspects = [(queue.heads(count), True) for queue in self.suspects.values() if queue]
         heads = [*suspects, *((queue.heads(count), False) for queue in self.queues.values() if queue)]
         merged = [

@@ -26,7 +26,7 @@ class RoomKeeper:
 
     def __init__(self, in_flight: InFlightPool) -> None:
         self._in_flight = in_flight
-        self._needs = TurnNeeds()
+        self.needs = TurnNeeds()
         self._passes: dict[TurnKey, int] = {}
         self._most_answer: dict[str, int] = {}  # by model
         self._sharing: set[str] = set()  # models
@@ -34,7 +34,12 @@ class RoomKeeper:
         self.is_bounded = False  # whether any worker has a budget: else nothing is estimated
 
     def __repr__(self) -> str:
-        return f"<RoomKeeper {self._needs!r} passed={len(self._passes)}>"
+        return f"<RoomKeeper {self.needs!r} passed={len(self._passes)}>"
+
+    @property
+    def passed(self) -> Mapping[TurnKey, int]:
+        """The turns that had no room, and how many others have started ahead of each."""
+        return dict(self._passes)
 
     def note_worker(self, worker: WorkerReady) -> None:
         """Record a worker's room in tokens, if known."""
@@ -49,7 +54,7 @@ class RoomKeeper:
 
     def need(self, key: TurnKey, agent: Agent, conversation: Conversation) -> KvNeed:
         """Return a turn's need; a prefix is shared only on models whose engines share."""
-        need = self._needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
+        need = self.needs.need(key, agent, conversation, self._most_answer.get(agent.model, 0))
         return need if agent.model in self._sharing else replace(need, shared=0, prefix=None)
 
     def correct(self, key: TurnKey, agent: Agent, conversation: Conversation, use: KvUse) -> None:
@@ -58,7 +63,7 @@ class RoomKeeper:
         before = None if worker is None else self._in_flight.kv.need_of(worker, key)
         if worker is None or before is None:
             return
-        self._needs.tell(key, agent, conversation, use.prompt)
+        self.needs.tell(key, agent, conversation, use.prompt)
         answer = max(before.answer, use.answer + GROWTH)
         now = replace(before, prompt=use.prompt, answer=answer, shared=min(before.shared, use.prompt))
         if now != before:
@@ -77,13 +82,13 @@ class RoomKeeper:
         """Record the start of a turn in its room; ``is_free`` says whether its conversation is in free mode."""
         self._passes.pop(key, None)
         if self.is_bounded:
-            self._needs.start(key, agent, is_free=is_free)
+            self.needs.start(key, agent, is_free=is_free)
             self.working_set.start(key, agent.model)
 
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:
         """Take a turn that has ended."""
         if self.is_bounded and reading is not None:
-            self._needs.learn(key, agent, conversation, reading)
+            self.needs.learn(key, agent, conversation, reading)
             is_last = key.round + 1 >= conversation.rounds
             self.working_set.end_turn(key, agent.model, 0 if is_last else reading.context_tokens)
 
@@ -93,9 +98,9 @@ class RoomKeeper:
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
         """Forget a conversation that is over, or elsewhere."""
-        self._needs.forget_conversation(job_id, conversation_id)
+        self.needs.forget_conversation(job_id, conversation_id)
         self.working_set.forget(job_id, conversation_id)
 
     def forget_job(self, job_id: JobId, agents: Mapping[str, int]) -> None:
         """Forget a job that is over."""
-        self._needs.forget_job(job_id, list(agents))
+        self.needs.forget_job(job_id, list(agents))

@@ -106,6 +106,16 @@ class TurnNeeds:
     def __repr__(self) -> str:
         return f"<TurnNeeds talks={len(self._talks)}>"
 
+    @property
+    def conversations(self) -> int:
+        """How many conversations something is known of."""
+        return len(self._talks)
+
+    @property
+    def agents(self) -> int:
+        """How many agents' prompts or answers something is known of."""
+        return len({*self._answers, *self._prompts, *self._shared})
+
     def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
         """Return the tokens of a turn's prompt: as counted by the engine, or as expected."""
         talk = self._talks.get((key.job_id, key.conversation_id))

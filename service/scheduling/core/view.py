@@ -2,15 +2,50 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.scheduling.core.in_flight_pool import InFlightPool
+from service.scheduling.core.kv_budgets import KvNeed
 from service.scheduling.core.live import LiveJob
 from service.scheduling.core.ready_pool import ReadyPool
-from service.scheduling.core.working_set import WorkingSet
+from service.scheduling.core.room_keeper import RoomKeeper
 from workers.policy.placement import Waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRoom:
+    """The KV cache of one worker, in tokens: what it has room for, what is reserved of it, and by which turns.
+
+    Without a ``budget`` the worker's slots bound it, or it is not ready.
+    """
+
+    budget: int | None
+    reserved: int
+    needs: Mapping[TurnKey, KvNeed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityView:
+    """Who has what of the KV caches, who was passed for want of room, and what is remembered to judge that by."""
+
+    workers: Mapping[str, WorkerRoom]  # that are ready, or have turns on them
+    passed: Mapping[TurnKey, int]  # ready turns, and how many others have started ahead of each
+    pressed: frozenset[str]  # models whose conversations that have begun go before new ones
+    idle: Mapping[str, int]  # by model, the tokens of contexts between two turns
+    kept: frozenset[tuple[JobId, str]]  # the conversations of those contexts
+    conversations: int  # of which something is known to estimate their next turns by
+    agents: int  # the same of agents, over all conversations of a job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyTurns:
+    """Where the ready turns of one model wait: for any slot, to be tried as suspects, or each for one worker."""
+
+    queued: frozenset[TurnKey]
+    suspects: tuple[TurnKey, ...]  # the next one first
+    deferred: Mapping[TurnKey, str]
 
 
 class PoolsView:
@@ -23,14 +58,14 @@ class PoolsView:
         in_flight: InFlightPool,
         lost: Mapping[str, bool],
         group_by: GroupBy | None,
-        working_set: WorkingSet,
+        room: RoomKeeper,
     ) -> None:
         self._jobs = jobs
         self._ready = ready
         self._in_flight = in_flight
         self._lost = lost  # models, and whether another node has them
         self.group_by = group_by
-        self._working_set = working_set
+        self._room = room
 
     def __repr__(self) -> str:
         return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -111,6 +146,27 @@ class PoolsView:
         """Return how many tokens of a worker's KV cache the turns on it have reserved."""
         return self._in_flight.kv.reserved(worker)
 
+    def capacity(self) -> CapacityView:
+        """Show how far KV caches bound what starts, at this moment; all workers are gone through for it."""
+        kv, needs, working_set = self._in_flight.kv, self._room.needs, self._room.working_set
+        ready = self._in_flight.workers
+        return CapacityView(
+            workers={
+                worker: WorkerRoom(
+                    budget=kv.budget(worker) if worker in ready else None,
+                    reserved=kv.reserved(worker),
+                    needs=dict(kv.needs(worker)),
+                )
+                for worker in dict.fromkeys((*ready, *kv.workers))
+            },
+            passed=self._room.passed,
+            pressed=working_set.pressed,
+            idle=working_set.idle,
+            kept=frozenset(working_set.conversations),
+            conversations=needs.conversations,
+            agents=needs.agents,
+        )
+
     def kv(self, model: str) -> tuple[int, int] | None:
         """Return the tokens reserved on a model's workers, and their KV budget; None if slots bound them.
 
@@ -127,14 +183,31 @@ class PoolsView:
         """Whether a turn in flight is tried as a suspect."""
         return self._in_flight.is_on_trial(key)
 
+    def trial_worker(self, model: str) -> str | None:
+        """Return the worker of a model that tries suspects, and takes nothing else meanwhile."""
+        return self._in_flight.reserved(model)
+
     def is_put_behind(self, key: TurnKey) -> bool:
         """Whether a ready turn waits for conversations that have begun, since its own has not."""
         conversation = self._jobs[key.job_id].conversations[key.conversation_id]
-        return not conversation.is_started and self._working_set.is_pressed(conversation.model(key))
+        return not conversation.is_started and self._room.working_set.is_pressed(conversation.model(key))
 
     def deferred_for(self, key: TurnKey) -> str | None:
         """Return the worker that a ready turn waits for though another has a free slot."""
         return self._ready.deferred.worker_of(key)
+
+    def ready_turns(self, model: str) -> ReadyTurns:
+        """Show where the ready turns of a model wait; each is gone through for it."""
+        deferred = {turn.key: worker for turn, worker in self._ready.deferred if self._model_of(turn.key) == model}
+        return ReadyTurns(
+            queued=frozenset(self._ready.queues.get(model, ())),
+            suspects=tuple(self._ready.suspects.get(model, ())),
+            deferred=deferred,
+        )
+
+    def places_kept(self, model: str) -> int:
+        """Count the places in the order of a model's ready turns, of turns that have gone as well: it is bounded."""
+        return self._ready.queues[model].entries if model in self._ready.queues else 0
 
     def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
         """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""

@@ -4,6 +4,7 @@ Source: P. Denning, "The working set model for program behavior" (1968); specifi
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from service.conversations.job import JobId, TurnKey
@@ -25,6 +26,21 @@ class WorkingSet:
 
     def __repr__(self) -> str:
         return f"<WorkingSet {dict(self._idle)} pressed={sorted(self._pressed)}>"
+
+    @property
+    def idle(self) -> Mapping[str, int]:
+        """By model, the tokens of contexts that agents between two turns would find again."""
+        return dict(self._idle)
+
+    @property
+    def conversations(self) -> tuple[tuple[JobId, str], ...]:
+        """The conversations of which any agent's context would be found again."""
+        return tuple(self._contexts)
+
+    @property
+    def pressed(self) -> frozenset[str]:
+        """The models whose conversations that have begun go before new ones."""
+        return frozenset(self._pressed)
 
     def is_pressed(self, model: str) -> bool:
         """Whether conversations of a model that have begun go before new ones."""

@@ -1,6 +1,7 @@
 """Conversations that have begun go on before new ones begin, while together they fill a KV cache."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue import begun_first
 from service.scheduling.core.queue.begun_first import BegunFirst
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 from service.scheduling.core.working_set import PRESSED, RELIEVED, WorkingSet
-from tests.unit.service.test_capacity import admit, asks, core_of, done, ready, room_of, seated, turn
+from tests.harness.capacity import admit, asks, core_of, done, ready, seated, turn
 
 CONTEXT = 300  # tokens that a conversation has in the cache after a turn; the cache holds a thousand
 
@@ -50,7 +52,7 @@ class Line:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_who_has_begun_goes_first_and_the_others_in_their_order(policy: str) -> None:
+def test_begun_conversations_go_first_and_the_others_in_policy_order(policy: str) -> None:
     """Whatever came before it; what is looked at goes as it was shown."""
     turns = [waiting(name, order) for order, name in enumerate(["n0", "n1", "b0", "n2", "b1"])]
     line = Line(policy, *turns, begun=["b0", "b1"])
@@ -73,7 +75,7 @@ def test_without_pressure_nothing_changes(policy: str) -> None:
     assert line.rest() == ["n0", "n5", "n1", "n6", "n7"]
 
 
-def test_a_turn_that_was_on_a_slot_or_held_is_ahead_of_all() -> None:
+def test_turns_that_were_on_a_slot_or_held_go_ahead_of_all() -> None:
     """Its conversation has begun, whoever says so."""
     held, front = waiting("h", 1, was_deferred=True), waiting("f", 2, is_front=True)
     line = Line("fifo", waiting("b", 0), held, front, begun=["b"])
@@ -100,7 +102,7 @@ def test_a_sibling_of_a_turn_that_has_started_has_begun() -> None:
     assert line.rest() == ["n1", "n0"]
 
 
-def test_so_many_are_put_aside_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_puts_aside_a_bounded_number_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a new one begins after all: a search takes its bound."""
     monkeypatch.setattr(begun_first, "PARKED_AT_ONCE", 3)
     line = Line("fifo", *(waiting(f"n{order}", order) for order in range(5)), waiting("b", 9), begun=["b"])
@@ -135,7 +137,10 @@ def test_every_turn_goes_once_whatever_happens(data: st.DataObject) -> None:
         assert set(line.queue) == set(inside)
         assert len(line.queue) == len(inside)
     assert set(line.rest()) == {key.job_id for key in inside}
-    assert not line.queue._priorities
+    line.is_pressed = True
+    line.begun.add("last")
+    line.queue.push(waiting("last", 99, priority=-1))
+    assert line.rest() == ["last"], "nobody is aside, so nobody there has a higher priority"
 
 
 # Through the core
@@ -151,8 +156,20 @@ def talks(count: int, rounds: int = 3) -> SchedulingCore:
     return core_of(ready(slots=2), jobs=[asks("j", 100, conversations=count, rounds=rounds)])
 
 
-def working_set(core: SchedulingCore) -> WorkingSet:
-    return core._room.working_set
+def keep_idle(core: SchedulingCore, tokens: int) -> None:
+    """Have an agent between two turns, with so many tokens in the cache: it waits for one whose model has no worker."""
+    job = asks("x", 100, 100, rounds=2)
+    core.handle(admit(replace(job, agents=(job.agents[0], replace(job.agents[1], model="absent")))))
+    core.handle(done(turn("x"), tokens))
+    assert core.view.capacity().idle == {"m": tokens}
+
+
+def bounded(*budgets: int | None) -> WorkingSet:
+    """Return the working set of workers with these budgets, on which no turn is."""
+    in_flight = InFlightPool()
+    for number, budget in enumerate(budgets):
+        in_flight.open(f"w{number}", "m", 8, budget)
+    return WorkingSet(in_flight)
 
 
 def test_conversations_begin_until_they_fill_the_cache_and_then_go_on() -> None:
@@ -161,7 +178,7 @@ def test_conversations_begin_until_they_fill_the_cache_and_then_go_on() -> None:
     rounds = []
     for number in range(4):
         ((_, _, round_number),) = started(core, turn("j", 0, conversation=number))
-        rounds.append((round_number, working_set(core).is_pressed("m")))
+        rounds.append((round_number, "m" in core.view.capacity().pressed))
     assert rounds == sorted(rounds)
     assert rounds[0] == (0, False)
     assert rounds[-1] == (1, True)
@@ -169,47 +186,48 @@ def test_conversations_begin_until_they_fill_the_cache_and_then_go_on() -> None:
 
 def test_others_begin_again_only_when_there_is_clearly_room() -> None:
     """Between the two marks it stays as it was; with nothing to be found again there is nothing to protect."""
-    core = core_of(ready(slots=2))
+    working_set = bounded(1000)
     filled = turn("x"), turn("y")
     for tokens, is_pressed in ((950, False), (951, True), (800, True), (799, False), (949, False), (1200, True)):
-        working_set(core).end_turn(filled[0], "m", tokens - 100)
-        working_set(core).end_turn(filled[1], "m", 100)
-        assert working_set(core).is_pressed("m") is is_pressed
-    working_set(core).forget(*filled[0][:2])
-    assert not working_set(core).is_pressed("m")
+        working_set.end_turn(filled[0], "m", tokens - 100)
+        working_set.end_turn(filled[1], "m", 100)
+        assert working_set.is_pressed("m") is is_pressed
+    working_set.forget(*filled[0][:2])
+    assert not working_set.is_pressed("m")
     assert (PRESSED, RELIEVED) == (0.95, 0.8)
 
 
-def test_no_slot_is_left_idle_for_what_would_be_found_again() -> None:
+def test_no_slot_stays_idle_to_protect_cached_contexts() -> None:
     """Where nobody who has begun is ready, somebody begins while turns in flight hold less than half of the cache."""
     core = core_of(ready(slots=9))
-    working_set(core).end_turn(turn("x"), "m", 2000)
-    assert working_set(core).is_pressed("m")
+    keep_idle(core, 2000)
+    assert core.view.capacity().pressed == {"m"}
     assert list(seated(core.handle(admit(asks("a", 499)), admit(asks("b", 100))))) == [turn("a"), turn("b")]
-    assert core._in_flight.kv_reserved("m") == 599
+    assert core.view.kv("m") == (599, 1000)
     assert seated(core.handle(admit(asks("c", 100)))) == {}
     assert seated(core.handle(done(turn("b")))).keys() == {turn("c")}
     assert seated(core.handle(admit(asks("late", 1)))) == {}, "it waits, and is passed by none"
-    assert not room_of(core)._passes
+    assert not core.view.capacity().passed
 
 
-def test_what_a_conversation_held_is_forgotten_with_it() -> None:
+def test_an_ended_conversations_contexts_are_forgotten() -> None:
     """However it ends; a last turn leaves nothing that anybody would find again."""
     core = talks(4, rounds=2)
     for number in range(4):
         started(core, turn("j", 0, conversation=number))
-    assert working_set(core)._idle["m"] == 4 * CONTEXT - 2 * CONTEXT
+    assert core.view.capacity().idle == {"m": 4 * CONTEXT - 2 * CONTEXT}
     core.handle(events.JobCancelled(job_id=JobId("j")))
-    core.handle(*(events.TurnCutOff(key=key) for key in list(core._in_flight._workers)))
-    assert (+working_set(core)._idle, working_set(core)._contexts, working_set(core)._pressed) == ({}, {}, set())
+    core.handle(*(events.TurnCutOff(key=key) for key in core.view.capacity().workers["w"].needs))
+    left = core.view.capacity()
+    assert (left.idle, left.kept, left.pressed) == ({}, frozenset(), frozenset())
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
     """The second of a round is no new conversation once the first has started."""
-    core = core_of(ready(slots=1), jobs=[asks("j", 100, 100, conversations=6, rounds=3, mode=mode)])
-    working_set(core).end_turn(turn("x"), "m", 2000)
-    (first,) = core._in_flight._workers
+    core = core_of(ready(slots=1))
+    keep_idle(core, 2000)
+    (first,) = seated(core.handle(admit(asks("j", 100, 100, conversations=6, rounds=3, mode=mode))))
     (second,) = seated(core.handle(done(first, CONTEXT)))
     assert second[:2] == first[:2]
     assert second.agent_id != first.agent_id
@@ -217,7 +235,7 @@ def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
 
 def test_a_model_that_slots_bound_is_never_pressed() -> None:
     """Nor one of whose workers one has no budget."""
-    core = core_of(ready("w"), ready("v", None), jobs=[asks("j", 100, conversations=4)])
-    working_set(core).end_turn(turn("x"), "m", 10**6)
-    assert not working_set(core).is_pressed("m")
-    assert working_set(core).may_begin("m")
+    working_set = bounded(1000, None)
+    working_set.end_turn(turn("x"), "m", 10**6)
+    assert not working_set.is_pressed("m")
+    assert working_set.may_begin("m")

@@ -13,23 +13,8 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.kv_budgets import KvBudgets, KvNeed, KvUse
 from service.scheduling.core.queue.affinity import PromptReading
 from service.scheduling.core.room_keeper import GROWTH
-from service.scheduling.core.turn_needs import SHARED, TEMPLATE_TOKENS, TurnNeeds
-from tests.unit.service.test_capacity import (
-    EMPTY,
-    MOST,
-    admit,
-    asks,
-    core_of,
-    done,
-    kv_need,
-    names,
-    read,
-    ready,
-    reserved,
-    room_of,
-    speaker,
-    turn,
-)
+from service.scheduling.core.turn_needs import SHARED, TEMPLATE_TOKENS, PromptLengths, TurnNeeds
+from tests.harness.capacity import EMPTY, MOST, admit, asks, core_of, done, names, read, ready, reserved, speaker, turn
 
 PREFIXES = (None, (JobId("j"), "a0"), (JobId("j"), "a1"))
 
@@ -53,7 +38,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("wv"), st.integers(0, 5), st.none() |
 
 
 @given(STEPS, needs(), st.integers(1, 3000), st.sampled_from((1, 16, 128)))
-def test_the_sum_is_that_of_what_is_reserved(
+def test_the_reserved_sum_equals_a_recount_of_all_reservations(
     steps: list[tuple[str, int, KvNeed | None]], one_more: KvNeed, budget: int, block: int
 ) -> None:
     """Counted anew after any reservations, corrections and releases, in whole blocks; what a prefix shares once."""
@@ -86,10 +71,10 @@ def test_the_sum_is_that_of_what_is_reserved(
     assert has_room is (is_alone or total("w") <= budget)
     for worker, key in kept:
         kv.free_room(worker, key)
-    assert not kv._reserved
+    assert not kv.workers
 
 
-def test_what_prompts_begin_with_is_held_once_on_each_worker() -> None:
+def test_a_shared_prefix_is_reserved_once_on_each_worker() -> None:
     """As much as the longest of those who share it; whoever goes leaves what the others hold."""
     kv = KvBudgets()
     kv.open("w", 1000)
@@ -126,7 +111,7 @@ def test_a_turn_holds_whole_blocks() -> None:
 # What an engine tells of a prompt
 
 
-def test_a_prompt_that_was_counted_stands_in_the_estimates_place() -> None:
+def test_a_counted_prompt_replaces_its_estimate() -> None:
     """In its round alone, and of its agent and conversation alone; told again, it changes with it."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 400)
     for key in (turn("j", 3), turn("j", 3, conversation=1)):
@@ -145,30 +130,32 @@ def test_a_prompt_that_was_counted_stands_in_the_estimates_place() -> None:
 
 
 def replace_round(key: TurnKey, number: int) -> TurnKey:
-    return key._replace(round=number)
+    return TurnKey(*key[:3], number)
 
 
 @pytest.mark.parametrize("times", [0, 1, 5])
-def test_a_first_prompt_that_was_counted_teaches_the_others_once(times: int) -> None:
+def test_a_counted_first_prompt_is_learned_once(times: int) -> None:
     """Whether it is told while it is read, and how often, or with the turn's end alone."""
     needs, agent = TurnNeeds(), speaker("a0")
 
     def first(chars: int) -> int:
         return needs.prompt_tokens(turn("j", conversation=9), agent, replace(EMPTY, prompt="p" * chars))
 
-    for number, (chars, tokens) in enumerate([(100, 300), (200, 400), (400, 600)]):
+    once = PromptLengths()
+    for number, (chars, tokens) in enumerate([(100, 300), (200, 400), (400, 900), (700, 950)]):
         key, conversation = turn("j", conversation=number), replace(EMPTY, prompt="p" * chars)
-        for _ in range(times):
+        once.add(chars, tokens)
+        told_times = times * (number + 1) if number != 2 else 0  # told so unequally, any but one count would show
+        for _ in range(told_times):
             needs.tell(key, agent, conversation, tokens)
-        if times:
-            assert first(chars) == tokens  # before the turn has ended
+        if told_times:
+            assert first(chars) == once.expected(chars)  # before the turn has ended
         needs.learn(key, agent, conversation, read(tokens + 10, 10))
         needs.tell(replace_round(key, 1), agent, conversation, 5000)
-    assert needs._prompts[JobId("j"), "a0"]._count == 3
-    assert first(300) == 500
+        assert [first(each) for each in (0, 300, 2000)] == [once.expected(each) for each in (0, 300, 2000)]
 
 
-def test_what_others_had_said_is_no_part_of_a_first_prompt_that_was_counted() -> None:
+def test_a_counted_first_prompt_teaches_without_the_words_of_others() -> None:
     """Others join other conversations before anything was said."""
     needs = TurnNeeds()
     needs.start(turn("j"), speaker("a0"), is_free=False)
@@ -179,18 +166,18 @@ def test_what_others_had_said_is_no_part_of_a_first_prompt_that_was_counted() ->
     assert needs.prompt_tokens(turn("j", agent="a1", conversation=1), late, EMPTY) == 200
 
 
-def test_what_was_counted_is_forgotten_with_its_conversation() -> None:
+def test_counted_prompts_are_forgotten_with_their_conversation() -> None:
     """And with its turn's end; what it has taught stays until its job ends."""
     needs = TurnNeeds()
     needs.tell(turn("j"), speaker("a0"), EMPTY, 400)
     needs.learn(turn("j"), speaker("a0"), EMPTY, read(410, 10))
-    assert not needs._talks[JobId("j"), "c0"].told
+    assert needs.prompt_tokens(turn("j"), speaker("a0"), EMPTY) == 410 + TEMPLATE_TOKENS
     needs.tell(turn("j", 1), speaker("a0"), EMPTY, 700)
     needs.forget_conversation(JobId("j"), "c0")
-    assert not needs._talks
+    assert needs.conversations == 0
     assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == 400
     needs.forget_job(JobId("j"), ["a0"])
-    assert not any((needs._prompts, needs._answers, needs._shared))
+    assert needs.agents == 0
     assert needs.prompt_tokens(turn("j", 1), speaker("a0"), EMPTY) == TEMPLATE_TOKENS
 
 
@@ -203,7 +190,7 @@ def had(conversation: int, cached: int, prompt: int = 500, number: int = 0) -> t
     return turn("j", number, conversation=conversation), reading
 
 
-def test_the_least_that_the_newest_first_prompts_found_is_shared() -> None:
+def test_the_shared_prefix_is_the_least_of_the_newest_cache_hits() -> None:
     """Of five, and never more than the prompt has; later prompts of a conversation find its own, and tell nothing."""
     needs, agent = TurnNeeds(), speaker("a0")
 
@@ -242,7 +229,9 @@ def test_turns_whose_prompts_begin_alike_start_together(is_sharing: bool) -> Non
         core.handle(done(turn("j", conversation=number)))
     assert reserved(core) == 0
     core.handle(events.Unpaused())
-    assert (len(core._in_flight._workers), reserved(core)) == ((3, 400 + 3 * 110) if is_sharing else (1, 510))
+    assert (len(core.view.capacity().workers["w"].needs), reserved(core)) == (
+        (3, 400 + 3 * 110) if is_sharing else (1, 510)
+    )
 
 
 # What turns in flight are seen to take
@@ -299,16 +288,16 @@ def seated(core: SchedulingCore, *happened: events.Event) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_what_is_told_of_a_turn_that_is_in_flight_no_more_changes_nothing(mode: Mode) -> None:
+def test_a_late_count_for_an_ended_turn_changes_nothing(mode: Mode) -> None:
     """It has ended, waits for its slot, or its job was never here."""
     core = core_of(ready(slots=1), jobs=[asks("j", 100, rounds=2, mode=mode), asks("waits", 100)])
     core.handle(done(turn("j"), 100, 10))
-    before, talks = reserved(core), repr(room_of(core))
-    waiting = turn("waits") if turn("j", 1) in core._in_flight else turn("j", 1)
+    before = core.view.capacity()
+    waiting = turn("waits") if turn("j", 1) in before.workers["w"].needs else turn("j", 1)
     told_late = told((turn("j"), 900, 9), (waiting, 900, 9), (turn("never"), 900, 9))
     assert core.handle(told_late) == []
-    assert (reserved(core), repr(room_of(core))) == (before, talks)
-    assert waiting not in core._in_flight
+    assert core.view.capacity() == before
+    assert waiting not in before.workers["w"].needs
 
 
 def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
@@ -321,13 +310,17 @@ def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
     assert (reserved(core, "w"), reserved(core, "v")) == (0, 0)
 
 
-def test_what_is_shared_is_no_more_than_the_prompt_that_was_counted() -> None:
+def test_a_shared_prefix_is_no_longer_than_the_counted_prompt() -> None:
     """Or the reservation would be of less than nothing."""
-    core = core_of(replace(ready(), shares_prefixes=True))
-    core._in_flight.add(turn("x"), "w", kv_need(1))
-    core.handle(admit(asks("j", 100)))
-    prefix = (JobId("j"), "a0")
-    core._in_flight.kv.reserve("w", turn("j"), KvNeed(prompt=500, answer=40, shared=450, prefix=prefix))
-    core.handle(told((turn("j"), 20, 0)))
-    assert core._in_flight.kv.need_of("w", turn("j")) == KvNeed(prompt=20, answer=40, shared=20, prefix=prefix)
-    assert reserved(core) == 61
+    core = core_of(replace(ready(slots=1), shares_prefixes=True))
+    core.handle(admit(replace(asks("j", 0, conversations=SHARED + 1), agents=(speaker("a0", 40),))))
+    for number in range(SHARED):
+        core.handle(events.TurnCompleted(key=had(number, 450)[0], reading=had(number, 450)[1]))
+    core.handle(ready(slots=2), admit(asks("x", 65)))
+    last, prefix = turn("j", conversation=SHARED), (JobId("j"), "a0")
+    needs = core.view.capacity().workers["w"].needs
+    assert (needs[last].prompt, needs[last].shared, needs[last].prefix) == (500, 450, prefix)
+    core.handle(told((last, 20, 0)))
+    needs = core.view.capacity().workers["w"].needs
+    assert needs[last] == KvNeed(prompt=20, answer=GROWTH, shared=20, prefix=prefix)
+    assert reserved(core) == 20 + GROWTH + 65

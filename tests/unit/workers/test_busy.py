@@ -7,13 +7,13 @@ import anyio
 import pytest
 
 from tests.harness.virtual import pass_time, virtually
-from tests.unit.workers.test_liveness import MINUTE, Watching
+from tests.harness.watching import MINUTE, Watching
 from transport.counters import EngineCounters, SlotWork
 from transport.events import PromptProgress, TextDelta
 from workers.engine.launch.devices import BUSY_STALL_S, computes_on_cpu, embedded_has_gpu, has_gpu, placed
 from workers.health.calibration import EngineCalibration
 from workers.health.evidence import Observations
-from workers.health.probes import Calibration, KernelView, ProcessView
+from workers.health.probes import Calibration
 from workers.requests.in_flight import InFlightRequest
 from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
 
@@ -165,7 +165,7 @@ def test_the_pace_of_an_engine_that_nothing_is_known_of_is_measured_once() -> No
     virtually(scenario)
 
 
-def test_what_came_from_the_cache_tells_nothing_of_the_pace() -> None:
+def test_cached_tokens_do_not_count_towards_the_pace() -> None:
     """Only what was computed, and since the last word of it."""
     watching_pace: list[float | None] = []
 
@@ -188,20 +188,19 @@ def test_cpu_is_measured_over_an_interval_that_tells() -> None:
     """492 % on two cores were read in one short look; and a process that came brings its own time alone."""
     seen: list[float | None] = []
 
-    def tree(*cpu_s: float) -> KernelView:
-        return KernelView(
-            processes=tuple(
-                ProcessView(pid=n, name="e", state="running", wchan=None, rss_bytes=1, cpu_s=spent, threads=2)
-                for n, spent in enumerate(cpu_s)
-            )
-        )
-
     async def scenario() -> None:
         watching = Watching()
         running = watching.fly()
         observations = watching.watch.observations
-        for at, view in ((0.0, tree(100.0)), (0.01, tree(100.05)), (2.0, tree(102.0, 1.0)), (4.0, tree(103.0))):
-            observations._measure_cpu(view, at)
+        for after_s, cpu_s, newcomer_s in (
+            (0.0, 100.0, 0.0),
+            (0.01, 100.05, 0.0),
+            (1.99, 102.0, 1.0),
+            (2.0, 103.0, 0.0),
+        ):
+            await pass_time(after_s)
+            watching.engine.cpu_s, watching.engine.compiler_s = cpu_s, newcomer_s
+            await observations.poll_kernel()
             seen.append(observations.evidence(running).cpu_percent)
 
     virtually(scenario)

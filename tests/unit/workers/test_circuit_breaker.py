@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tests.harness.virtual import pass_time, virtually
-from tests.unit.workers.test_liveness import FakeEngine, Watching
+from tests.harness.watching import FakeEngine, Watching
 from transport.events import TextDelta
 from workers.health.canary import CanaryResult
 from workers.health.circuit_breaker import PAUSES, REPAVE_S, TRIAL_S, CircuitBreaker

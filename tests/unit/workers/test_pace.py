@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.harness.virtual import virtually
-from tests.unit.workers.test_liveness import FakeEngine, Watching
+from tests.harness.watching import FakeEngine, Watching
 from transport.events import Finished, TextDelta, Usage
 from workers.devices.layout import LayoutPolicy, lanes_of
 from workers.health.calibration import EngineCalibration

@@ -41,6 +41,12 @@ class CriticalPath(ReadyQueue):
         self._taken = 0
         self._versions = 0  # over all lanes: an entry of a lane that is gone must not stand for its successor
 
+    @property
+    def entries(self) -> int:
+        """How many places of turns and of jobs in its order are kept."""
+        of_turns = len(self._oldest) + sum(len(lane.heap) for lane in self._lanes.values())
+        return super().entries + of_turns + len(self._by_path) + len(self._by_work)
+
     def note_slots(self, slots: int) -> None:
         """Set the model's number of slots."""
         self._slots = slots

@@ -47,6 +47,11 @@ class BegunFirst(ReadyQueue):
         yield from self._aside
 
     @property
+    def entries(self) -> int:
+        """How many places in the orders of both queues are kept."""
+        return self._line.entries + self._aside.entries
+
+    @property
     def has_front(self) -> bool:
         """Whether the turn that goes next was on a slot before."""
         return self._line.has_front

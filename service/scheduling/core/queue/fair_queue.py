@@ -3,6 +3,8 @@
 Within a key all is as without keys: what was on a slot before, then its priorities, then the policy.
 """
 
+from collections.abc import Mapping
+
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.queue.fair_shares import Owner, VirtualTimes
 from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
@@ -21,6 +23,16 @@ class FairQueue(ReadyQueue):
 
     def __repr__(self) -> str:
         return f"<FairQueue {len(self)} of {len(self._queues)} keys>"
+
+    @property
+    def entries(self) -> int:
+        """How many places in the orders of all keys are kept."""
+        return super().entries + sum(queue.entries for queue in self._queues.values())
+
+    @property
+    def waiting(self) -> Mapping[Owner, tuple[TurnKey, ...]]:
+        """The keys that wait, and the turns of each."""
+        return {owner: tuple(queue) for owner, queue in self._queues.items() if queue}
 
     @property
     def has_front(self) -> bool:

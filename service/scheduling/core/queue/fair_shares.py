@@ -35,6 +35,11 @@ class VirtualTimes:
     def __repr__(self) -> str:
         return f"<VirtualTimes {self._now:.3g} {self._times}>"
 
+    @property
+    def waiting(self) -> Mapping[Owner, int]:
+        """The keys that wait, and in how many queues each does."""
+        return dict(self._waiting)
+
     def time(self, owner: Owner) -> float:
         """Return the virtual time of a key that waits."""
         return self._times[owner]
@@ -94,6 +99,11 @@ class FairShares:
 
     def __repr__(self) -> str:
         return f"<FairShares {self._models}>"
+
+    @property
+    def charged(self) -> frozenset[TurnKey]:
+        """The turns whose charges are not settled yet."""
+        return frozenset(self._charged)
 
     def times(self, model: str) -> VirtualTimes:
         """Return the virtual times at a model."""

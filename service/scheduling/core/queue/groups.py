@@ -28,6 +28,17 @@ class GroupedQueue(ReadyQueue):
     def __repr__(self) -> str:
         return f"<GroupedQueue {len(self)} in {len(self._groups)}>"
 
+    @property
+    def entries(self) -> int:
+        """How many places in the orders of all groups, and among their ages, are kept."""
+        ages = sum(map(len, self._ages.values()))
+        return super().entries + ages + sum(group.entries for group in self._groups.values())
+
+    @property
+    def groups(self) -> tuple[ReadyQueue, ...]:
+        """The queues of the signatures that wait."""
+        return tuple(self._groups.values())
+
     def push(self, turn: ReadyTurn) -> None:
         """Add a turn to those of its signature."""
         if turn.key in self._turns:

@@ -40,7 +40,7 @@ class ReadyTurn:
     owner: str | None = None  # the name of its job's key
 
     def after_deferral(self) -> "ReadyTurn":
-        """Return the same turn as one that was held."""
+        """Return the same turn as one that was deferred."""
         return replace(self, was_deferred=True)
 
 
@@ -73,6 +73,11 @@ class ReadyQueue(ABC):
     def __iter__(self) -> Iterator[TurnKey]:
         """Iterate over the turns in no order."""
         return iter(self._turns)
+
+    @property
+    def entries(self) -> int:
+        """How many places in its order are kept: those of turns that have gone as well, until they are thrown out."""
+        return len(self._front) + len(self._once_deferred)
 
     @property
     def has_front(self) -> bool:
@@ -173,6 +178,11 @@ class RankedQueue(ReadyQueue):
     def __init__(self) -> None:
         super().__init__()
         self._heap: list[tuple[Rank, int, ReadyTurn]] = []
+
+    @property
+    def entries(self) -> int:
+        """How many places in its order are kept."""
+        return super().entries + len(self._heap)
 
     @abstractmethod
     def rank(self, turn: ReadyTurn) -> Rank:

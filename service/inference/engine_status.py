@@ -1,0 +1,91 @@
+"""What an inference engine's lanes, models and agents are at: values, made at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from service.inference.runs import AgentRuns
+from service.inference.turnstile import Turnstile
+from workers.health.incident import WorkerSnapshot
+from workers.lanes.lane_pool import LanePool
+from workers.lanes.lane_workers import LaneWorkers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatus:
+    """One lane: its device, and the workers of its models; ``current`` is the one whose engine is there, or was last.
+
+    ``sick`` says why the device is left alone, and ``lacking`` are adapters that the current engine has yet to take.
+    """
+
+    lane: str
+    device: str
+    resident: str | None
+    sick: str | None
+    current: WorkerSnapshot
+    workers: tuple[WorkerSnapshot, ...]
+    lacking: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One model: the runs that wait for it, whether any lane could have it, and in ``trouble`` what they wait for.
+
+    ``need_mib`` is the memory that it is placed by: as its files tell, or as it was seen to take (``measured_mib``).
+    """
+
+    waiting: int
+    has_room: bool
+    is_lost: bool
+    trouble: str
+    hint: str | None  # the lane that it is for
+    need_mib: int | None
+    measured_mib: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """The lanes and models of an inference engine that agents were registered for, and each agent's last lane.
+
+    ``sick`` are the devices that are left alone, and why.
+    """
+
+    lanes: tuple[LaneStatus, ...]
+    models: Mapping[str, ModelStatus]
+    last_lanes: Mapping[str, str]
+    sick: Mapping[str, str]
+
+
+def engine_status(pool: LanePool, turnstile: Turnstile, runs: AgentRuns) -> EngineStatus:
+    """Describe lanes, models and agents at this moment."""
+    return EngineStatus(
+        lanes=tuple(_lane_status(pool, lane) for lane in pool.lanes),
+        models={model: _model_status(pool, turnstile, model) for model in pool.models},
+        last_lanes=runs.last_lanes,
+        sick={} if pool.health is None else {uuid: mark.because for uuid, mark in pool.health.marks.items()},
+    )
+
+
+def _lane_status(pool: LanePool, lane: LaneWorkers) -> LaneStatus:
+    return LaneStatus(
+        lane=lane.lane.id,
+        device=lane.lane.device.uuid,
+        resident=lane.resident,
+        sick=pool.mark_of(lane),
+        current=lane.current.snapshot(),
+        workers=tuple(worker.snapshot() for worker in lane),
+        lacking=tuple(lane.current.adapters.missing),
+    )
+
+
+def _model_status(pool: LanePool, turnstile: Turnstile, model: str) -> ModelStatus:
+    spec = next(lane.workers[model].spec for lane in pool.lanes if model in lane.workers)
+    seen = pool.memory_use
+    return ModelStatus(
+        waiting=turnstile.waiting.get(model, 0),
+        has_room=pool.has_room(model),
+        is_lost=pool.is_lost(model),
+        trouble=pool.trouble_of(model),
+        hint=pool.hints.get(model),
+        need_mib=spec.need_mib if seen is None else seen.need_mib(spec),
+        measured_mib=None if seen is None else seen.most_mib.get(model),
+    )

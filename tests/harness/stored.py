@@ -1,0 +1,103 @@
+"""Jobs, turns and usage as a store keeps them, in few words."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import anyio
+
+from service.conversations.job import Job, JobId
+from service.conversations.measures import UsageCounts
+from service.conversations.states import ConversationState, TurnState
+from service.conversations.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
+from service.store import usage
+from service.store.databases.database import Database
+from service.store.records import (
+    ConversationMoved,
+    NewJob,
+    Record,
+    StoredJob,
+    TurnEnded,
+    TurnRequeued,
+    UsageKey,
+    Used,
+)
+from service.store.store import Store
+from tests.harness.jobs import key
+from tests.harness.waiting import LIMIT_S
+
+NOW = datetime(2026, 11, 21, 9, 30, 0, 123456, tzinfo=UTC)
+
+
+J = JobId("j")
+ALL_USAGE = usage.report([], None, None, None, 10)
+
+
+Maker = Callable[[], Database]
+
+
+def new(made: Job, idempotency_key: str | None = None, body_hash: str = "h", kept_s: float = 1e6) -> NewJob:
+    return NewJob(
+        job=made,
+        document="{}",
+        body_hash=body_hash,
+        idempotency_key=idempotency_key,
+        created_at=NOW,
+        key_until=NOW + timedelta(seconds=kept_s),
+    )
+
+
+async def post(store: Store, made: Job, idempotency_key: str | None = None, body_hash: str = "h") -> StoredJob:
+    stored, _, _ = await store.post(new(made, idempotency_key, body_hash), claims=True)
+    return stored
+
+
+def turn(name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u2028\0", number: int = 0) -> Turn:
+    attempt = Attempt(
+        outcome=state, reason=None, detail=None, text=text, worker="w", incarnation=2, started_at=NOW, finished_at=NOW
+    )
+    return Turn(
+        key=key(name, 0, number),
+        state=state,
+        text=text,
+        attempts=(attempt,),
+        usage=TokenUsage(prompt_tokens=1, completion_tokens=2, cached_tokens=0),
+        worker="w",
+        incarnation=2,
+        queued_at=NOW,
+        started_at=NOW,
+        first_token_at=None,
+        finished_at=NOW,
+    )
+
+
+def ended(
+    name: str, state: TurnState = TurnState.COMPLETED, text: str = "é\u2028\0", used: Used | None = None
+) -> TurnEnded:
+    return TurnEnded(turn=turn(name, state, text), at=NOW, used=used)
+
+
+def used(agent: str = "a", tokens: int = 10, *, by: str = "alice", day: str = "2026-11-21", model: str = "m") -> Used:
+    place = UsageKey(day=day, key_name=by, job_id=J, agent=agent, model=model)
+    return place, UsageCounts(turns=1, attempts=1, prompt_tokens=tokens, answer_tokens=1, slot_s=0.5)
+
+
+def moved(state: ConversationState, conversation: str = "c0", name: str = "j") -> ConversationMoved:
+    return ConversationMoved(job_id=JobId(name), conversation_id=conversation, state=state, reason=None, at=NOW)
+
+
+def requeued(name: str, number: int) -> TurnRequeued:
+    attempt = Attempt(
+        outcome=TurnState.FAILED, reason="engine_died", detail=None, text="half", worker="w", incarnation=1,
+        started_at=NOW, finished_at=NOW,
+    )  # fmt: skip
+    so_far = UnfinishedTurn(
+        key=key(name, 0, number), attempts=(attempt,), rejected=(), charges=Charges(), queued_at=NOW, started_at=NOW
+    )
+    return TurnRequeued(key=so_far.key, so_far=so_far, worker="w", reason="engine_died", detail="", at=NOW)
+
+
+async def append(store: Store, *records: Record) -> None:
+    done = anyio.Event()
+    store.append_nowait(records, done.set)
+    with anyio.fail_after(LIMIT_S):
+        await done.wait()

@@ -1,0 +1,137 @@
+"""What NVML tells of a machine: its devices, their memory and their faults."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.harness.nvml_machine import BUSES, H100, MACHINE, MEMORY, SLICES_MEMORY, T4, built, said_with
+from tests.harness.stand_ins import NVML_LIBRARY
+from workers.devices.device import DeviceMemory
+
+# The binding loads its library once for a process, so each reading has a process of its own.
+FINDING: Final = """\
+from workers.devices.discovery import find_gpus
+from workers.errors import DevicesUnreadable
+try:
+    print(find_gpus())
+except DevicesUnreadable as error:
+    print("unreadable:", error)
+"""
+
+
+AFTERWARDS: Final = """\
+import pynvml
+try:
+    print(pynvml.nvmlDeviceGetCount())
+except pynvml.NVMLError as error:
+    print(error)
+"""
+
+
+def test_nvml_tells_of_a_machine(driver: Path) -> None:
+    """No mode, a mode with empty places or without a slice, no such mode; no memory; profiles as they are named."""
+    assert said_with(driver, FINDING) == [repr(MACHINE)]
+
+
+def test_nvml_is_left_as_it_was_found(driver: Path) -> None:
+    """Whoever begins it ends it, also where a GPU fails in between."""
+    assert said_with(driver, FINDING + AFTERWARDS)[1:] == ["Uninitialized"]
+    assert said_with(driver, FINDING + AFTERWARDS, STAND_IN_LOST="2")[1:] == ["Uninitialized"]
+
+
+def test_a_driver_from_before_mig_has_whole_gpus(tmp_path: Path) -> None:
+    """Its library has no function for it, and that is no failure."""
+    whole = [replace(gpu, mig=None) for gpu in MACHINE]
+    assert said_with(built(tmp_path, "-DWITHOUT_MIG"), FINDING) == [repr(whole)]
+
+
+def test_a_gpu_that_is_lost_is_no_machine_without_it(driver: Path) -> None:
+    """Work that counts on a GPU must not go elsewhere in silence."""
+    assert said_with(driver, FINDING, STAND_IN_LOST="2") == ["unreadable: NVML: GPU is lost"]
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("9", "[]"),
+        ("12", "[]"),
+        ("18", "unreadable: NVML: RM has detected an NVML/RM version mismatch."),
+        ("25", "unreadable: NVML: an error of the stand-in"),
+    ],
+    ids=["driver-not-loaded", "library-not-found", "version-mismatch", "unknown-to-the-binding"],
+)
+def test_a_driver_that_is_not_there_is_told_from_one_that_fails(driver: Path, result: str, said: str) -> None:
+    """The first has no GPUs, the second does not know."""
+    assert said_with(driver, FINDING, STAND_IN_INIT=result) == [said]
+
+
+def test_a_machine_without_the_library_has_no_gpus(tmp_path: Path) -> None:
+    """The binding is installed everywhere, driver or not. A file that cannot be loaded stands for none at all."""
+    (tmp_path / NVML_LIBRARY).touch()
+    assert said_with(tmp_path, FINDING) == ["[]"]
+
+
+LOOKING: Final = """\
+from workers.devices.nvml import open_nvml
+from workers.errors import DevicesUnreadable
+session = open_nvml()
+for look in (session.memory, session.buses, session.faults, session.faults, session.memory):
+    try:
+        print(look())
+    except DevicesUnreadable as error:
+        print("unreadable:", error)
+session.close()
+"""
+
+
+def test_nvml_tells_of_memory_and_of_buses(driver: Path) -> None:
+    """What devices and their processes have, and where the kernel has them.
+
+    A GPU without processes shows none, as a container does; one that hides what a process has shows none either. What
+    tells no memory is left out.
+    """
+    memory, buses, *_ = said_with(driver, LOOKING)
+    assert eval(memory, {"DeviceMemory": DeviceMemory}) == {**MEMORY, **SLICES_MEMORY}  # noqa: S307 - printed by us
+    assert buses == repr(BUSES)
+
+
+def test_faults_are_told_once_each_with_its_gpu(driver: Path) -> None:
+    """All that came since the last look, in their order."""
+    faults, again = said_with(driver, LOOKING, STAND_IN_XIDS="2:31 0:48 2:94")[2:4]
+    assert (faults, again) == (repr([(T4, 31), (H100, 48), (T4, 94)]), "[]")
+
+
+def test_the_fault_of_a_gpu_that_has_fallen_off_its_bus_is_told(driver: Path) -> None:
+    """The driver says nothing else of it any more, its UUID neither."""
+    faults, again, memory = said_with(driver, LOOKING, STAND_IN_XIDS="2:79")[2:]
+    assert (faults, again, memory) == (repr([(T4, 79)]), "[]", "unreadable: NVML: GPU is lost")
+
+
+def test_a_card_that_tells_no_faults_keeps_none_from_telling(driver: Path) -> None:
+    """Some cards have no events."""
+    (faults,) = said_with(driver, LOOKING, STAND_IN_XIDS="0:48 2:94", STAND_IN_REGISTER="3")[2:3]
+    assert faults == repr([(T4, 94)])
+
+
+@pytest.mark.parametrize("result", ["3", "4", "999"], ids=["not-supported", "no-permission", "unknown"])
+def test_a_driver_without_events_tells_the_rest(driver: Path, result: str) -> None:
+    """As in many containers."""
+    whole = said_with(driver, LOOKING)
+    assert whole[2:4] == ["[]", "[]"]
+    assert said_with(driver, LOOKING, STAND_IN_XIDS="0:48", STAND_IN_EVENTS=result) == whole
+
+
+def test_a_driver_from_before_events_and_processes_tells_the_rest(tmp_path: Path) -> None:
+    """Its library has no function for either: what processes have is not seen."""
+    memory, buses, *faults = said_with(built(tmp_path, "-DWITHOUT_EVENTS", "-DWITHOUT_MIG"), LOOKING)[:4]
+    told = eval(memory, {"DeviceMemory": DeviceMemory})  # noqa: S307 - printed by us
+    assert told == {uuid: replace(each, held=None) for uuid, each in MEMORY.items()}
+    assert (buses, faults) == (repr(BUSES), ["[]", "[]"])
+
+
+def test_a_gpu_that_is_lost_leaves_no_look_at_memory(driver: Path) -> None:
+    """Half of a machine is no machine; its faults are no failure."""
+    lost = "unreadable: NVML: GPU is lost"
+    assert said_with(driver, LOOKING, STAND_IN_LOST="2") == [lost, lost, "[]", "[]", lost]
