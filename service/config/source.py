@@ -1,4 +1,4 @@
-"""Where a service's configuration comes from, and all that is made of it before anything runs by it."""
+"""The source of a service's configuration: its files, its folders, and all that is made of it before a start."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

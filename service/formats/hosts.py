@@ -1,4 +1,4 @@
-"""Names of hosts in one spelling, so that what a caller writes and what an operator writes can be compared."""
+"""Hosts of webhooks in one spelling, so that callers' and operators' can be compared; and their signatures."""
 
 import base64
 import binascii

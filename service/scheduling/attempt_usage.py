@@ -1,4 +1,4 @@
-"""The usage of an attempt, as charged to its key, and its measures."""
+"""The usage of attempts and of kept slots, as charged to their keys, and the measures of attempts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

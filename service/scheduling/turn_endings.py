@@ -1,4 +1,4 @@
-"""The end of an attempt: its blame, and whether its turn runs again."""
+"""Attempts in flight, run side by side; and the end of each: its blame, and whether its turn runs again."""
 
 import logging
 import time

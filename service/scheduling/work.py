@@ -1,4 +1,4 @@
-"""The core's turns as their runners see them: the turns of jobs, or requests at the door.
+"""The scheduler's two sides: its works (turns of jobs, requests at the door), and the store of its facts.
 
 The core knows keys, agents and models alone. A key is taken to the ``Work`` that its job is of, and while it is on a
 slot it is an ``OnSlot``, whichever of the two it is.

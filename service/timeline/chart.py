@@ -1,4 +1,4 @@
-"""A timeline as lines of text: a line a row, a column a share of the time."""
+"""A timeline for people: as lines of text, a line a row, a column a share of the time; or as one HTML page."""
 
 import base64
 import hashlib

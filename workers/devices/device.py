@@ -1,4 +1,4 @@
-"""GPUs and their MIG slices, and what cannot be true of a machine. Pure.
+"""GPUs, their MIG slices and their memory, and what cannot be true of a machine. Pure.
 
 Source: specification, "Devices".
 """

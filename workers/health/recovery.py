@@ -1,4 +1,4 @@
-"""Recovery after an engine's failure under one request, before the slot of that request is lent again."""
+"""Recovery after an engine's failure: the charge of each request on it, and its slots before they are lent again."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From a model and a lane to the specification of the worker that may run it there. Pure.
+"""From a model and a lane to the worker that may run it there, and the memory that it needs of the device. Pure.
 
 Source: vLLM's documentation of ``--gpu-memory-utilization``, a part of a device's total memory for one instance;
 NVIDIA, "Multi-Instance GPU User Guide", for what a process sees of a slice: one device, and its memory. NVML tells vLLM

@@ -1,4 +1,4 @@
-"""How much of a KV cache is lent: less after the engine had to preempt, and slowly more again. Pure.
+"""The share of a KV cache that is lent, and the request that gives way when it is full. Pure.
 
 Source: D.-M. Chiu and R. Jain, "Analysis of the increase and decrease algorithms for congestion avoidance in computer
 networks" (1989); specification, "Capacity in tokens".

@@ -1,4 +1,4 @@
-"""The HTTP surface of LoRA adapters: they come and go as models of their own names while engines work."""
+"""The HTTP surface of a model's tools and LoRA adapters; adapters come and go as models of their own names."""
 
 from collections.abc import Sequence
 from datetime import datetime

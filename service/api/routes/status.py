@@ -1,4 +1,4 @@
-"""GET /v1/status: one snapshot for live displays."""
+"""The node as a whole: its status, its metrics, and the reload of its configuration."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""The commands that run no engine: they ask a running service, or tell of this machine."""
+"""The table of the commands that run no engine: they ask a running service, or tell of this machine."""
 
 import secrets
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How often an engine dies for no turn's fault, and how many deaths alone convict a turn. Pure.
+"""The rate of an engine's unexplained deaths, the deaths that convict a turn, and the retries that it gets. Pure.
 
 Source: the exact (Clopper-Pearson) bound of a binomial rate, C. J. Clopper and E. S. Pearson, Biometrika 26 (1934).
 """

@@ -1,4 +1,4 @@
-"""The embedded database: one SQLite file, owned by one process."""
+"""The embedded database: one SQLite file, owned by one process; or one in memory."""
 
 import fcntl
 import logging
