@@ -1,4 +1,4 @@
-"""The records of turns, with their charges, and of conversations, as callers see them (specification, "Transcripts")."""
+"""The records of turns, their charges, and conversations, as callers see them (specification, "Transcripts")."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
