@@ -94,7 +94,7 @@ class RequestRunner:
         self.constraints = EngineConstraints(client.dialect)
         self.pool = _pool_of(spec, client, self._in_flight) if spec.shares_pool else None
         thoughts = EngineThoughts(client, lambda: supervisor.now.incarnation)
-        self._manner = RequestSettings(
+        self._settings = RequestSettings(
             adapted=adapted,
             bios=seed_words(spec.bios),
             context=CONTEXT if spec.bios.context is None else spec.bios.context,
@@ -149,13 +149,13 @@ class RequestRunner:
 
     async def _ask(self, request: Request | Relay, answer: Answer) -> Outcome:
         if isinstance(request, Relay):
-            return await relay(self._client, self._manner, request, answer)
+            return await relay(self._client, self._settings, request, answer)
         asked = replace(request, params={**self._spec.defaults_beside(request.params), **request.params})
-        return await converse(self._client, self._manner, asked, answer)
+        return await converse(self._client, self._settings, asked, answer)
 
     async def count(self, request: Relay, answer: Answer) -> Outcome:
         """Pass on a request that counts tokens; it holds no slot and no cache, and its engine is not judged by it."""
-        return await relay(self._client, replace(self._manner, admit_prompt=None), request, answer)
+        return await relay(self._client, replace(self._settings, admit_prompt=None), request, answer)
 
     def _log_ending(self, running: InFlightRequest) -> None:
         ending, worker = running.ending, self._spec.id

@@ -7,14 +7,14 @@ import msgspec
 from msgspec import Raw, Struct
 
 
-class _Talk(Struct):
+class _PostedConversation(Struct):
     prompt: str
     id: str | None = None
     rounds: int | None = None
 
 
 class _Document(Struct):
-    conversations: list[_Talk]
+    conversations: list[_PostedConversation]
     rounds: int = 1
 
 
@@ -32,29 +32,29 @@ class ConversationPlace:
 
 _decode = msgspec.json.Decoder(_Document).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_talks = msgspec.json.Decoder(list[Raw]).decode
+_decode_conversations = msgspec.json.Decoder(list[Raw]).decode
 
 
 def with_conversations(document: str, wanted: Collection[str]) -> bytes:
     """Return the JSON of a document with these of its conversations alone; all else stays as it was written."""
     fields = _decode_fields(document)
-    names = [_id_of(talk, number) for number, talk in enumerate(_decode(document).conversations)]
-    talks = _decode_talks(fields["conversations"])
-    kept = [talk for name, talk in zip(names, talks, strict=True) if name in wanted]
+    names = [_id_of(conversation, number) for number, conversation in enumerate(_decode(document).conversations)]
+    conversations = _decode_conversations(fields["conversations"])
+    kept = [conversation for name, conversation in zip(names, conversations, strict=True) if name in wanted]
     return msgspec.json.encode({**fields, "conversations": kept})
 
 
 def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
     """Return a conversation's place in its job; None where it has none."""
     read = _decode(document)
-    names = [_id_of(talk, number) for number, talk in enumerate(read.conversations)]
+    names = [_id_of(conversation, number) for number, conversation in enumerate(read.conversations)]
     if conversation_id not in names:
         return None
     at = names.index(conversation_id)
-    talk = read.conversations[at]
+    conversation = read.conversations[at]
     return ConversationPlace(
-        prompt=talk.prompt,
-        rounds=read.rounds if talk.rounds is None else talk.rounds,
+        prompt=conversation.prompt,
+        rounds=read.rounds if conversation.rounds is None else conversation.rounds,
         number=at + 1,
         total=len(names),
         previous=names[at - 1] if at else None,
@@ -64,8 +64,11 @@ def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
 
 def prompt_heads(document: str, characters: int) -> list[str]:
     """Return the beginnings of all prompts, in the order of the conversations, each in one line."""
-    return [" ".join(talk.prompt[: 4 * characters].split())[:characters] for talk in _decode(document).conversations]
+    return [
+        " ".join(conversation.prompt[: 4 * characters].split())[:characters]
+        for conversation in _decode(document).conversations
+    ]
 
 
-def _id_of(talk: _Talk, number: int) -> str:
-    return f"c{number}" if talk.id is None else talk.id
+def _id_of(conversation: _PostedConversation, number: int) -> str:
+    return f"c{number}" if conversation.id is None else conversation.id

@@ -53,7 +53,7 @@ class _Body(msgspec.Struct):
     data: list[msgspec.Raw] = []
 
 
-class _Song:
+class _CanaryAnswer:
     """Reads a canary that comes whole (a ``transport.relay.Passage``)."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Song:
         """Take a stream, which nobody has asked for: it proves nothing."""
 
     def pass_whole(self, _status: int, _content_type: str, body: bytes) -> None:
-        """Take an answer: a choice or a vector in it is the song."""
+        """Take an answer; a choice or a vector in it makes it whole."""
         try:
             read = msgspec.json.decode(body, type=_Body)
         except UNDECODABLE:
@@ -108,12 +108,12 @@ async def _ask(client: EngineClient, model: str, params: Mapping[str, object], l
     if refusal.is_about_the_request:
         ways.insert(0, (COMPLETIONS_PATH, {**asked, "model": model, "prompt": WORD}))
     for path, body in ways:
-        song = _Song()
+        answer = _CanaryAnswer()
         try:
-            await client.relay(path, msgspec.json.encode(body), Listener(), song)
+            await client.relay(path, msgspec.json.encode(body), Listener(), answer)
         except EngineRejected as error:
             refusal = refusal if is_about_the_request(error) else error
-        listener.is_heard = song.is_whole
-        if song.is_whole:
+        listener.is_heard = answer.is_whole
+        if answer.is_whole:
             return
     raise refusal

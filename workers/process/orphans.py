@@ -26,20 +26,20 @@ logger = logging.getLogger(__name__)
 
 
 async def end_orphans(session: int | None = None) -> bool:
-    """Kill and collect strays until there is none; return False where one does not die.
+    """Kill and collect orphans until there is none; return False where one does not die.
 
-    ``session`` is that of an engine whose guardian is dead and collected: its members are strays without a mark too,
+    ``session`` is that of an engine whose guardian is dead and collected: its members are orphans without a mark too,
     zombies above all, which have lost theirs.
     """
     guardian.become_subreaper()
     deadline = time.monotonic() + LIMIT_S
     uncollected: set[int] = set()
-    while (strays := _orphans(session) or _orphans(session, is_thorough=session is not None)) or uncollected:
+    while (orphans := _orphans(session) or _orphans(session, is_thorough=session is not None)) or uncollected:
         if time.monotonic() > deadline:
             return False
-        for stray in strays:
-            kill_exactly(stray)
-            uncollected.add(stray.pid)
+        for orphan in orphans:
+            kill_exactly(orphan)
+            uncollected.add(orphan.pid)
         uncollected = {pid for pid in uncollected if not _collect(pid)}
         if uncollected:
             await anyio.sleep(_POLL_S)
@@ -47,7 +47,7 @@ async def end_orphans(session: int | None = None) -> bool:
 
 
 async def patrol() -> None:
-    """Be a subreaper, and end strays now and then, until cancelled."""
+    """Be a subreaper, and end orphans now and then, until cancelled."""
     guardian.become_subreaper()
     while True:
         if not await end_orphans():
@@ -62,7 +62,7 @@ def _orphans(session: int | None, *, is_thorough: bool = False) -> list[ProcessI
         for pid in (_all_children() if is_thorough else own_children())
         if mark_of(pid) == own or (session is not None and session_of(pid) == session)
     )
-    return [stray for stray in found if stray is not None]
+    return [orphan for orphan in found if orphan is not None]
 
 
 def _all_children() -> list[int]:

@@ -45,29 +45,29 @@ class Relay:
     own_tokens: int | None = None
 
 
-async def relay(client: EngineClient, manner: RequestSettings, request: Relay, answer: Answer) -> Outcome:
+async def relay(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
     """Return how ``request`` ended; ``answer`` holds what was read of it along the way."""
-    limits = [limit for limit in (request.limit_s, manner.request_s) if limit is not None]
+    limits = [limit for limit in (request.limit_s, settings.request_s) if limit is not None]
     limit_s = min(limits, default=None)
     with anyio.move_on_after(limit_s) as answer.deadline:
-        return await _ask(client, manner, request, answer)
+        return await _ask(client, settings, request, answer)
     return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within {limit_s or 0:g} s on a slot")
 
 
-async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, answer: Answer) -> Outcome:
+async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
     try:
-        model, params = manner.adapted(request.adapter)
+        model, params = settings.adapted(request.adapter)
     except AdapterUnknown as error:
         return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
-    scope = manner.cache_scope(request.cache_owner)
+    scope = settings.cache_scope(request.cache_owner)
     ours = params if scope is None else {**params, "cache_salt": scope}
     body = request.body if model == request.model and not ours else _translated(request.body, {**ours, "model": model})
     answer.is_mute = not request.is_streamed
-    generation = answer.begin_generation(manner.repetition, request.chars)
-    if manner.admit_prompt is not None:
+    generation = answer.begin_generation(settings.repetition, request.chars)
+    if settings.admit_prompt is not None:
         later = 0 if request.is_streamed else request.most_tokens or UNBOUNDED
         chat = body if request.path == CHAT_PATH else None
-        outcome = await manner.admit_prompt(answer, request.chars, chat, later)
+        outcome = await settings.admit_prompt(answer, request.chars, chat, later)
         if outcome is not None:
             return outcome
     veil = None if request.own_tokens is None else CacheVeil(request.passage, request.own_tokens)
@@ -79,7 +79,7 @@ async def _ask(client: EngineClient, manner: RequestSettings, request: Relay, an
             if held_back is not None:
                 held_back.flush()
     except EngineRejected as error:
-        if manner.admit_prompt is not None and isinstance(error, CacheFull):
+        if settings.admit_prompt is not None and isinstance(error, CacheFull):
             return Cancelled(reason=CancelReason.CACHE_FULL)
         return rejected(error, is_about_the_request=is_about_the_request(error))
     except EngineError as error:

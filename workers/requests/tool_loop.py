@@ -68,30 +68,30 @@ class RequestSettings:
     admit_prompt: AdmitPrompt | None = None  # the same, of requests that are relayed
 
 
-async def converse(client: EngineClient, manner: RequestSettings, request: Request, answer: Answer) -> Outcome:
+async def converse(client: EngineClient, settings: RequestSettings, request: Request, answer: Answer) -> Outcome:
     """Return how ``request`` ended; ``answer`` holds what came, at any moment."""
-    with anyio.move_on_after(manner.request_s) as answer.deadline:
-        return await ToolLoop(client, manner, request, answer).run()
+    with anyio.move_on_after(settings.request_s) as answer.deadline:
+        return await ToolLoop(client, settings, request, answer).run()
     return RequestFailed(
-        reason=FailureReason.DEADLINE, detail=f"not answered within request_s = {manner.request_s or 0:g} s"
+        reason=FailureReason.DEADLINE, detail=f"not answered within request_s = {settings.request_s or 0:g} s"
     )
 
 
 class ToolLoop:
     """The loop of one request; one assistant message with calls costs one iteration, however many they are."""
 
-    def __init__(self, client: EngineClient, manner: RequestSettings, request: Request, answer: Answer) -> None:
+    def __init__(self, client: EngineClient, settings: RequestSettings, request: Request, answer: Answer) -> None:
         self._client = client
-        self._manner = manner
+        self._settings = settings
         self._request = request
         self._answer = answer
         self._tools = {tool.name: tool for tool in request.tools}
         self._exit_names = {tool.name for tool in request.exit_tools}
         self._documented = (*request.tools, *request.exit_tools)
-        limits = manner.tool_limits
+        limits = settings.tool_limits
         self._budget = ToolBudget(iterations=limits.iterations, has_fallback=limits.fallback, stuck=limits.stuck)
         # One time for the whole request: its iterations share the engine's prefix cache.
-        self._frame = request.frame or BiosFrame(words=manner.bios, context=manner.context, now=manner.now())
+        self._frame = request.frame or BiosFrame(words=settings.bios, context=settings.context, now=settings.now())
 
     def __repr__(self) -> str:
         return f"<ToolLoop {self._request.job_name} {self._answer!r}>"
@@ -124,14 +124,14 @@ class ToolLoop:
 
     def _overdrawn(self, calls: Sequence[ToolCall]) -> RequestFailed:
         names = ", ".join(call.name for call in calls)
-        used = f"its {self._manner.tool_limits.iterations} tool iterations"
+        used = f"its {self._settings.tool_limits.iterations} tool iterations"
         if self._budget.is_stuck(self._answer.exchanges):
             used = f"{self._budget.stuck} iterations in which the same calls brought the same results"
         return RequestFailed(reason=FailureReason.TOOL_BUDGET, detail=f"the model called {names} after {used}")
 
     async def _ask(self, *, is_constrained: bool) -> Outcome:
         try:
-            model, params = self._manner.adapted(self._request.adapter)
+            model, params = self._settings.adapted(self._request.adapter)
         except AdapterUnknown as error:
             return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
         chat = ChatRequest(
@@ -139,15 +139,15 @@ class ToolLoop:
             messages=render_messages(self._request, self._frame, self._budget, self._answer.exchanges),
             params={**await self._params(is_constrained=is_constrained), **params},
             tools=self._documents,
-            cache_scope=self._manner.cache_scope(self._request.cache_owner),
+            cache_scope=self._settings.cache_scope(self._request.cache_owner),
             # What requests hold of a cache that they share is counted by the tokens that have come.
-            is_watched=self._request.is_watched or self._manner.admit is not None,
+            is_watched=self._request.is_watched or self._settings.admit is not None,
         )
         chars = sum(len(message.content) for message in chat.messages)
-        generation = self._answer.begin_generation(self._manner.repetition, chars)
-        outcome = None if self._manner.admit is None else await self._manner.admit(self._answer, chat)
+        generation = self._answer.begin_generation(self._settings.repetition, chars)
+        outcome = None if self._settings.admit is None else await self._settings.admit(self._answer, chat)
         if outcome is None:
-            shares_cache = self._manner.admit is not None
+            shares_cache = self._settings.admit is not None
             outcome = await ask_once(self._client, chat, generation, shares_cache=shares_cache)
         self._answer.phase = Phase.US
         loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
@@ -160,12 +160,12 @@ class ToolLoop:
         self._answer.constrained_by = None
         if not is_constrained and self._must_call(params):
             kept = {name: value for name, value in params.items() if name not in CONSTRAINTS}
-            forced = self._manner.constrain(call_constraint([*self._tools.values(), *self._request.exit_tools]))
+            forced = self._settings.constrain(call_constraint([*self._tools.values(), *self._request.exit_tools]))
             return {**kept, **(forced or {}), "tool_choice": "none"}
         if demand is None:
             return params
         if demand.constraint is not None:
-            own = self._manner.constrain(await self._after_thought(demand, params)) or {} if is_constrained else {}
+            own = self._settings.constrain(await self._after_thought(demand, params)) or {} if is_constrained else {}
         else:
             own = {name: params.pop(name) for name in CONSTRAINTS & params.keys()}
         if is_constrained and own:
@@ -182,7 +182,7 @@ class ToolLoop:
         """
         is_first = not self._answer.exchanges and self._request.tools
         is_read = fallback_of(self._request, self._budget) is Fallback.JSON
-        return bool(is_first and is_read and self._manner.forces_calls and params.get("tool_choice") == "required")
+        return bool(is_first and is_read and self._settings.forces_calls and params.get("tool_choice") == "required")
 
     async def _after_thought(self, demand: Demand, params: Mapping[str, object]) -> Constraint:
         """Return the constraint of an answer, behind the thought that its model begins with by itself.
@@ -196,7 +196,7 @@ class ToolLoop:
         self._answer.thought = constraint.thought
         if constraint.json_schema is not None:
             return constraint
-        own = await self._manner.thought(params)
+        own = await self._settings.thought(params)
         if demand.at_once:
             own = Thought.ENDED if own is Thought.OPEN else Thought.NONE
         if own is not Thought.NONE:
@@ -205,7 +205,7 @@ class ToolLoop:
 
     @property
     def _documents(self) -> tuple[Mapping[str, object], ...]:
-        if not self._manner.sends_tools:
+        if not self._settings.sends_tools:
             return ()
         return tuple(tool.document for tool in self._documented)
 
@@ -223,7 +223,11 @@ class ToolLoop:
         """Run the calls of one message and put them into the conversation; return what ends the request, if any."""
         answer = self._answer
         desk = MessageTools(
-            self._tools, self._manner.runner, self._manner.tool_limits, self._request.job_name, self._request.journal
+            self._tools,
+            self._settings.runner,
+            self._settings.tool_limits,
+            self._request.job_name,
+            self._request.journal,
         )
         answer.phase = Phase.TOOLS
         lost = None

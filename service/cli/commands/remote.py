@@ -97,12 +97,12 @@ def status(
         box=None,
     )
     for job in jobs:
-        conversations, turns = job.progress.conversations, job.progress.turns
+        counts, turns = job.progress.conversations, job.progress.turns
         listing.add_row(
             job.id,
             escape(plain(job.name)),
             job.state,
-            f"{conversations.completed}/{conversations.total}",
+            f"{counts.completed}/{counts.total}",
             f"{turns.completed}/{turns.total}",
             str(turns.in_flight),
             str(turns.ready),
@@ -200,10 +200,10 @@ class ProgressLine:
             return
         self._shown_at = time.monotonic()
         job = self._service.ask(job_calls.get_job(self._job_id), patience_s=PATIENCE_S)
-        talks, turns = job.progress.conversations, job.progress.turns
-        failed = f"{talks.failed} failed, " if talks.failed else ""
+        counts, turns = job.progress.conversations, job.progress.turns
+        failed = f"{counts.failed} failed, " if counts.failed else ""
         line = plain(
-            f"{job.name}: {turns.completed}/{turns.total} turns, {talks.completed}/{talks.total} conversations, "
+            f"{job.name}: {turns.completed}/{turns.total} turns, {counts.completed}/{counts.total} conversations, "
             f"{failed}{turns.in_flight} in flight, {turns.ready} ready"
         )
         if line != self._shown:

@@ -113,8 +113,8 @@ class SchedulingCore:
         """List what does not add up between two events, for tests: pools, slots, reservations, charges; all is read."""
         ready, in_flight = set(self._ready), set(self._in_flight.keys())
         faults = [f"{key} is ready and in flight" for key in ready & in_flight]
-        everything = (talk for live in self._jobs.values() for talk in live.conversations.values())
-        if (begun := {key for talk in everything for key in talk.open}) != ready | in_flight:
+        everything = (conversation for live in self._jobs.values() for conversation in live.conversations.values())
+        if (begun := {key for conversation in everything for key in conversation.open}) != ready | in_flight:
             faults.append(f"{sorted(begun ^ (ready | in_flight))} are in a pool or of a conversation, not both")
         if self._ready.fair is not None and (charged := self._ready.fair.charged - in_flight):
             faults.append(f"{sorted(charged)} are charged for, and not in flight")

@@ -81,7 +81,7 @@ class PromptLengths:
         return max(1, round(self._tokens + (chars - self._chars) * min(MOST_A_CHAR, max(0.0, rate))))
 
 
-class _Talk:
+class _Spoken:
     """What is known of one conversation: tokens said in it, and each agent's cache after its last turn."""
 
     __slots__ = ("contexts", "heard", "newest", "said", "told")
@@ -98,18 +98,18 @@ class TurnNeeds:
     """Learns from every turn that has ended; forgets a conversation with its end."""
 
     def __init__(self) -> None:
-        self._talks: dict[tuple[JobId, str], _Talk] = {}
+        self._spoken: dict[tuple[JobId, str], _Spoken] = {}
         self._answers: dict[tuple[JobId, str], AnswerLengths] = {}
         self._prompts: dict[tuple[JobId, str], PromptLengths] = {}
         self._shared: dict[tuple[JobId, str], deque[int]] = {}
 
     def __repr__(self) -> str:
-        return f"<TurnNeeds talks={len(self._talks)}>"
+        return f"<TurnNeeds conversations={len(self._spoken)}>"
 
     @property
     def conversations(self) -> int:
         """How many conversations something is known of."""
-        return len(self._talks)
+        return len(self._spoken)
 
     @property
     def agents(self) -> int:
@@ -118,16 +118,16 @@ class TurnNeeds:
 
     def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
         """Return the tokens of a turn's prompt: as counted by the engine, or as expected."""
-        talk = self._talks.get((key.job_id, key.conversation_id))
-        told = talk.told.get(key.agent_id) if talk is not None else None
+        spoken = self._spoken.get((key.job_id, key.conversation_id))
+        told = spoken.told.get(key.agent_id) if spoken is not None else None
         if told is not None and told[0] == key.round:
             return told[1]
-        known = talk.contexts.get(key.agent_id) if talk is not None else None
-        if talk is not None and known is not None:
+        known = spoken.contexts.get(key.agent_id) if spoken is not None else None
+        if spoken is not None and known is not None:
             context, said = known
-            return context + talk.said - said + TEMPLATE_TOKENS
+            return context + spoken.said - said + TEMPLATE_TOKENS
         lengths = self._prompts.get((key.job_id, key.agent_id)) or PromptLengths()
-        said = talk.said if talk is not None else 0
+        said = spoken.said if spoken is not None else 0
         return lengths.expected(len(agent.system) + conversation.chars) + said
 
     def answer_tokens(self, key: TurnKey, agent: Agent, most: int) -> int:
@@ -147,42 +147,42 @@ class TurnNeeds:
 
     def tell(self, key: TurnKey, agent: Agent, conversation: Conversation, prompt: int) -> None:
         """Record a prompt's tokens as its engine has counted them; twice changes nothing."""
-        talk = self._talks.setdefault((key.job_id, key.conversation_id), _Talk())
-        if key.agent_id not in talk.contexts and key.agent_id not in talk.told:
+        spoken = self._spoken.setdefault((key.job_id, key.conversation_id), _Spoken())
+        if key.agent_id not in spoken.contexts and key.agent_id not in spoken.told:
             lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
-            lengths.add(len(agent.system) + conversation.chars, prompt - talk.heard.get(key.agent_id, 0))
-        talk.told[key.agent_id] = key.round, prompt
+            lengths.add(len(agent.system) + conversation.chars, prompt - spoken.heard.get(key.agent_id, 0))
+        spoken.told[key.agent_id] = key.round, prompt
 
     def start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
         """Record the words that a turn hears: in rounds none of its own round, except of agents that it waits for."""
-        talk = self._talks.get((key.job_id, key.conversation_id))
-        if talk is None:
+        spoken = self._spoken.get((key.job_id, key.conversation_id))
+        if spoken is None:
             return
         unheard = (
             tokens
-            for other, (number, tokens) in talk.newest.items()
+            for other, (number, tokens) in spoken.newest.items()
             if not is_free and number == key.round and other not in agent.waits_for
         )
-        talk.heard[key.agent_id] = talk.said - sum(unheard)
+        spoken.heard[key.agent_id] = spoken.said - sum(unheard)
 
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading) -> None:
         """Take a turn that has ended."""
         context, answer = reading.context_tokens, reading.answer_tokens
         self.tell(key, agent, conversation, context - answer)
-        talk = self._talks[key.job_id, key.conversation_id]
-        heard = talk.heard.pop(key.agent_id, 0)
-        if key.agent_id not in talk.contexts:
+        spoken = self._spoken[key.job_id, key.conversation_id]
+        heard = spoken.heard.pop(key.agent_id, 0)
+        if key.agent_id not in spoken.contexts:
             had = self._shared.setdefault((key.job_id, key.agent_id), deque(maxlen=SHARED))
             had.append(max(0, context - answer - reading.fresh_tokens))
-        del talk.told[key.agent_id]
-        talk.said += answer
-        talk.newest[key.agent_id] = key.round, answer
-        talk.contexts[key.agent_id] = context, heard + answer
+        del spoken.told[key.agent_id]
+        spoken.said += answer
+        spoken.newest[key.agent_id] = key.round, answer
+        spoken.contexts[key.agent_id] = context, heard + answer
         self._answers.setdefault((key.job_id, key.agent_id), AnswerLengths()).add(answer)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
         """Forget a conversation that is over, or elsewhere."""
-        self._talks.pop((job_id, conversation_id), None)
+        self._spoken.pop((job_id, conversation_id), None)
 
     def forget_job(self, job_id: JobId, agents: "list[str]") -> None:
         """Forget the agents of a job that is over."""

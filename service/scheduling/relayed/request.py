@@ -61,9 +61,14 @@ class PostedRequest:
             params=params,
             slots=self.answers,
         )
-        talk = Conversation(id=CONVERSATION, prompt="", rounds=1, prompt_chars=self.chars)
+        conversation = Conversation(id=CONVERSATION, prompt="", rounds=1, prompt_chars=self.chars)
         return Job(
-            id=job_id, name=self.name, agents=(agent,), conversations=(talk,), priority=self.priority, owner=self.owner
+            id=job_id,
+            name=self.name,
+            agents=(agent,),
+            conversations=(conversation,),
+            priority=self.priority,
+            owner=self.owner,
         )
 
 
