@@ -35,6 +35,8 @@ from service.upgrade.upgrader import Upgrader
 from workers.notifier import Notifier
 
 PACKAGES: Final = ("service", "workers", "transport", "roundhouse_client")
+COLLECTOR_THRESHOLDS: Final = (50_000, 10, 10)
+logger = logging.getLogger(__name__)
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -58,10 +60,6 @@ def _state_of(file: Path) -> tuple[str, int, int]:
     except OSError:
         return str(file), 0, 0
     return str(file), found.st_mtime_ns, found.st_size
-
-
-COLLECTOR_THRESHOLDS: Final = (50_000, 10, 10)
-logger = logging.getLogger(__name__)
 
 
 def spare_the_collector() -> None:

@@ -32,6 +32,8 @@ from workers.requests.tool_loop import RequestSettings, converse
 from workers.spec import EngineKind, WorkerSpec
 
 KNOWN: Final = 100  # ways to render a prompt of which it is known where their thought stands
+OWNER_BYTES: Final = 8
+logger = logging.getLogger(__name__)
 
 
 class EngineThoughts:
@@ -64,10 +66,6 @@ class EngineThoughts:
                 self._known.clear()
             self._known[key] = thought
         return self._known[key]
-
-
-OWNER_BYTES: Final = 8
-logger = logging.getLogger(__name__)
 
 
 class RequestRunner:

@@ -31,6 +31,9 @@ from workers.supervised import SupervisedWorker
 from workers.tools.calls import Signal, ToolRecord
 from workers.tools.definition import check_names
 
+CANCELLED_BY_CALLER: Final = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
+logger = logging.getLogger(__name__)
+
 
 class RequestState(StrEnum):
     """Where a request is."""
@@ -128,10 +131,6 @@ def result_of(running: InFlightRequest, incarnation: int, ended_at: float) -> Re
         duration_s=round(ended_at - answer.started_at, 6),
         first_token_s=None if first_at is None else round(first_at - answer.started_at, 6),
     )
-
-
-logger = logging.getLogger(__name__)
-CANCELLED_BY_CALLER: Final = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
 
 
 class NotSubmitted(Enum):

@@ -19,6 +19,16 @@ from workers.offload.pool import Purpose, offload
 HELD: Final = "roundhouse.held_body"  # its place in an ASGI scope
 SHARE: Final = 2  # of ``limits.queue_bytes``: what comes and what is answered, beside what waits
 AGAIN_S: Final = 2
+COUNT_LIMIT_S: Final = 10.0
+YAML: Final = "application/yaml"  # RFC 9512
+MOST_YAML_BYTES: Final = 256 * 1024  # some seconds of a processor
+# A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
+_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
+_OPENING: Final = frozenset({b"[", b"{"})
+_CLOSING: Final = frozenset({b"]", b"}"})
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # engines pass over one before JSON, as RFC 8259 lets them, and so do we
+HUNG_UP: Final = "the client hung up in the middle of it"
 
 
 class BufferedBody:
@@ -64,18 +74,6 @@ class BufferedBodies:
             await self._app(scope, receive, send)
         finally:
             held.let_go()
-
-
-COUNT_LIMIT_S: Final = 10.0
-YAML: Final = "application/yaml"  # RFC 9512
-MOST_YAML_BYTES: Final = 256 * 1024  # some seconds of a processor
-# A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
-_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
-_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
-_OPENING: Final = frozenset({b"[", b"{"})
-_CLOSING: Final = frozenset({b"]", b"}"})
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # engines pass over one before JSON, as RFC 8259 lets them, and so do we
-HUNG_UP: Final = "the client hung up in the middle of it"
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:

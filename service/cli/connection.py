@@ -14,6 +14,9 @@ from roundhouse_client import AnswerLost, AnswerMalformed, Client, Refused, Unre
 from roundhouse_client.flows.steps import Pause
 
 PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
+UrlOption = Annotated[str, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is.")]
+KeyOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_API_KEY", help="One of the service's api_keys.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 class ServiceAway(Exception):
@@ -23,13 +26,6 @@ class ServiceAway(Exception):
     def at(cls, error: Unreachable | AnswerLost, after: str = "") -> Self:
         """Return the error for a service that does not answer."""
         return cls(f"no service at {error.url}: {error.cause}; start one with 'roundhouse serve'{after}")
-
-
-UrlOption = Annotated[str, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is.")]
-
-KeyOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_API_KEY", help="One of the service's api_keys.")]
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 @contextmanager

@@ -21,6 +21,17 @@ from workers.tools.calls import STUCK, WrongArguments
 
 LAST_PORT: Final = 65535
 Scalar = str | int | float | bool | None
+Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
+Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
+Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
+# Each becomes a value in an engine's environment, where a comma or a line would be a second one.
+Uuid = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
+ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+SLOTS: Final = 4  # each with room for the whole context
+SHARED_SLOTS: Final = 256  # of vLLM, that share a KV cache
+SLOTS_A_LENGTH: Final = 4  # of llama.cpp that share it, for each one that would have the whole context
+CONTEXT: Final = 4096
+ATTACHED_PREFILL_S: Final = 600.0  # as long as an engine of ours may take to load
 
 
 def _usable_path(path: Path) -> Path:
@@ -41,11 +52,6 @@ def _usable_folder(value: object) -> object:
     return value
 
 
-Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
-Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
-Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
-# Each becomes a value in an engine's environment, where a comma or a line would be a second one.
-Uuid = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
 Place = Annotated[Path, AfterValidator(_usable_path)]
 # What is wrong with a union's value would be told once for each member: what it may be is told before they are tried.
 Argument = Annotated[Scalar | list[Scalar], BeforeValidator(_usable_argument)]
@@ -110,16 +116,6 @@ class BiosConfig(StrictModel):
     cue: Phrase = None
     quote: Phrase = None
     invalid: Phrase = None
-
-
-ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
-
-
-SLOTS: Final = 4  # each with room for the whole context
-SHARED_SLOTS: Final = 256  # of vLLM, that share a KV cache
-SLOTS_A_LENGTH: Final = 4  # of llama.cpp that share it, for each one that would have the whole context
-CONTEXT: Final = 4096
-ATTACHED_PREFILL_S: Final = 600.0  # as long as an engine of ours may take to load
 
 
 class ModelConfig(StrictModel):

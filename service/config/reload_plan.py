@@ -15,6 +15,28 @@ from service.config.source import LoadedConfig
 from service.errors import Fault
 from workers.spec import WorkerSpec
 
+_LANES: Final = "lanes are laid out once, at the start"
+_QUEUES: Final = "what waits is queued by it"
+_ADAPTERS: Final = "adapters come and go by POST and DELETE /v1/models/NAME/adapters while it runs"
+_REASONS: Final[Mapping[str, str]] = {
+    "server.host": "its socket listens there",
+    "server.port": "its socket listens there",
+    "server.state_dir": "its store and its registry of processes lie there",
+    "store.url": "its jobs are stored there",
+    "store.lease_s": "other nodes go by it",
+    "scheduling.policy": _QUEUES,
+    "scheduling.group_by": _QUEUES,
+    "gpus": _LANES,
+    "telemetry.traces": "what sends them is made at the start",
+    "models.NAME.placement": _LANES,
+    "models.NAME.pin": _LANES,
+    "models.NAME.keep_s": _LANES,
+    "models.NAME.adapters": _ADAPTERS,
+    "models.NAME.max_adapters": _ADAPTERS,
+}
+_SECTIONS: Final = ("server", "store", "webhooks", "scheduling", "telemetry")
+_WHOLE: Final = ("limits", "gpus")
+
 
 class Effect(StrEnum):
     """What follows from another value of a setting."""
@@ -97,27 +119,6 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.adapters": _RESTART,
     "models.NAME.max_adapters": _RESTART,
 }
-_LANES: Final = "lanes are laid out once, at the start"
-_QUEUES: Final = "what waits is queued by it"
-_ADAPTERS: Final = "adapters come and go by POST and DELETE /v1/models/NAME/adapters while it runs"
-_REASONS: Final[Mapping[str, str]] = {
-    "server.host": "its socket listens there",
-    "server.port": "its socket listens there",
-    "server.state_dir": "its store and its registry of processes lie there",
-    "store.url": "its jobs are stored there",
-    "store.lease_s": "other nodes go by it",
-    "scheduling.policy": _QUEUES,
-    "scheduling.group_by": _QUEUES,
-    "gpus": _LANES,
-    "telemetry.traces": "what sends them is made at the start",
-    "models.NAME.placement": _LANES,
-    "models.NAME.pin": _LANES,
-    "models.NAME.keep_s": _LANES,
-    "models.NAME.adapters": _ADAPTERS,
-    "models.NAME.max_adapters": _ADAPTERS,
-}
-_SECTIONS: Final = ("server", "store", "webhooks", "scheduling", "telemetry")
-_WHOLE: Final = ("limits", "gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,21 +7,6 @@ from itertools import pairwise
 from typing import Final
 
 OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")
-
-
-def child_environment(named: Collection[str]) -> dict[str, str]:
-    """Return the environment of a child, without what is ours and what the configuration has read of it by ``named``.
-
-    Those are mostly keys, passwords and addresses with one. A child that is to have one has it in its own ``env``.
-    Places and settings of devices stay, whoever reads them.
-    """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(OURS) and (name not in named or HARMLESS.fullmatch(name))
-    }
-
-
 MASK: Final = "********"
 WHOLLY_SECRET: Final = frozenset({"api_keys", "headers", "secrets", "sha256"})
 # What is secret in an environment is unknown, but for these, whose values help to see what is wrong.
@@ -42,6 +27,19 @@ _IN_URL: Final = re.compile(r"(?P<head>\w[\w+.-]*://(?:[^/\s:@]*:)?)[^/\s]+(?=@)
 _ASSIGNED: Final = re.compile(rf"(?P<head>(?<![\w.-]){_NAME}(?:=|:\s*))[^&\s'\"]+", re.IGNORECASE)
 _AFTER_FLAG: Final = re.compile(rf"(?P<head>(?<![\w.-])--?{_NAME}\s+)[^\s'\"]+", re.IGNORECASE)
 _SECRET_NAME: Final = re.compile(rf"-*{_NAME}", re.IGNORECASE)
+
+
+def child_environment(named: Collection[str]) -> dict[str, str]:
+    """Return the environment of a child, without what is ours and what the configuration has read of it by ``named``.
+
+    Those are mostly keys, passwords and addresses with one. A child that is to have one has it in its own ``env``.
+    Places and settings of devices stay, whoever reads them.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(OURS) and (name not in named or HARMLESS.fullmatch(name))
+    }
 
 
 def masked(document: object, name: str = "") -> object:

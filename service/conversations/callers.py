@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+API_KEYS: Final = "api_keys"  # the name of all keys that have none
+
 
 class KeyScope(StrEnum):
     """What a key is for."""
@@ -18,7 +20,6 @@ class KeyScope(StrEnum):
 
 
 USUAL_SCOPES: Final = (KeyScope.READ, KeyScope.SUBMIT)  # of a key for which none are told
-API_KEYS: Final = "api_keys"  # the name of all keys that have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Raw, Struct
 
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_conversations = msgspec.json.Decoder(list[Raw]).decode
+
 
 class _PostedConversation(Struct):
     prompt: str
@@ -31,8 +34,6 @@ class ConversationPlace:
 
 
 _decode = msgspec.json.Decoder(_Document).decode
-_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_conversations = msgspec.json.Decoder(list[Raw]).decode
 
 
 def with_conversations(document: str, wanted: Collection[str]) -> bytes:

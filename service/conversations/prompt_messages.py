@@ -21,6 +21,9 @@ from workers.requests.request import Request
 from workers.tools.schemas import cut
 
 Rejected = tuple[str, str]  # an answer that was not valid, and why
+RESAMPLED: Final = 2  # rejected answers, from which on another one is sampled otherwise
+WARMER: Final = 0.2  # a retry
+WARMEST: Final = 1.0
 
 
 class PromptWriter:
@@ -144,11 +147,6 @@ def _fill(template: str, agent: Agent, **names: object) -> str:
 
 def _joined(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
-
-
-RESAMPLED: Final = 2  # rejected answers, from which on another one is sampled otherwise
-WARMER: Final = 0.2  # a retry
-WARMEST: Final = 1.0
 
 
 def agent_request(

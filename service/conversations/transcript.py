@@ -13,6 +13,8 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.wording import DEFAULT_ROLE
 from workers.tools.calls import Signal, ToolRecord
 
+TURNS_A_PIECE: Final = 100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charges:
@@ -37,9 +39,6 @@ class Charges:
     def cleared(self) -> "Charges":
         """Return the remaining charges after an engine's answer, or once another turn explains its death."""
         return Charges(service_ends=self.service_ends)
-
-
-TURNS_A_PIECE: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,6 @@ import yaml
 
 from service.errors import ConfigError
 
-
-def digest_of(document: object) -> str:
-    """Return the digest of a JSON document: the same for the same content."""
-    return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
-
-
 MOST_NODES: Final = 1_000_000
 PIPE_WAIT_MS: Final = 5000
 PIPE_BYTES: Final = 64 * 1024 * 1024
@@ -37,6 +31,11 @@ _BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = {_TAG + kind for kind in ("str", "null", "bool", "int", "float", "map", "seq")}
 _REPLACED: Final = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
+
+
+def digest_of(document: object) -> str:
+    """Return the digest of a JSON document: the same for the same content."""
+    return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
 
 
 class _Loader(yaml.SafeLoader):

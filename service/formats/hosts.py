@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 PREFIX: Final = "whsec_"
+PORTS: Final = {"http": 80, "https": 443}
 
 
 def signing_key(secret: str) -> bytes:
@@ -30,9 +31,6 @@ def sign(secret: str, message_id: str, at: str, body: bytes) -> str:
     """Return the signature of a message; ``at`` is its time in seconds since 1970."""
     signed = hmac.digest(signing_key(secret), f"{message_id}.{at}.".encode() + body, hashlib.sha256)
     return f"v1,{base64.b64encode(signed).decode()}"
-
-
-PORTS: Final = {"http": 80, "https": 443}
 
 
 def canonical_origin(origin: str) -> str:

@@ -31,6 +31,10 @@ from workers.spec import EngineKind, WorkerId, WorkerSpec
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
+GGUF: Final = ".gguf"
+NAME_CHARS: Final = 200
+_FAILING: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
+
 
 class Allocator:
     """Gives each checkpoint the lane that it is loaded on first.
@@ -83,11 +87,6 @@ class Allocator:
 def _fits(lane: Lane, need_mib: int | None) -> bool:
     room = lane.device.room_mib
     return room is None or need_mib is None or need_mib <= room
-
-
-GGUF: Final = ".gguf"
-NAME_CHARS: Final = 200
-_FAILING: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

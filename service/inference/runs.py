@@ -20,6 +20,8 @@ from workers.supervised import SupervisedWorker
 
 MOST_DEATHS: Final = 5  # of engines under one run, which may be the cause of them
 PAUSES: Final = Backoff(first_s=0.1, last_s=5.0)
+CLOSED: Final = "the engine was shut down"
+MS: Final = 1000.0
 
 
 class Patience:
@@ -46,10 +48,6 @@ class Patience:
         if refusal_s is not None and now - self._refused_since >= refusal_s:
             return None
         return failed.retry_after_s or PAUSES.after(self._refusals)
-
-
-CLOSED: Final = "the engine was shut down"
-MS: Final = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

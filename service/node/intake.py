@@ -32,6 +32,13 @@ from service.store.store import Store
 from workers.log_context import line_about
 from workers.notifier import Notifier
 
+LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
+POLL_S: Final = 1.0  # hints may be lost; looking is what counts
+HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
+JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
+PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedJob:
@@ -91,14 +98,6 @@ def read_resumed_jobs(
             )
         )
     return resumed
-
-
-LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
-POLL_S: Final = 1.0  # hints may be lost; looking is what counts
-HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
-JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
-PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
-logger = logging.getLogger(__name__)
 
 
 class Intake:

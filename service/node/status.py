@@ -19,6 +19,9 @@ from workers.states import WorkerState
 
 FEW: Final = 20  # turns
 WORDS: Final = 200  # characters
+HEADS: Final = 10
+SEARCHED: Final = 500  # heads of all keys, for those of one
+GROUPED: Final = {GroupBy.PARAMETERS: "parameters", GroupBy.ADAPTER: "adapters"}
 
 
 def speaking(
@@ -51,11 +54,6 @@ def speaking(
             )
         )
     return shown, len(runs) > limit
-
-
-HEADS: Final = 10
-SEARCHED: Final = 500  # heads of all keys, for those of one
-GROUPED: Final = {GroupBy.PARAMETERS: "parameters", GroupBy.ADAPTER: "adapters"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

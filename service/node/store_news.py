@@ -34,6 +34,8 @@ from service.store.news import (
 from service.store.records import Record, StoredToolCall
 from service.store.store import Store
 
+LEASE_ENDING = "the lease of this node to be renewed: another may take over at any moment"
+
 
 class StoreOutlet:
     """Where a scheduler's facts and its conversations go: a ``service.scheduling.work.SchedulerStore``.
@@ -95,7 +97,6 @@ class StoreOutlet:
         return time.monotonic() - self._missed_at.setdefault(model, time.monotonic()) < self._lease_s
 
 
-LEASE_ENDING = "the lease of this node to be renewed: another may take over at any moment"
 _Later = StoreTroubled | StoreRecovered | ClaimsLost | FactsLost | LeaseLost
 
 

@@ -12,6 +12,8 @@ from service.scheduling.core.events import SlotsKept, TurnSpent
 from service.store.records import RequestUsed, UsageKey, Used
 from workers.requests.answer import Answer
 
+LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
+
 
 class _Keeping:
     def __init__(self, whose: UsageKey) -> None:
@@ -53,9 +55,6 @@ class KeptSlots:
         """Take the kept slots since the last call, for the core."""
         over, self._over = self._over, []
         return over
-
-
-LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
 
 
 def used_by(whose: UsageKey, answer: Answer, seconds: float, *, stands: bool) -> Used:

@@ -22,6 +22,9 @@ from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
 Ended = tuple[OnSlot, Outcome]
+# Ends after which the engine may still be at work on the request, so that they say nothing of what it does to engines.
+UNPROVED: Final = frozenset({FailureReason.DEADLINE, FailureReason.INTERNAL})
+logger = logging.getLogger(__name__)
 
 
 class TurnRunner:
@@ -49,11 +52,6 @@ class TurnRunner:
             await anyio.lowlevel.cancel_shielded_checkpoint()
             ended, self._ended = self._ended, []
             self._on_ends(ended)
-
-
-# Ends after which the engine may still be at work on the request, so that they say nothing of what it does to engines.
-UNPROVED: Final = frozenset({FailureReason.DEADLINE, FailureReason.INTERNAL})
-logger = logging.getLogger(__name__)
 
 
 class TurnEndings:

@@ -20,6 +20,11 @@ from service.scheduling.work import Work
 from workers.fleet import Fleet
 from workers.health.incident import SlotLimit
 
+KEPT_SHARE: Final = 0.75  # of the turns that were on the engine when it died
+PROBATION: Final = 50  # ends with every slot in use, before one more is tried
+PROBATION_MAX: Final = 1600
+logger: Final = logging.getLogger(__name__)
+
 
 class KvUses:
     """Owned by the scheduler, which tells the core; only of workers that lend their cache by tokens."""
@@ -45,11 +50,6 @@ class KvUses:
                 seen[turn.key] = KvUse(prompt=prompt, answer=answer.generation.output_tokens)
         before, self._seen = self._seen, seen
         return {key: use for key, use in seen.items() if use != before.get(key)}
-
-
-KEPT_SHARE: Final = 0.75  # of the turns that were on the engine when it died
-PROBATION: Final = 50  # ends with every slot in use, before one more is tried
-PROBATION_MAX: Final = 1600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,6 @@ class LoadLimits:
             return None
         self._limits[worker] = LoadLimit(slots=limit.slots + 1, probation=limit.probation, ends_left=limit.probation)
         return limit.slots + 1
-
-
-logger: Final = logging.getLogger(__name__)
 
 
 class WorkerFindings:

@@ -34,6 +34,8 @@ _JOB_COLUMNS: Final = (
     " created_at, started_at, finished_at, key_name"
 )
 _JOBS: Final = "jobs JOIN job_documents ON job_id = id"
+TURNS_A_PAGE: Final = 500
+_decode = msgspec.json.Decoder(TurnTimes).decode
 
 
 def job(job_id: JobId) -> Query[StoredJob]:
@@ -341,10 +343,6 @@ def _job(row: Sequence[Any]) -> StoredJob:
         finished_at=datetime.fromisoformat(row[11]) if row[11] else None,
         owner=row[12],
     )
-
-
-TURNS_A_PAGE: Final = 500
-_decode = msgspec.json.Decoder(TurnTimes).decode
 
 
 class After(NamedTuple):

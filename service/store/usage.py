@@ -16,6 +16,14 @@ from service.conversations.measures import UsageCounts
 from service.store.databases.database import Connection
 from service.store.records import UsageKey, Used
 
+_PLACES: Final = tuple(field.name for field in fields(UsageKey))
+_COUNTS: Final = tuple(field.name for field in fields(UsageCounts))
+_ADD: Final = (
+    f"INSERT INTO usage ({', '.join((*_PLACES, *_COUNTS))})"  # noqa: S608 - names of our own
+    f" VALUES ({', '.join('?' * len((*_PLACES, *_COUNTS)))}) ON CONFLICT ({', '.join(_PLACES)}) DO UPDATE SET "
+    + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in _COUNTS)
+)
+
 
 class UsageBy(StrEnum):
     """What a report may tell apart."""
@@ -28,14 +36,7 @@ class UsageBy(StrEnum):
 
 
 COLUMNS: Final = {UsageBy.KEY: "key_name", UsageBy.JOB: "job_id"}
-_PLACES: Final = tuple(field.name for field in fields(UsageKey))
-_COUNTS: Final = tuple(field.name for field in fields(UsageCounts))
 _place, _numbers = attrgetter(*_PLACES), attrgetter(*_COUNTS)
-_ADD: Final = (
-    f"INSERT INTO usage ({', '.join((*_PLACES, *_COUNTS))})"  # noqa: S608 - names of our own
-    f" VALUES ({', '.join('?' * len((*_PLACES, *_COUNTS)))}) ON CONFLICT ({', '.join(_PLACES)}) DO UPDATE SET "
-    + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in _COUNTS)
-)
 
 
 def add(connection: Connection, used: Iterable[Used]) -> None:

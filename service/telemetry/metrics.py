@@ -20,6 +20,10 @@ from workers.supervised import SupervisedWorker
 
 OTHER: Final = "other"
 MOST_CHARS: Final = 64
+PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+WRITE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+MOST_MODELS: Final = 100  # beside those of the configuration: a shared store may bring turns of other nodes' models
+ASKED: Final = "asked"  # why an engine was replaced that had not broken
 
 
 class CappedNames:
@@ -45,12 +49,6 @@ class CappedNames:
 
 def _shown(name: str) -> str:
     return name[:MOST_CHARS].encode("utf-8", "replace").decode()
-
-
-PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-WRITE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-MOST_MODELS: Final = 100  # beside those of the configuration: a shared store may bring turns of other nodes' models
-ASKED: Final = "asked"  # why an engine was replaced that had not broken
 
 
 class Metrics:

@@ -31,6 +31,17 @@ from workers.fleet import Fleet
 from workers.spec import EngineKind
 from workers.tools.calls import ToolRecord
 
+PROVIDERS: Mapping[EngineKind, str] = {
+    EngineKind.LLAMA_SERVER: "llama.cpp",
+    EngineKind.EMBEDDED: "llama.cpp",
+    EngineKind.VLLM: "vllm",
+    EngineKind.ATTACHED: "openai",  # by the form in which it is asked
+}
+Attributes = Mapping[str, str | int]
+MOST_PARENTS: Final = 10_000  # jobs whose posters' spans are remembered
+Values = dict[str, AttributeValue]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 def exporting_provider(instance: str) -> TracerProvider:
     """Return a provider that sends spans from a thread of its own; ``instance`` tells nodes apart.
@@ -44,15 +55,6 @@ def exporting_provider(instance: str) -> TracerProvider:
     provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
-
-
-PROVIDERS: Mapping[EngineKind, str] = {
-    EngineKind.LLAMA_SERVER: "llama.cpp",
-    EngineKind.EMBEDDED: "llama.cpp",
-    EngineKind.VLLM: "vllm",
-    EngineKind.ATTACHED: "openai",  # by the form in which it is asked
-}
-Attributes = Mapping[str, str | int]
 
 
 def attributes_by_worker(fleet: Fleet) -> Callable[[str], Attributes]:
@@ -70,10 +72,6 @@ def attributes_by_worker(fleet: Fleet) -> Callable[[str], Attributes]:
         }
 
     return attributes
-
-
-MOST_PARENTS: Final = 10_000  # jobs whose posters' spans are remembered
-Values = dict[str, AttributeValue]
 
 
 class _OpenConversation:
@@ -290,6 +288,3 @@ def _set_end(span: Span, state: TurnState | ConversationState, reason: str | Non
 def _ns(at: datetime) -> int:
     since = at.astimezone(UTC) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -21,6 +21,21 @@ PAGE_STYLE: Final = (
     ":root{color-scheme:light dark}body{margin:0;padding:1rem;background:light-dark(#fff,#12171e)}"
     "h1{font:600 1.1rem system-ui,sans-serif;margin:0 0 .5rem}"
 )
+IDLE, BUSY, FAILED, CANCELLED, RUNNING = ".", "#", "x", "-", ">"
+BROKE: Final = "!"
+MARKS: Final = {
+    TurnState.COMPLETED: BUSY,
+    TurnState.FAILED: FAILED,
+    TurnState.CANCELLED: CANCELLED,
+    TurnState.IN_FLIGHT: RUNNING,
+}
+STRENGTH: Final = IDLE + BUSY + RUNNING + CANCELLED + FAILED  # what is told of a column with several things in it
+LEGEND: Final = f"{BUSY} completed  {RUNNING} running  {FAILED} failed  {CANCELLED} cancelled  {BROKE} engine broke"
+LEAST: Final = 20  # columns
+INCIDENTS: Final = 20  # that are listed, the last
+ROUNDING: Final = 1e-6  # of a column, which no attempt that ends with it enters
+MINUTE: Final = 60
+HOUR: Final = 3600
 
 
 def page_pieces(timeline: Timeline, script: str, style: str) -> Iterator[bytes]:
@@ -46,23 +61,6 @@ def page_pieces(timeline: Timeline, script: str, style: str) -> Iterator[bytes]:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-IDLE, BUSY, FAILED, CANCELLED, RUNNING = ".", "#", "x", "-", ">"
-BROKE: Final = "!"
-MARKS: Final = {
-    TurnState.COMPLETED: BUSY,
-    TurnState.FAILED: FAILED,
-    TurnState.CANCELLED: CANCELLED,
-    TurnState.IN_FLIGHT: RUNNING,
-}
-STRENGTH: Final = IDLE + BUSY + RUNNING + CANCELLED + FAILED  # what is told of a column with several things in it
-LEGEND: Final = f"{BUSY} completed  {RUNNING} running  {FAILED} failed  {CANCELLED} cancelled  {BROKE} engine broke"
-LEAST: Final = 20  # columns
-INCIDENTS: Final = 20  # that are listed, the last
-ROUNDING: Final = 1e-6  # of a column, which no attempt that ends with it enters
-MINUTE: Final = 60
-HOUR: Final = 3600
 
 
 def chart(timeline: Timeline, width: int) -> list[str]:

@@ -12,6 +12,13 @@ from msgspec import Struct, field
 from workers.policy.adoption import Launch, plan_adoption
 
 VERSION: Final = 1  # of the form of these documents
+BOUND: Final = {
+    "host": "server.host",
+    "port": "server.port",
+    "store": "store.url",
+    "state_dir": "server.state_dir",
+}
+SECRET: Final = frozenset({"store"})  # it may hold a password
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
@@ -52,15 +59,6 @@ class UpgradeVerdict(Struct, frozen=True, kw_only=True):
     kept: list[str] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
-
-
-BOUND: Final = {
-    "host": "server.host",
-    "port": "server.port",
-    "store": "store.url",
-    "state_dir": "server.state_dir",
-}
-SECRET: Final = frozenset({"store"})  # it may hold a password
 
 
 def judge(facts: Facts, plan: Plan) -> UpgradeVerdict:

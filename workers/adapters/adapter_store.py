@@ -22,6 +22,10 @@ from msgspec import Struct
 from workers.adapters.validation import PEFT_FILES
 from workers.files.atomic import replace_file, sync_folder
 
+INDEX: Final = "adapters.json"
+PIECE_BYTES: Final = 1024 * 1024
+SPARE_BYTES: Final = 256 * 1024 * 1024  # for the store: a full disk takes no jobs
+
 
 class Adapter(Struct, frozen=True, kw_only=True):
     """One version of an adapter; ``digest`` is that of its files, ``size`` in bytes, ``source`` where it came from."""
@@ -42,11 +46,6 @@ class StoredAdapters(Struct, frozen=True, kw_only=True):
     model: str | None = None
     adapters: tuple[Adapter, ...] = ()
     past: dict[str, str] = {}
-
-
-INDEX: Final = "adapters.json"
-PIECE_BYTES: Final = 1024 * 1024
-SPARE_BYTES: Final = 256 * 1024 * 1024  # for the store: a full disk takes no jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

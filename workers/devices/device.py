@@ -14,6 +14,7 @@ SLACK_PERCENT: Final = 5  # of a device's memory: what contexts and drivers take
 BACK_S: Final = 30.0  # within which memory of an engine that has ended comes back
 # Faults of programs, which no device is to blame for: an engine that we kill may cause them (NVIDIA, "XID Errors").
 PROGRAMS_FAULTS: Final = frozenset({13, 31, 43, 45, 68, 69, 137})
+CPU: Final = "cpu"  # in place of a UUID, where lanes stand on no accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +60,6 @@ def judge_memory(
 def is_devices_fault(xid: int) -> bool:
     """Whether an Xid tells of the device, and not of a program on it."""
     return xid not in PROGRAMS_FAULTS
-
-
-CPU: Final = "cpu"  # in place of a UUID, where lanes stand on no accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

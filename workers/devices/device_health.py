@@ -48,6 +48,9 @@ ask("cuDeviceGet", ctypes.byref(device), 0)
 ask("cuDeviceTotalMem_v2", ctypes.byref(size), device)
 print(size.value)
 """
+LOOK_S: Final = 5.0  # between two looks
+POLL_S: Final = 0.5  # while memory comes back
+logger = logging.getLogger(__name__)
 
 
 def check_view(device: Device) -> None:
@@ -74,11 +77,6 @@ def check_view(device: Device) -> None:
         raise SpawnFailed(
             f"slice {device.uuid} has {device.memory_mib} MiB, and an engine would see {seen} MiB with {shown}"
         )
-
-
-LOOK_S: Final = 5.0  # between two looks
-POLL_S: Final = 0.5  # while memory comes back
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from workers.policy.limits import Configured
 SHARED_PERCENT: Final = 95  # of a device: what several processes leave to their contexts on it
 AMD: Final = ("amd", "radeon", "instinct")
 LAST_PORT: Final = 65_535
+ONE_VALUE: Final = frozenset({"CUDA_DEVICE_ORDER"})
 
 
 class Layout(StrEnum):
@@ -200,9 +201,6 @@ def _nowhere(gpus: Sequence[Gpu], policy: LayoutPolicy) -> str:
     if any(gpu.mig for gpu in in_mode):
         return "gpus.enable_mig: false, and only MIG slices could be used; give enable_mig: true, or end MIG mode"
     return "gpus.enable_mig: no GPU that is used has a MIG slice; make some with nvidia-smi mig -cgi and -cci"
-
-
-ONE_VALUE: Final = frozenset({"CUDA_DEVICE_ORDER"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

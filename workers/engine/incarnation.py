@@ -35,6 +35,12 @@ PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driv
 PORT_POLL_S: Final = 0.05
 ANSWER_LIMIT_S: Final = 15.0  # for an idle engine that has answered before; a machine may stand still for seconds
 OUTSIDE_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})  # no engine's own
+ROOT: Final = Path("/")
+VARIABLES: Final[Mapping[EngineKind, str]] = {
+    EngineKind.LLAMA_SERVER: "LLAMA_API_KEY",
+    EngineKind.EMBEDDED: "LLAMA_API_KEY",
+    EngineKind.VLLM: "VLLM_API_KEY",
+}
 logger = logging.getLogger(__name__)
 
 
@@ -316,9 +322,6 @@ def _port_fault(host: str, port: int) -> OSError | None:
     return None
 
 
-ROOT: Final = Path("/")
-
-
 def count_oom_kills(root: Path = ROOT) -> int | None:
     """Count kills for want of memory in our control group, else on the machine; None where the kernel tells none.
 
@@ -351,13 +354,6 @@ def _count(file: Path) -> int | None:
         return None
     counts = (line.split() for line in lines if line.startswith("oom_kill "))
     return next((int(words[1]) for words in counts if len(words) > 1 and words[1].isdigit()), None)
-
-
-VARIABLES: Final[Mapping[EngineKind, str]] = {
-    EngineKind.LLAMA_SERVER: "LLAMA_API_KEY",
-    EngineKind.EMBEDDED: "LLAMA_API_KEY",
-    EngineKind.VLLM: "VLLM_API_KEY",
-}
 
 
 def operators_key(spec: WorkerSpec) -> str | None:

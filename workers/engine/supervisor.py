@@ -30,6 +30,8 @@ from workers.spec import WorkerSpec
 from workers.states import LASTING, Hold, WorkerState
 
 KEPT: Final = 1000  # of one worker, the newest: an engine that dies once a minute is seen over four hours
+ERROR_TAIL_LINES: Final = 20
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +63,6 @@ class Moves:
         self._kept.append(
             WorkerMove(at_utc=datetime.now(UTC), model=model, incarnation=incarnation, state=state, because=because)
         )
-
-
-ERROR_TAIL_LINES: Final = 20
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

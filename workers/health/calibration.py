@@ -12,6 +12,10 @@ from workers.spec import EngineKind, WorkerSpec
 PROBE_S: Final = 15.0  # between two probes
 
 PROBES_REFUSED: Final = 3
+LEAST_STEP: Final = 16  # tokens of an answer: fewer tell nothing of the rate
+MOST_WORDS: Final = 200  # of a prompt
+TOKENS_A_WORD: Final = 8  # at most: the prompt has to fit
+TIMES: Final = 2  # what one measurement alone tells may be of a cold cache
 
 
 class IdleProbe:
@@ -62,15 +66,6 @@ class IdleProbe:
             reason = FailureReason.ENGINE_UNREACHABLE
             because = f"{reason}: without work it has not answered for {now - self._silent_since:.0f} s"
             self._owner.break_engine(reason, because, {})
-
-
-LEAST_STEP: Final = 16  # tokens of an answer: fewer tell nothing of the rate
-
-MOST_WORDS: Final = 200  # of a prompt
-
-TOKENS_A_WORD: Final = 8  # at most: the prompt has to fit
-
-TIMES: Final = 2  # what one measurement alone tells may be of a cold cache
 
 
 class EngineCalibration:

@@ -23,6 +23,8 @@ from workers.policy.liveness import Verdict
 from workers.process.identity import EngineExit
 from workers.spec import WorkerId, WorkerSpec
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diary:
@@ -41,9 +43,6 @@ class Diary:
 
 def _file_name(worker_id: WorkerId) -> str:
     return f"{quote(worker_id, safe='')}.jsonl"
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

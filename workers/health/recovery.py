@@ -17,6 +17,15 @@ from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
 SHORTLY_S: Final = 5.0  # from the end of a request to a death of its engine that it may have caused
+DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
+CONFIRM_PROBES: Final = 3
+REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
+REFUSAL_PAUSE_MAX_S: Final = 30.0
+CANARY_S: Final = 5.0
+CANARIES: Final = (
+    3  # that an engine refuses before it gets no turns: some refuse half of everything, and serve the rest
+)
+CANARY_PAUSE_S: Final = 0.2
 
 
 def ending_of(running: InFlightRequest, action: EndRequests, *, owns_engine: bool) -> Outcome:
@@ -40,17 +49,6 @@ def ending_of(running: InFlightRequest, action: EndRequests, *, owns_engine: boo
 def may_be_cause(running: InFlightRequest) -> bool:
     """Whether a request can be found to have brought its engine down: not while its tools run, with nothing on it."""
     return running.answer.phase is not Phase.TOOLS
-
-
-DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
-CONFIRM_PROBES: Final = 3
-REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
-REFUSAL_PAUSE_MAX_S: Final = 30.0
-CANARY_S: Final = 5.0
-CANARIES: Final = (
-    3  # that an engine refuses before it gets no turns: some refuse half of everything, and serve the rest
-)
-CANARY_PAUSE_S: Final = 0.2
 
 
 class Broken(EngineOwner, Protocol):

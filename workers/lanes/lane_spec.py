@@ -15,6 +15,8 @@ from workers.engine.launch.flags import named
 from workers.files.model_memory import model_memory
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec
 
+SLICE_BATCH: Final = 2048  # tokens: what vLLM chooses by itself would be for the whole GPU
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
@@ -42,9 +44,6 @@ def most_room(lanes: Iterable[Lane]) -> int | None:
     rooms = [lane.device.room_mib for lane in lanes]
     known = [room for room in rooms if room is not None]
     return max(known) if len(known) == len(rooms) else None
-
-
-SLICE_BATCH: Final = 2048  # tokens: what vLLM chooses by itself would be for the whole GPU
 
 
 def on_lane(spec: WorkerSpec, lane: Lane, socket: Path | None) -> WorkerSpec:

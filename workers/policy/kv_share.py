@@ -9,6 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 GROWTH: Final = 8  # tokens that a request may write before it can be ended
+LEAST: Final = 0.3  # of the cache
+SHRINK: Final = 0.8
+GROW: Final = 0.01  # a look without a preemption
+WHOLE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +41,6 @@ def youngest_without_room(holdings: Sequence[Holding], room: int) -> list[int]:
         taken -= holding.tokens
         going.append(holding.request)
     return going
-
-
-LEAST: Final = 0.3  # of the cache
-SHRINK: Final = 0.8
-GROW: Final = 0.01  # a look without a preemption
-WHOLE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

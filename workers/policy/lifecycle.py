@@ -17,6 +17,8 @@ KILL_LIMIT_S: Final = 30.0  # from SIGKILL to an empty tree; beyond it a process
 
 
 # Events
+_RUNNING: Final = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING})
+_SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +179,6 @@ class EndRequests:
 
 Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests
 Decision = tuple[Lifecycle, tuple[Action, ...]]
-_RUNNING: Final = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING})
-_SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
 
 def decide(now: Lifecycle, event: Event, at: float, limits: LifecycleLimits) -> Decision:

@@ -12,6 +12,11 @@ from statistics import median
 from typing import Final
 
 FORGETTING: Final = 1 / 50  # of the oldest knowledge with each turn: agents' answers grow with their conversations
+NEWEST: Final = 5  # prompts and answers that are remembered
+LEAST_PROMPT: Final = 64  # tokens: shorter prompts tell more of overheads than of the rate
+LEAST_ANSWER: Final = 8  # tokens
+TOKENS_A_CHAR: Final = 0.5  # until the engine has told: high for English, right for code and CJK
+MS: Final = 1000.0
 
 
 class Mean:
@@ -30,13 +35,6 @@ class Mean:
         """Take one more."""
         self.count += 1
         self.value += (value - self.value) * max(1 / self.count, FORGETTING)
-
-
-NEWEST: Final = 5  # prompts and answers that are remembered
-LEAST_PROMPT: Final = 64  # tokens: shorter prompts tell more of overheads than of the rate
-LEAST_ANSWER: Final = 8  # tokens
-TOKENS_A_CHAR: Final = 0.5  # until the engine has told: high for English, right for code and CJK
-MS: Final = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

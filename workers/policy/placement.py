@@ -15,6 +15,10 @@ from enum import StrEnum
 from typing import Final
 
 HALF_LIFE: Final = 8.0  # in requests of all models
+PATIENCE_S: Final = 60.0  # for which ``few`` lets a model wait while others that are there have turns
+AHEAD: Final = 16  # turns of a model whose places in the order are known
+FIRST: Final = -1  # before every turn that waits
+NEVER: Final = 2**62  # behind every one
 
 
 class Heat:
@@ -36,12 +40,6 @@ class Heat:
         """Return how much a model is asked for now."""
         heat, at = self._noted.get(model, (0.0, 0))
         return float(heat * 0.5 ** ((self._requests - at) / HALF_LIFE))
-
-
-PATIENCE_S: Final = 60.0  # for which ``few`` lets a model wait while others that are there have turns
-AHEAD: Final = 16  # turns of a model whose places in the order are known
-FIRST: Final = -1  # before every turn that waits
-NEVER: Final = 2**62  # behind every one
 
 
 class SwapRule(StrEnum):

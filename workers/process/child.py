@@ -21,6 +21,12 @@ from workers.process.orphans import end_orphans
 from workers.process.piped_child import PipedChild, read_some
 from workers.process.registry import run_id
 
+REPORT_LIMIT_BYTES: Final = 64 * 1024
+LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone when the block that started it is left
+LAST_LIMIT_S: Final = 1.0  # for the end of a guardian that had to be killed itself
+OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there
+logger = logging.getLogger(__name__)
+
 
 class GuardianLink(PipedChild):
     """A guardian: its standard input is the lifeline, the others carry output and reports."""
@@ -74,21 +80,12 @@ class GuardianLink(PipedChild):
         return line
 
 
-REPORT_LIMIT_BYTES: Final = 64 * 1024
-LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone when the block that started it is left
-LAST_LIMIT_S: Final = 1.0  # for the end of a guardian that had to be killed itself
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What to execute: argv, and the whole environment."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-
-
-OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there
 
 
 class OutputFrames:

@@ -10,6 +10,8 @@ from msgspec import Struct, field
 
 from workers.process.identity import EngineExit, ProcessId
 
+VERSION: Final = 2  # of the form of the document; another one is refused before anything is handed over
+
 
 class HeldGuardian(Struct, frozen=True, kw_only=True):
     """A guardian as another program in this process finds it; the descriptors are ours, and stay open over an exec."""
@@ -186,9 +188,6 @@ class HeldServer(Struct, frozen=True, kw_only=True):
         """Close what was held of it; its process is ended as any that is left over."""
         for fd in self.link.descriptors:
             os.close(fd)
-
-
-VERSION: Final = 2  # of the form of the document; another one is refused before anything is handed over
 
 
 class Handover(Struct, frozen=True, kw_only=True):

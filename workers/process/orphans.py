@@ -22,6 +22,9 @@ from workers.process.registry import run_id
 LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
 PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and nothing else would see what it leaves
 _POLL_S: Final = 0.005
+TERM_S: Final = 5.0  # for a tether to end its tree, and a guardian whose lifeline is closed
+KILL_S: Final = 5.0
+POLL_S: Final = 0.005
 logger = logging.getLogger(__name__)
 
 
@@ -87,13 +90,6 @@ def _collect(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
-
-
-TERM_S: Final = 5.0  # for a tether to end its tree, and a guardian whose lifeline is closed
-
-KILL_S: Final = 5.0
-
-POLL_S: Final = 0.005
 
 
 def children_now() -> list[ProcessId]:

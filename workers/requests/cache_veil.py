@@ -15,6 +15,10 @@ import msgspec
 from transport.dialects.openai import UNDECODABLE
 from transport.relay import Passage
 
+SIGN: Final = b"cache"  # each of these names holds it
+HIDDEN: Final = ("prompt_progress", "__verbose")  # that tell the same at more places
+Document = MutableMapping[str, object]
+
 
 class WholeLines:
     """Gives on the lines that have ended, and keeps the beginning of the next."""
@@ -44,11 +48,6 @@ class WholeLines:
         """Take the unfinished line."""
         rest, self._rest = bytes(self._rest), bytearray()
         return rest
-
-
-SIGN: Final = b"cache"  # each of these names holds it
-HIDDEN: Final = ("prompt_progress", "__verbose")  # that tell the same at more places
-Document = MutableMapping[str, object]
 
 
 class CacheVeil:

@@ -26,6 +26,10 @@ from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
 
+# Lets a generation have its room in a KV cache that requests share, or says how its request ends for want of it.
+Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]
+AdmitPrompt = Callable[[Answer, int, bytes | None, int], Awaitable[Outcome | None]]
+
 
 def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
     """Return the constraint of one call as text, of whichever of ``tools``: what ``Fallback.JSON`` reads."""
@@ -39,12 +43,6 @@ def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
         for tool in tools
     ]
     return Constraint(json_schema=calls[0] if len(calls) == 1 else {"anyOf": calls})
-
-
-# Lets a generation have its room in a KV cache that requests share, or says how its request ends for want of it.
-Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]
-
-AdmitPrompt = Callable[[Answer, int, bytes | None, int], Awaitable[Outcome | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from workers.tools.runner import ToolRunner, ToolUse
 
 DETAIL_CHARS: Final = 500
 MOST_SAID_CHARS: Final = 64 * 1024  # of an error of a tool that is logged whole
+STUCK: Final = 3  # iterations in which nothing new was asked or heard
 logger = logging.getLogger(__name__)
 
 
@@ -35,9 +36,6 @@ class WrongArguments(StrEnum):
 
     FAIL = "fail"  # it ends the request (specification, "Tool failures")
     TELL = "tell"  # the model hears what is wrong, and may call again within its budget
-
-
-STUCK: Final = 3  # iterations in which nothing new was asked or heard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ from workers.tools.definition import ToolOrigin
 MAX_THREADS: Final = 64
 MAX_OF_ONE: Final = 16
 TOLD_AGAIN_S: Final = 60.0
+KEY_PARAMETER: Final = "idempotency_key"
+Callables = Mapping[str, Callable[..., object]]
 logger = logging.getLogger(__name__)
 
 
@@ -96,10 +98,6 @@ def _deliverable(error: BaseException) -> BaseException:
         raised.__cause__ = error
         return raised
     return error
-
-
-KEY_PARAMETER: Final = "idempotency_key"
-Callables = Mapping[str, Callable[..., object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

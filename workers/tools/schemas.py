@@ -37,6 +37,7 @@ Keyword = Callable[[Any, Any, Any, Any], Iterator[jsonschema.ValidationError] | 
 _deadline: ContextVar[float] = ContextVar("deadline")  # of this thread's own time
 _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 _troubles: dict[bytes, str | None] = {}  # by digest
+TYPES: Final = "array, boolean, integer, null, number, object and string"
 
 
 def schema_trouble(schema: object) -> str | None:
@@ -103,9 +104,6 @@ def _asked(schemas: Collection[dict[str, object]], patterns: Collection[str]) ->
 
 def _digest(kind: str, text: str) -> bytes:
     return hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()
-
-
-TYPES: Final = "array, boolean, integer, null, number, object and string"
 
 
 def _all_troubles(asked: list[tuple[str, str]]) -> list[str | None]:

@@ -40,6 +40,16 @@ from workers.tools.server_log import StderrLog
 MOST_DIGITS: Final = 18
 CANCELLED: Final = "notifications/cancelled"
 Id = int | str
+FLUSH_S: Final = 0.5  # for what the session has sent to be written, before its standard input is closed
+EXIT_S: Final = 2.0  # for the program to end by itself then
+TERM_S: Final = 2.0  # for its group to end by SIGTERM, which ends the tether's whole tree
+KILL_S: Final = 2.0
+SHOWN_CHARS: Final = 200
+MAX_LINE_BYTES: Final = MAX_RESULT_BYTES
+ANSWERED: Final = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2.0"\s*,)?\s*"id"\s*:\s*(\d{1,18})\s*,')
+Incoming = SessionMessage | Exception
+Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]
+logger = logging.getLogger(__name__)
 
 
 class MessageIds:
@@ -73,18 +83,6 @@ class MessageIds:
         if not isinstance(number, int):
             return told
         return number - self.base if number > self.base else None
-
-
-FLUSH_S: Final = 0.5  # for what the session has sent to be written, before its standard input is closed
-EXIT_S: Final = 2.0  # for the program to end by itself then
-TERM_S: Final = 2.0  # for its group to end by SIGTERM, which ends the tether's whole tree
-KILL_S: Final = 2.0
-SHOWN_CHARS: Final = 200
-MAX_LINE_BYTES: Final = MAX_RESULT_BYTES
-ANSWERED: Final = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2.0"\s*,)?\s*"id"\s*:\s*(\d{1,18})\s*,')
-logger = logging.getLogger(__name__)
-Incoming = SessionMessage | Exception
-Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]
 
 
 class StdioLink:

@@ -23,6 +23,8 @@ from workers.weights.transfer import reload_checkpoint
 
 KEEP_POLL_S: Final = 0.2
 DROP_LIMIT_S: Final = 30.0
+BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
+logger = logging.getLogger(__name__)
 
 
 async def keep_weights(
@@ -66,10 +68,6 @@ async def _write(worker: SupervisedWorker, files: ReceiverFiles, update: int, fo
             raise EngineError(state.error or state.stage)
         await anyio.sleep(KEEP_POLL_S)
         (state,) = files.read(worker.spec.id, 1)
-
-
-BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
-logger = logging.getLogger(__name__)
 
 
 class CatchUp:

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from roundhouse_client.values.value import Value
 
+END: Final = "end"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChange(Value):
@@ -95,7 +97,6 @@ class JobEnd(Value):
 
 
 News = JobChange | ConversationChange | TurnChange | Progress | Swap | Gap | JobEnd
-END: Final = "end"
 KINDS: Final[Mapping[str, type[News]]] = {
     "job": JobChange,
     "conversation": ConversationChange,

@@ -15,6 +15,7 @@ from service.api.errors.refusals import ScopeMissing, TooManyRequests
 from service.conversations.callers import Caller, KeyScope
 
 BURST_S: Final = 1.0  # of its rate, and one request at least
+CALLER: Final = "caller"  # its place in the state of an ASGI scope
 
 
 class TokenBucket:
@@ -56,9 +57,6 @@ class Rates:
         now = self._clock()
         bucket = self._buckets.setdefault(caller.name, TokenBucket(caller.requests_per_s, now))
         return bucket.take_token(now)
-
-
-CALLER: Final = "caller"  # its place in the state of an ASGI scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,12 @@ from service.api.errors.refusals import HeadTooLarge, RequestMalformed, RequestT
 from service.errors import ServiceError
 
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs walk over all of it
+FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and webhooks
+FILES_A_WORKER: Final = 16  # its pipes, its probes and its log
+FILES_A_SLOT: Final = 2
+CROWDED: Final = "roundhouse.crowded"  # its place in an ASGI scope
+logger = logging.getLogger(__name__)
 
 
 def parser_behind_head(door: HttpToolsProtocol) -> httptools.HttpRequestParser:
@@ -70,15 +76,7 @@ class _BehindHead:
         self._is_behind = True
 
 
-MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs walk over all of it
-FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and webhooks
-FILES_A_WORKER: Final = 16  # its pipes, its probes and its log
-FILES_A_SLOT: Final = 2
-CROWDED: Final = "roundhouse.crowded"  # its place in an ASGI scope
 LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 4096
-
-
-logger = logging.getLogger(__name__)
 
 
 class Stage(Enum):

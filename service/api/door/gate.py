@@ -24,6 +24,14 @@ from service.conversations.callers import ANYBODY, Caller
 from service.errors import NotAuthorised, PathNotFound, ServiceError
 from service.web.page_files import page_files
 
+_END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
+OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page asks for what it shows with a key
+BARE_PATH: Final = "/readyz"  # to whom has no key it tells a status, and no names
+HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us
+MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson", "application/yaml"})
+HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
 
 class KeyRing:
     """The callers by the SHA-256 digests of their keys; without any key everybody who gets here is ``ANYBODY``."""
@@ -54,9 +62,6 @@ class KeyRing:
         return found if scheme.lower() == "bearer" else None
 
 
-_END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
-
-
 class Heads:
     """ASGI middleware: what is behind it knows GET alone, its scopes and limits too.
 
@@ -82,14 +87,6 @@ class Heads:
             await self._app(asked, receive, send_head)
         finally:
             scope["route"] = asked.get("route")  # what is measured goes by it
-
-
-OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page asks for what it shows with a key
-BARE_PATH: Final = "/readyz"  # to whom has no key it tells a status, and no names
-HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us
-MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson", "application/yaml"})
-HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
-SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Gate:

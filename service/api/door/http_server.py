@@ -23,6 +23,11 @@ from service.telemetry.telemetry import trace_parent
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER: Final = "other"  # a route or a method that is none of ours
 UNANSWERED: Final = 499  # the client has gone before there was an answer
+HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
+KEEP_ALIVE_S: Final = 60  # longer than clients keep a connection that they may be about to use
+TICKS_A_SECOND: Final = 10  # of uvicorn's main loop
+BACKLOG: Final = 2048
+POLL_S: Final = 0.005
 
 
 class Measuring:
@@ -52,13 +57,6 @@ class Measuring:
             route = getattr(scope.get("route"), "path", OTHER)
             method = scope["method"] if scope["method"] in METHODS else OTHER
             self._observe(route, method, status, seconds or time.monotonic() - began_s)
-
-
-HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
-KEEP_ALIVE_S: Final = 60  # longer than clients keep a connection that they may be about to use
-TICKS_A_SECOND: Final = 10  # of uvicorn's main loop
-BACKLOG: Final = 2048
-POLL_S: Final = 0.005
 
 
 def server_config(app: ASGIApp, most: int) -> uvicorn.Config:

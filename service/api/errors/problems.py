@@ -31,6 +31,12 @@ from workers.errors import (
     VersionNotNewer,
 )
 
+MEDIA_TYPE: Final = "application/problem+json"
+DOOR: Final = (401, 403, 408, 431)  # what any request may be refused for before its route is known
+TOO_LARGE: Final = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorAnswer:
@@ -65,11 +71,6 @@ ANSWERS: Final[Mapping[type[Exception], ErrorAnswer]] = {  # by the nearest clas
     OffloadCrowded: ErrorAnswer(status=503, code="crowded", title="Too much waits to be looked at", retry_after_s=5),
     EngineError: _REFUSED,
 }
-MEDIA_TYPE: Final = "application/problem+json"
-DOOR: Final = (401, 403, 408, 431)  # what any request may be refused for before its route is known
-TOO_LARGE: Final = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-logger = logging.getLogger(__name__)
 
 
 def problem(error: Exception) -> Response:

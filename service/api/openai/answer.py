@@ -24,6 +24,7 @@ _NOT_FOUND: Final = 404
 _NOT_SERVED: Final = 501
 _LEAST_ERROR: Final = 400
 Withdraw = Callable[[RelayedRequest, RelayFailure | None], None]
+NO_STREAM: Final = RelayFailure(reason="engine_rejected", detail="a stream was asked for, and the engine sent none")
 
 
 class _Error(msgspec.Struct):
@@ -156,9 +157,6 @@ class RelayedAnswer(Response):
             words = request.whole.body.decode("utf-8", "replace")
             return ClientError(status=request.whole.status, code=request.failure.reason, message=words)
         return None if request.has_begun and request.was_told else error_of_failure(request.failure)
-
-
-NO_STREAM: Final = RelayFailure(reason="engine_rejected", detail="a stream was asked for, and the engine sent none")
 
 
 def _timed_out(wait_s: float, trouble: str | None) -> RelayFailure:

@@ -30,6 +30,10 @@ WINDOW: Final = 64 * 1024  # bytes that a pattern looks at in one go
 _WITHIN_CHARACTERS: Final = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin none
 _NOTHING: Final = Raw(b"null")
 BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")  # on an answer
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
+_decode_number = msgspec.json.Decoder(float).decode
+_decode_text = msgspec.json.Decoder(str).decode
 
 
 class _Body(Struct, gc=False):
@@ -52,10 +56,6 @@ class _Body(Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
-_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_list = msgspec.json.Decoder(list[Raw]).decode
-_decode_number = msgspec.json.Decoder(float).decode
-_decode_text = msgspec.json.Decoder(str).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,11 @@ from service.errors import BodyMalformed, BodyTooLarge, ServiceError
 from service.store.records import StoredJob
 from workers.errors import OffloadCrowded
 
+MEDIA_TYPE: Final = "application/x-ndjson"
+AT_ONCE: Final = 64  # lines that are being stored at the same time: they share commits
+BYTES_AT_ONCE: Final = 1 << 24  # of such lines together, or one line of more
+IN_MEMORY: Final = 1 << 20
+CHUNK: Final = 1 << 16
 logger = logging.getLogger(__name__)
 
 
@@ -27,13 +32,6 @@ class Post(Protocol):
 
     def __call__(self, document: object, key: str | None, *, size: int) -> Awaitable[tuple[StoredJob, bool]]:
         """Return it, and whether it is new."""
-
-
-MEDIA_TYPE: Final = "application/x-ndjson"
-AT_ONCE: Final = 64  # lines that are being stored at the same time: they share commits
-BYTES_AT_ONCE: Final = 1 << 24  # of such lines together, or one line of more
-IN_MEMORY: Final = 1 << 20
-CHUNK: Final = 1 << 16
 
 
 def is_batch(request: Request) -> bool:

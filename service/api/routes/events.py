@@ -22,6 +22,7 @@ from workers.lanes.lane_pool import Swap
 
 PROGRESS_INTERVAL_S: Final = 0.5  # as often as a person reads; tokens are coalesced in between
 KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
+JSON: Final = "application/json"
 
 
 async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
@@ -111,9 +112,6 @@ def _turn(progress: Progress) -> dict[str, object]:
         "silent_s": progress.silent_s,
         "silence_limit_s": progress.silence_limit_s,
     }
-
-
-JSON: Final = "application/json"
 
 
 def timeline_router(node: Node) -> APIRouter:

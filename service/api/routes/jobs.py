@@ -34,6 +34,18 @@ COLUMNS: Final = (
     *("job", "conversation", "round", "agent", "state", "reason", "detail", "text", "worker"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at"),
 )
+MAX_KEY_LENGTH: Final = 255
+MOST_WAIT_S: Final = 60.0
+MOST_TURNS: Final = 2**31
+MAX_DIGITS: Final = 18  # within 64 bits
+CURSOR: Final = f"^[0-9]{{1,{MAX_DIGITS}}}$"
+JSON: Final = "application/json"
+BODY: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": {"$ref": "#/components/schemas/JobSpec"}} for kind in (JSON, NDJSON, YAML)},
+    }
+}
 
 
 class _Usage(Struct):
@@ -83,20 +95,6 @@ def _line(cells: tuple[object, ...]) -> bytes:
     written = io.StringIO(newline="")
     csv.writer(written).writerow(cells)
     return written.getvalue().encode()
-
-
-MAX_KEY_LENGTH: Final = 255
-MOST_WAIT_S: Final = 60.0
-MOST_TURNS: Final = 2**31
-MAX_DIGITS: Final = 18  # within 64 bits
-CURSOR: Final = f"^[0-9]{{1,{MAX_DIGITS}}}$"
-JSON: Final = "application/json"
-BODY: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {kind: {"schema": {"$ref": "#/components/schemas/JobSpec"}} for kind in (JSON, NDJSON, YAML)},
-    }
-}
 
 
 def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:

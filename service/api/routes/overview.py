@@ -41,6 +41,15 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # it is asked each time whether it has changed, so an upgrade shows at once
 }
+INTERVAL_S: Final = 1.0  # as often as a person reads figures
+REST: Final = 20.0  # times what a frame took to make: at most a twentieth of the time is spent on making one
+KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
+MOST_KEPT: Final = 64  # subjects whose last frames are kept for who comes next
+Make = Callable[[], Awaitable[tuple[bytes, bool]]]
+NEWEST_JOBS: Final = 20
+CONVERSATIONS: Final = 100  # a page
+REQUESTS: Final = 8  # of a worker, those that have been silent for longest; its slots count the others
+LAST_POSITION: Final = 2**31
 
 
 def page_router() -> APIRouter:
@@ -83,14 +92,6 @@ def speaking_router(node: Node) -> APIRouter:
         return Speaking(turns=tuple(turns), is_cut=is_cut)
 
     return router
-
-
-INTERVAL_S: Final = 1.0  # as often as a person reads figures
-REST: Final = 20.0  # times what a frame took to make: at most a twentieth of the time is spent on making one
-KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
-MOST_KEPT: Final = 64  # subjects whose last frames are kept for who comes next
-
-Make = Callable[[], Awaitable[tuple[bytes, bool]]]
 
 
 class SharedFrames:
@@ -153,12 +154,6 @@ class FramesBySubject:
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
         return frames
-
-
-NEWEST_JOBS: Final = 20
-CONVERSATIONS: Final = 100  # a page
-REQUESTS: Final = 8  # of a worker, those that have been silent for longest; its slots count the others
-LAST_POSITION: Final = 2**31
 
 
 def overview_router(node: Node) -> APIRouter:

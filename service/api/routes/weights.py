@@ -25,6 +25,10 @@ from workers.weights.group import Group, GroupRequest
 from workers.weights.model_weights import ModelWeights
 from workers.weights.update import Tensor, UpdateRequest, WeightUpdate, WorkerProgress
 
+MOST_VERSION: Final = 2**53 - 1  # which every reader of JSON can count to; versions only rise
+MOST_WAIT_S: Final = 60.0
+Spec = TypeVar("Spec", bound=StrictModel)
+
 
 def weights_document(weights: ModelWeights) -> models.Weights:
     """Return a model's weights as they are shown."""
@@ -95,10 +99,6 @@ def _worker(weights: ModelWeights, worker: SupervisedWorker) -> models.WorkerWei
         in_rotation=worker.is_available,
         waits_for=weights.waits_for(worker) if is_behind else None,
     )
-
-
-MOST_VERSION: Final = 2**53 - 1  # which every reader of JSON can count to; versions only rise
-MOST_WAIT_S: Final = 60.0
 
 
 class InitSpec(StrictModel):
@@ -221,9 +221,6 @@ def _request(spec: UpdateSpec) -> UpdateRequest:
         bucket_bytes=spec.bucket_bytes,
         group=spec.group,
     )
-
-
-Spec = TypeVar("Spec", bound=StrictModel)
 
 
 def _parse(kind: type[Spec], document: object) -> Spec:

@@ -27,6 +27,8 @@ from workers.process.handed_over import LogLine
 from workers.process.identity import EngineExit
 from workers.supervised import SupervisedWorker
 
+STREAMS: Final[Mapping[int, str]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}
+
 
 def lanes_router(pool: LanePool) -> APIRouter:
     """Return the route."""
@@ -66,9 +68,6 @@ def lane_document(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
 
 def _memory(memory: DeviceMemory | None) -> node_values.DeviceMemory | None:
     return None if memory is None else msgspec.convert(memory, node_values.DeviceMemory, from_attributes=True)
-
-
-STREAMS: Final[Mapping[int, str]] = {0: "roundhouse", 1: "stdout", 2: "stderr"}
 
 
 def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:

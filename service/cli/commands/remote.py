@@ -31,6 +31,8 @@ from workers.requests.prompts.bios import signature_text
 DONE: Final = "completed"
 SECOND_S: Final = 1.0  # between two looks of a line of progress
 FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
+NO_SLOT: Final = "a slot of "  # what a turn waits for that needs nothing but one
+SHOWN = ("changed", "added", "removed", "resized", "restarted", "unchanged")
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -180,9 +182,6 @@ def _print_line(line: LogLine, *, as_json: bool) -> None:
     typer.echo(json.dumps(line.document) if as_json else plain(line.text))
 
 
-NO_SLOT: Final = "a slot of "  # what a turn waits for that needs nothing but one
-
-
 class ProgressLine:
     """How far a job is, on the standard error: one line that moves, or where that is no terminal a line a second."""
 
@@ -295,9 +294,6 @@ def _print(console: Console, listing: Tools) -> None:
         if server.trouble:
             known = f"; its last {server.tools} tools stand" if server.tools is not None else ""
             console.print(f"mcp {plain(server.name)} is down: {plain(server.trouble)}{known}", markup=False)
-
-
-SHOWN = ("changed", "added", "removed", "resized", "restarted", "unchanged")
 
 
 def reload(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:

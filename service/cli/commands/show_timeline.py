@@ -21,6 +21,10 @@ from service.timeline.timeline import Timeline, read_timeline
 from service.timeline.trace_file import trace_pieces
 from workers.files.atomic import replace_file
 
+PIPE_WIDTH: Final = 120
+STYLES: Final = {BUSY: "cyan", FAILED: "bold red", CANCELLED: "dim", RUNNING: "green", BROKE: "bold red"}
+IN_ROW: Final = r"[ .#x>!-]"  # what stands beside a mark
+
 
 class TimelineFormat(StrEnum):
     """How a timeline is written."""
@@ -74,11 +78,6 @@ def _format(output: Path | None, form: TimelineFormat | None) -> TimelineFormat:
     if output.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"-o {output}: end its name in {', '.join(SUFFIXES)}, or give --format")
     return SUFFIXES[output.suffix.lower()]
-
-
-PIPE_WIDTH: Final = 120
-STYLES: Final = {BUSY: "cyan", FAILED: "bold red", CANCELLED: "dim", RUNNING: "green", BROKE: "bold red"}
-IN_ROW: Final = r"[ .#x>!-]"  # what stands beside a mark
 
 
 def write(text: str, form: TimelineFormat, output: Path) -> None:

@@ -36,6 +36,9 @@ from service.node.status import speaking
 
 TURN: Final = "turn"
 READY: Final = "ready"  # again, where the event has a reason
+PLAIN_INTERVAL_S: Final = 1.0  # where the output is no terminal: a line a second at most
+WORDS_INTERVAL_S: Final = 5.0  # and the last words of turns more seldom
+REFRESH_HZ: Final = 4
 
 
 class PromptDisplay:
@@ -79,11 +82,6 @@ class PromptDisplay:
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-PLAIN_INTERVAL_S: Final = 1.0  # where the output is no terminal: a line a second at most
-WORDS_INTERVAL_S: Final = 5.0  # and the last words of turns more seldom
-REFRESH_HZ: Final = 4
 
 
 class Display(Protocol):

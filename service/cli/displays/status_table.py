@@ -26,6 +26,7 @@ TABLE_WORDS: Final = 70
 PROGRESS_BAR: Final = 24  # characters
 MOST_SLOTS: Final = 16  # that have a character each in a bar
 Document = Mapping[str, Any]  # of GET /v1/status, or a turn of GET /v1/speaking
+PLACE: Final = "id"
 
 
 def summary(status: Document) -> str:
@@ -203,9 +204,6 @@ def _worker_line(worker: Document) -> str:
     return (
         f"{worker['id']}: {worker['state']}, {slots}, {worker['tokens_per_s']:.0f} tokens/s: {plain(worker['because'])}"
     )
-
-
-PLACE: Final = "id"
 
 
 def changes(before: Document, now: Document) -> list[str]:

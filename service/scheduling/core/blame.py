@@ -26,6 +26,9 @@ TRUSTED_ENDS: Final = 50  # of a key's turns, in a row, after so many conviction
 TRUSTED_S: Final = 3600.0  # or so long after its last conviction
 EASED: Final = 0.5  # of one departed suspect, by each turn of its key that ends well
 JUST_S: Final = 1.0  # from the end of an answer to a death that it may have caused: an end is good when it is over
+KeyAtModel = tuple[str, str]
+Source = JobId | KeyAtModel  # of turns
+Place = tuple[str, str, int]  # a worker, a model and an incarnation: models that sleep share a lane, and numbers
 
 
 class Trial(IntEnum):
@@ -61,10 +64,6 @@ class SuspectsCleared:
     keys: tuple[TurnKey, ...]
 
 
-KeyAtModel = tuple[str, str]
-Source = JobId | KeyAtModel  # of turns
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceDistrusted:
     """Turns of it were convicted one after the other: those that were never tried are tried, last of all."""
@@ -90,9 +89,6 @@ class BlameVerdict:
     trial: Trial | None = None
     is_convicted: bool = False
     findings: tuple[Finding, ...] = ()
-
-
-Place = tuple[str, str, int]  # a worker, a model and an incarnation: models that sleep share a lane, and numbers
 
 
 class _Engine:

@@ -16,6 +16,11 @@ LEAST_DEATHS: Final = 2
 MOST_DEATHS: Final = 5
 REMEMBERED: Final = 1000  # turns: what an engine did long ago says little of it
 _HALVINGS: Final = 40
+LEAST_REFUSALS: Final = 5  # of engines that answered others meanwhile
+MOST_REFUSALS: Final = 10
+MOST_STALLS: Final = 5  # while the engine answered a canary, or another turn
+PAUSE_S: Final = 30.0  # between two attempts, at most: while nobody asks, nobody is refused
+STALLED: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +83,6 @@ def _chance_of_at_most(faults: int, turns: float, rate: float) -> float:
         for count in range(faults + 1)
     )
     return math.fsum(math.exp(each) for each in logs) if rate < 1.0 else 0.0
-
-
-LEAST_REFUSALS: Final = 5  # of engines that answered others meanwhile
-MOST_REFUSALS: Final = 10
-MOST_STALLS: Final = 5  # while the engine answered a canary, or another turn
-PAUSE_S: Final = 30.0  # between two attempts, at most: while nobody asks, nobody is refused
-STALLED: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE})
 
 
 def refuse(

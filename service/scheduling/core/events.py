@@ -11,6 +11,8 @@ from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 
 # Events
 
+Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdmitted:
@@ -222,7 +224,6 @@ class ToolsEnded:
 SlotEvent = ToolsBegan | KeepOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
-Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
 Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion

@@ -16,6 +16,8 @@ from workers.outcome import FailureReason, Outcome
 from workers.policy.liveness import Verdict
 from workers.requests.request import Demand
 
+QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
+
 
 async def judge(validation: Validation, answer: str) -> str | None:
     """Return the fault of an answer, or None; an answer that takes too long to judge has one."""
@@ -23,9 +25,6 @@ async def judge(validation: Validation, answer: str) -> str | None:
         return await judge_offloaded(validation.fault_of, answer, size=max(len(answer), validation.chars))
     except TimeoutError:
         return "its validation did not end in time"
-
-
-QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

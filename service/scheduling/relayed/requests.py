@@ -26,6 +26,11 @@ from workers.policy.pace import Mean
 from workers.supervised import SupervisedWorker
 
 REMEMBERED: Final = 16_384  # programs; some 4 MB
+QUEUE_FULL: Final = "queue_full"
+MOST_AFTER_S: Final = 60
+ID_BYTES: Final = 8
+NO_RECORDS: Final[Sequence[Record]] = ()
+logger = logging.getLogger(__name__)
 
 
 class Programs:
@@ -56,13 +61,6 @@ class Programs:
         self._places.move_to_end(mark)
         if len(self._places) > self._most:
             self._places.popitem(last=False)
-
-
-QUEUE_FULL: Final = "queue_full"
-MOST_AFTER_S: Final = 60
-ID_BYTES: Final = 8
-NO_RECORDS: Final[Sequence[Record]] = ()
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,19 @@ from service.store.databases.membership_shared import SharedMembership
 from service.store.databases.migrations import migrate, migrations_of, schema_fault
 
 LOOK_S: Final = 0.5
+CONNECT_TIMEOUT_S: Final = 5
+STATEMENT_TIMEOUT_S: Final = 30
+SILENCE_S: Final = STATEMENT_TIMEOUT_S + 5  # the server should have given up by then
+ROWS: Final = 1000  # in one go
+MIGRATION_LOCK: Final = 7237422109  # any number that no other program takes; nodes start together
+OPTIONS: Final[dict[str, str | int]] = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # in ms: keepalives are not sent while data is on its way
+    "application_name": "roundhouse",
+}
 
 
 class PendingReply(Protocol):
@@ -69,21 +82,6 @@ class ConnectionWatchdog:
                 for connection in silent:  # within the lock: no thread closes it meanwhile
                     connection.cut()
                     self._connections.discard(connection)
-
-
-CONNECT_TIMEOUT_S: Final = 5
-STATEMENT_TIMEOUT_S: Final = 30
-SILENCE_S: Final = STATEMENT_TIMEOUT_S + 5  # the server should have given up by then
-ROWS: Final = 1000  # in one go
-MIGRATION_LOCK: Final = 7237422109  # any number that no other program takes; nodes start together
-OPTIONS: Final[dict[str, str | int]] = {
-    "connect_timeout": CONNECT_TIMEOUT_S,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,  # in ms: keepalives are not sent while data is on its way
-    "application_name": "roundhouse",
-}
 
 
 def conninfo_of(url: str, limits: str = "") -> str:

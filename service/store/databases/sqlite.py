@@ -35,6 +35,7 @@ PASSING: Final = {
     sqlite3.SQLITE_BUSY: "another process holds the file",
     sqlite3.SQLITE_READONLY: "its files cannot be written",
 }
+NOWHERE = Path(":memory:")
 logger = logging.getLogger(__name__)
 
 
@@ -226,9 +227,6 @@ def own_folder(folder: Path, lock_fd: int | None = None) -> Iterator[int]:
 def _first(connection: SqliteConnection, sql: str) -> str:
     row = connection.execute(sql).fetchone()
     return "" if row is None else str(row[0])
-
-
-NOWHERE = Path(":memory:")
 
 
 class _Shared(SqliteConnection):

@@ -13,6 +13,7 @@ from workers.tools.definition import ToolDefinition
 
 MAX_DEPTH: Final = 3  # of objects within objects; what lies deeper is an object
 UNIONS: Final = ("anyOf", "oneOf")
+CONTEXT: Final = "Several agents take part; others' words carry their names. Answer only as yourself."
 
 
 def signature_of(tool: ToolDefinition) -> str:
@@ -66,9 +67,6 @@ def _referred(target: str, root: dict[str, object]) -> object:
     for step in target.removeprefix("#").split("/")[1:]:
         place = place.get(step) if isinstance(place, dict) else None
     return place
-
-
-CONTEXT: Final = "Several agents take part; others' words carry their names. Answer only as yourself."
 
 
 class Clock(StrEnum):
