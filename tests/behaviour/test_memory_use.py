@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from service import InferenceEngine
-from service.api.routes.workers import lane_document
+from service.api.routes.workers import shown_lane
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.devices import FIRST, LOOK_S, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
@@ -84,7 +84,7 @@ async def test_measured_memory_on_the_cpu_corrects_the_estimate_from_files(
         assert residents(game) == ["a", "b"]
         assert needs(game) == seen(game)
         pool = game._pool
-        assert [lane_document(pool, lane).measured_mib for lane in pool.lanes] == [seen(game)] * 2
+        assert [shown_lane(pool, lane).measured_mib for lane in pool.lanes] == [seen(game)] * 2
 
 
 async def test_an_engines_gpu_memory_is_the_most_the_driver_has_shown(

@@ -21,7 +21,7 @@ from service import __version__
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
 from service.api.routes.jobs import shown_job
-from service.api.routes.status import status_document
+from service.api.routes.status import shown_status
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_JOBS, ConversationState
@@ -210,7 +210,7 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
         unclaimed = await node.unclaimed()
     except StoreUnavailable:  # the status names the trouble
         jobs, unclaimed = None, {}
-    status = status_document(node, unclaimed, caller)
+    status = shown_status(node, unclaimed, caller)
     status = replace(status, workers=tuple(map(_with_few_requests, status.workers)))
     can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
     return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, **can), False

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from roundhouse_client.values import node as values
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
-from service.api.routes.workers import lane_document, tool_servers, worker_document
+from service.api.routes.workers import shown_lane, shown_worker, tool_servers
 from service.conversations.callers import ANYBODY, Caller
 from service.node.node import Node
 from service.node.reloader import Reloader
@@ -38,7 +38,7 @@ def configuration_router(reloader: Reloader) -> APIRouter:
     return router
 
 
-def configuration_document(node: Node) -> values.Configuration:
+def shown_configuration(node: Node) -> values.Configuration:
     """Return how the configuration stands."""
     failure = node.live.failure
     return values.Configuration(
@@ -70,12 +70,12 @@ def status_router(node: Node) -> APIRouter:
 
     @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
     async def status(caller: CallerNow) -> values.Status:
-        return status_document(node, await node.unclaimed(), caller)
+        return shown_status(node, await node.unclaimed(), caller)
 
     return router
 
 
-def status_document(
+def shown_status(
     node: Node, unclaimed: Mapping[str, str] = MappingProxyType({}), caller: Caller = ANYBODY
 ) -> values.Status:
     """Return a snapshot as a caller is shown it: the heads are of jobs that it may know of."""
@@ -89,8 +89,8 @@ def status_document(
         heads=values.PoolHeads(pending=now.pending, ready=now.ready),
         unclaimed=dict(unclaimed),
         store=values.StoreStatus(node=node.store.node_id, trouble=node.store.trouble),
-        configuration=configuration_document(node),
+        configuration=shown_configuration(node),
         tool_servers=tool_servers(node.tools),
-        lanes=tuple(lane_document(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes),
-        workers=tuple(worker_document(node.reserved, worker, is_named=caller.sees_all) for worker in node.fleet),
+        lanes=tuple(shown_lane(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes),
+        workers=tuple(shown_worker(node.reserved, worker, is_named=caller.sees_all) for worker in node.fleet),
     )

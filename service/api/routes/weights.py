@@ -8,8 +8,6 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError, model_validator
 
 from roundhouse_client.values import models
-from roundhouse_client.values.models import Weights
-from roundhouse_client.values.models import WeightUpdate as Update
 from service.api.body import body_of, read_document
 from service.api.errors.problems import refused
 from service.config.source import outside_with_files
@@ -30,9 +28,9 @@ MOST_WAIT_S: Final = 60.0
 Spec = TypeVar("Spec", bound=StrictModel)
 
 
-def weights_document(weights: ModelWeights) -> models.Weights:
+def shown_weights(weights: ModelWeights) -> models.Weights:
     """Return a model's weights as they are shown."""
-    updates = tuple(update_document(update) for update in weights.updates)
+    updates = tuple(shown_update(update) for update in weights.updates)
     return models.Weights(
         model=weights.name,
         version=weights.current.version,
@@ -44,7 +42,7 @@ def weights_document(weights: ModelWeights) -> models.Weights:
     )
 
 
-def update_document(update: WeightUpdate) -> models.WeightUpdate:
+def shown_update(update: WeightUpdate) -> models.WeightUpdate:
     """Return an update as it is shown."""
     return models.WeightUpdate(
         number=update.number,
@@ -157,7 +155,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         responses=refused(400, 401, 404, 409, 413, 422, 502, 503),
         openapi_extra=body_of(InitSpec),
     )
-    async def init(model: str, request: Request) -> Weights:
+    async def init(model: str, request: Request) -> models.Weights:
         weights = find(model)
         spec = _parse(InitSpec, await read_document(request, limits))
         asked = GroupRequest(
@@ -167,16 +165,16 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
             timeout_s=spec.timeout_s or weights.init_s,
         )
         await weights.init(asked)
-        return weights_document(weights)
+        return shown_weights(weights)
 
     @router.post(
         "/update",
         summary="Give all engines of a model new weights",
         description="202 when every engine was told to receive what a trainer broadcasts; a checkpoint is waited for.",
-        responses={202: {"model": Update}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
+        responses={202: {"model": models.WeightUpdate}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
         openapi_extra=body_of(UpdateSpec),
     )
-    async def update(model: str, request: Request, response: Response) -> Update:
+    async def update(model: str, request: Request, response: Response) -> models.WeightUpdate:
         weights = find(model)
         spec = _parse(UpdateSpec, await read_document(request, limits))
         _check_place(spec, roots)
@@ -186,20 +184,20 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         if begun.state is UpdateState.FAILED:
             raise WeightsFailed(f"weights {begun.version} of {model}: {begun.error}")
         response.status_code = 202 if begun.state is UpdateState.RUNNING else 200
-        return update_document(begun)
+        return shown_update(begun)
 
     @router.get("", summary="How a model's weights stand", responses=refused(400, 401, 404))
     async def look(
         model: str,
         update: Annotated[int | None, Query(description="wait for the end of this update")] = None,
         wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0.0,
-    ) -> Weights:
+    ) -> models.Weights:
         weights = find(model)
         if update is not None:
             if all(each.number != update for each in weights.updates):
                 raise UpdateNotFound(f"model {model}: nothing is known of update {update}, or no more")
             await weights.wait_over(update, wait_s)
-        return weights_document(weights)
+        return shown_weights(weights)
 
     return router
 

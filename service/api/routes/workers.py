@@ -36,12 +36,12 @@ def lanes_router(pool: LanePool) -> APIRouter:
 
     @router.get("", summary="List lanes, and what stands on each", responses=refused(401))
     async def list_lanes() -> node_values.Lanes:
-        return node_values.Lanes(lanes=tuple(lane_document(pool, lane) for lane in pool.lanes))
+        return node_values.Lanes(lanes=tuple(shown_lane(pool, lane) for lane in pool.lanes))
 
     return router
 
 
-def lane_document(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
+def shown_lane(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
     """Return a lane as it is shown."""
     lane, resident = workers.lane, workers.resident
     memory = pool.health.memory.get(lane.device.uuid) if pool.health is not None else None
@@ -74,7 +74,7 @@ def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
     """Return the routes of workers."""
     router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
-    shown = partial(worker_document, reserved)
+    shown = partial(shown_worker, reserved)
 
     def find(worker_id: str) -> SupervisedWorker:
         worker = fleet.get(worker_id)
@@ -166,9 +166,7 @@ def tool_servers(tools: Equipment) -> tuple[node_values.ToolServer, ...]:
     )
 
 
-def worker_document(
-    reserved: Callable[[str], int], worker: SupervisedWorker, *, is_named: bool = True
-) -> values.Worker:
+def shown_worker(reserved: Callable[[str], int], worker: SupervisedWorker, *, is_named: bool = True) -> values.Worker:
     """Return a worker as it is shown; ``reserved`` tells what turns have of its KV cache, in tokens.
 
     ``is_named``: the names of the jobs whose requests it has are shown.

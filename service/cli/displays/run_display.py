@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.rule import Rule
 
-from service.api.routes.status import status_document
+from service.api.routes.status import shown_status
 from service.cli.displays.console import can_draw, plain
 from service.cli.displays.pace import Pace, bar, pace_text
 from service.cli.displays.status_table import (
@@ -101,7 +101,7 @@ class _Table:
 
     def show(self, views: Sequence[JobView], node: Node) -> None:
         self._pace.note(anyio.current_time(), sum(map(_ended, views)))
-        status = msgspec.to_builtins(status_document(node))
+        status = msgspec.to_builtins(shown_status(node))
         above = [f"[green]{_bar(view)}[/] {escape(progress_line(view))}" for view in views]
         above.append(escape(_rates(views, self._pace, status)))
         said = _said(node) if self._words else None
@@ -122,7 +122,7 @@ class _Lines:
     def show(self, views: Sequence[JobView], node: Node) -> None:
         now = anyio.current_time()
         self._pace.note(now, sum(map(_ended, views)))
-        status = msgspec.to_builtins(status_document(node))
+        status = msgspec.to_builtins(shown_status(node))
         for line in changes(self._before, status) if self._before is not None else ():
             self._print(line)
         self._before = status
