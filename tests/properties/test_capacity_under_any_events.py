@@ -1,6 +1,6 @@
 """Capacity in tokens under any order of events: room and slots are kept, and everything ends."""
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import replace
 from random import Random
 
@@ -35,13 +35,15 @@ class Load:
         self.held: set[TurnKey] = set()
         self.seen: dict[TurnKey, int] = {}  # the first time that a turn got ready, and its place in that order
         self.lines: dict[tuple[str, ...], deque[TurnKey]] = {}  # of turns that got ready and were on no slot
-        self.passed: Counter[TurnKey] = Counter()  # ready turns, and how many younger ones have started
+        self.fresh: set[TurnKey] = set()  # ready turns that were on no slot
         self.models: dict[TurnKey, str] = {}
         self.admitted: dict[JobId, Job] = {}
         self.ended: set[JobId] = set()
 
     def tell(self, *happened: events.Event) -> None:
-        for action in self.core.handle(*happened):
+        waiting, was_seen = self.passed_often() if self.is_fifo else {}, len(self.seen)
+        actions = self.core.handle(*happened)
+        for action in actions:
             match action:
                 case events.TurnIsReady():
                     self.note_ready(action.key)
@@ -49,7 +51,7 @@ class Load:
                     self.note_start(action)
                 case events.CutOffTurn():
                     self.cut_off.add(action.key)
-                    for key in [key for key in self.passed if key[:2] == action.key[:2]]:  # its conversation is over
+                    for key in [key for key in self.fresh if key[:2] == action.key[:2]]:  # its conversation is over
                         self.forget(key)
                 case events.DeferTurn():
                     self.held.add(action.key)
@@ -60,7 +62,31 @@ class Load:
                     self.ended.add(action.job_id)
                 case _:
                     pass
+        starts = {each.key: each.worker for each in actions if isinstance(each, events.StartTurn)}
+        self.audit_passing(waiting, was_seen, starts)
         self.audit()
+
+    def passed_often(self) -> dict[TurnKey, bool]:
+        """Return the turns that wait for their first slot, and whether each has been passed as often as it may be."""
+        passes = self.core.view.capacity().passed
+        return {
+            key: passes.get(key, 0) >= PASSES
+            for key in self.fresh
+            if key not in self.held and not self.core.view.is_put_behind(key)
+        }
+
+    def audit_passing(self, waiting: dict[TurnKey, bool], was_seen: int, starts: dict[TurnKey, str]) -> None:
+        """One that was passed often enough has a worker kept for it: younger ones start on the model's others."""
+        for key in (key for key, is_next in waiting.items() if is_next and key in self.fresh):
+            taken = {
+                worker
+                for other, worker in starts.items()
+                if (waiting.get(other) is False or self.seen[other] >= was_seen)
+                and self.models[other] == self.models[key]
+                and self.seen[other] > self.seen[key]
+            }
+            there = {worker for worker in self.budgets if self.slots[worker][0] == self.models[key]}
+            assert not taken or taken < there
 
     def note_ready(self, key: TurnKey) -> None:
         if key in self.seen:
@@ -70,7 +96,7 @@ class Load:
         self.models[key] = agent.model
         line = (*key[:2], agent.model, (agent.adapter or "") if self.group_by else "")
         self.lines.setdefault(line, deque()).append(key)
-        self.passed[key] = 0
+        self.fresh.add(key)
 
     def note_start(self, action: events.StartTurn) -> None:
         key, worker = action.key, action.worker
@@ -79,20 +105,15 @@ class Load:
         self.flying[key] = worker
         on = [each for each, at in self.flying.items() if at == worker]
         assert len(on) <= self.slots[worker][1]
-        if key in self.passed:  # on no slot before
+        if key in self.fresh:
             for line in self.lines.values():
                 if key in line:
                     assert self.mode is not Mode.FREE or line[0] == key, "nobody overtakes in a conversation"
                     line.remove(key)
-            del self.passed[key]
-            for other in self.passed:
-                if self.core.view.is_put_behind(other):
-                    continue
-                if self.models[other] == self.models[key] and self.seen[other] < self.seen[key]:
-                    self.passed[other] += 1
+            self.fresh.remove(key)
 
     def forget(self, key: TurnKey) -> None:
-        self.passed.pop(key, None)
+        self.fresh.discard(key)
         for line in self.lines.values():
             if key in line:
                 line.remove(key)
@@ -108,9 +129,6 @@ class Load:
                 ready_turns = self.core.view.ready_turns(model)
                 assert not {*ready_turns.queued, *ready_turns.suspects}, "somebody could start"
         assert self.core.check() == []
-        slots = sum(slots for _, slots in self.slots.values())
-        if self.is_fifo:
-            assert all(times <= PASSES + slots for key, times in self.passed.items() if key not in self.held)
 
     def audit_room(self, before: set[TurnKey]) -> None:
         """Whoever has started had room, or is alone."""

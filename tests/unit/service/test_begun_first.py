@@ -83,6 +83,16 @@ def test_turns_that_were_on_a_slot_or_held_go_ahead_of_all() -> None:
     assert line.rest() == ["f", "h", "b"]
 
 
+def test_who_was_deferred_is_next_when_the_pressure_is_over() -> None:
+    """Those that were put aside go in turn with others, and not before one that was passed often enough."""
+    line = Line("fifo", waiting("n0", 0), waiting("n1", 1), waiting("b0", 2), begun=["b0"])
+    assert line.queue.pop().key.job_id == "b0"
+    for name in ("d0", "d1"):
+        line.queue.push(waiting(name, 9, was_deferred=True))
+    line.is_pressed = False
+    assert line.rest() == ["d0", "d1", "n0", "n1"]
+
+
 def test_no_job_of_a_higher_priority_is_put_behind() -> None:
     """It begins before others go on, aside or not; among its like it waits as they do."""
     line = Line("fifo", waiting("urgent", 0, priority=5), waiting("b", 1), waiting("n", 2), begun=["b"])

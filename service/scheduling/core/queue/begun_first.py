@@ -70,7 +70,7 @@ class BegunFirst(ReadyQueue):
             return self._line.pop()
         if not self._is_pressed():
             self._is_asides_turn = not self._is_asides_turn
-            from_aside = self._aside and (self._is_asides_turn or not self._line) and not self._line.has_front
+            from_aside = self._aside and (self._is_asides_turn or not self._line) and not self._line.has_first
             return self._take_aside() if from_aside else self._line.pop()
         turn = self._pop_begun()
         if turn is None:

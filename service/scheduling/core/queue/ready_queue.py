@@ -61,7 +61,7 @@ class ReadyQueue(ABC):
     def __init__(self) -> None:
         self._turns: dict[TurnKey, ReadyTurn] = {}
         self._front: deque[ReadyTurn] = deque()
-        self._once_deferred: deque[ReadyTurn] = deque()  # whose hold is over
+        self._once_deferred: deque[ReadyTurn] = deque()  # whose deferral is over
 
     def __len__(self) -> int:
         """Count the turns."""
@@ -85,6 +85,13 @@ class ReadyQueue(ABC):
         while self._front and not self._is_waiting(self._front[0]):
             self._front.popleft()
         return bool(self._front)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the turn that goes next has had its place in the order: it was on a slot, or deferred."""
+        while self._once_deferred and not self._is_waiting(self._once_deferred[0]):
+            self._once_deferred.popleft()
+        return self.has_front or bool(self._once_deferred)
 
     def push(self, turn: ReadyTurn) -> None:
         """Add a turn."""
