@@ -38,7 +38,7 @@ soak: $(READY)
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.
 test-engines: $(READY)
-	engines="$$($(BIN)/python tests/engines/install.py)" && $(BIN)/python -m pytest tests/engines $$engines
+	engines="$$($(BIN)/python tests/engines/install.py)" && $(BIN)/python -m pytest -o faulthandler_timeout=600 tests/engines $$engines
 
 lint: $(READY) types
 	$(BIN)/ruff check .
