@@ -3,7 +3,8 @@
     python -m bench.all [--only NAME ...] [--least] [--output bench/results.json]
 
 The file keeps what it has of those that did not run; ``python -m bench.pages`` makes the figures of pages of it. With
-``--least`` each runs with the least parameters that it has: whether it still runs, and not what it measures.
+``--least`` each runs with the least parameters that it has: whether it still runs, and not what it measures; nothing is
+kept of that.
 """
 
 import argparse
@@ -102,7 +103,7 @@ def main() -> None:
         told = run(each, is_least=options.least)
         if told["status"]:
             failed.append(each.name)
-        else:
+        elif not options.least:  # such figures mean nothing, and pages are made of the file
             results[each.name] = {**taken, **told}
             options.output.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n")
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

@@ -99,7 +99,8 @@ def _readme_table(results: Results) -> str:
 
 def _printed(taken: Mapping[str, Any]) -> str:
     told = "\n".join(line.rstrip() for line in taken["lines"]).strip("\n")
-    return f"```text\n{told}\n```\n\nTaken on {taken['day']} at {taken['commit']}: {taken['machine']}.\n"
+    changed = "" if taken["is_clean"] else ", with changes that were not committed"
+    return f"```text\n{told}\n```\n\nTaken on {taken['day']} at {taken['commit']}{changed}: {taken['machine']}.\n"
 
 
 if __name__ == "__main__":

@@ -168,10 +168,7 @@ class PoolsView:
         )
 
     def kv(self, model: str) -> tuple[int, int] | None:
-        """Return the tokens reserved on a model's workers, and their KV budget; None if slots bound them.
-
-        Both are in tokens.
-        """
+        """Return the tokens reserved on a model's workers, and their KV budget in tokens; None if slots bound them."""
         budget = self._in_flight.kv_budget(model)
         return None if budget is None else (self._in_flight.kv_reserved(model), budget)
 
