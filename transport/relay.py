@@ -8,6 +8,8 @@ is passed on when it is whole: until then it can be asked for again.
 import asyncio
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from transport.dialects import openai
 from transport.dialects.relayed import account_of, decode_body, decode_frame
 from transport.errors import AnswerTooLarge, EngineRejected, TruncatedStream
@@ -81,8 +83,8 @@ class RelayExchange(Exchange):
         self._has_passed = False
         finished.add_done_callback(self._let_go)
 
+    @override
     def on_headers_complete(self) -> None:
-        """Decide whether a stream follows."""
         self._take_head()
         headers = self._headers
         self._content_type = headers.get("content-type", JSON)
@@ -139,8 +141,8 @@ class RelayExchange(Exchange):
         if events:
             self._barren_bytes = 0
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """Judge what the end of the connection means for the answer."""
         self._read()
         if not self.finished.done() and self._has_head and not self._is_stream and not self._is_sized:
             self._pass_whole()  # nothing else has told its end

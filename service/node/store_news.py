@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import assert_never
 
 import anyio
+from typing_extensions import override
 
 from service.conversations.job import JobId, TurnKey
 from service.errors import StoreUnavailable
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.scheduling.scheduler import Scheduler
-from service.scheduling.work import Pause
+from service.scheduling.work import Pause, SchedulerStore
 from service.store import queries
 from service.store.news import (
     Alone,
@@ -37,7 +38,7 @@ from service.store.store import Store
 LEASE_ENDING = "the lease of this node to be renewed: another may take over at any moment"
 
 
-class StoreOutlet:
+class StoreOutlet(SchedulerStore):
     """Where a scheduler's facts and its conversations go: a ``service.scheduling.work.SchedulerStore``.
 
     ``listen`` is told of the facts as they are handed in; it must neither wait nor fail.
@@ -63,21 +64,21 @@ class StoreOutlet:
     def __repr__(self) -> str:
         return f"<StoreOutlet to {self._store!r}>"
 
+    @override
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
-        """Take facts that belong together, in order, and what to call when they are durable."""
         self._store.append_nowait(records, on_durable)
         self._listen(records)
 
+    @override
     async def append(self, records: Sequence[Record]) -> bool:
-        """Take facts, and return when they are durable; False if they were refused, as another node's by now."""
         return await self._store.append(records)
 
+    @override
     async def calls_of(self, key: TurnKey) -> Sequence[StoredToolCall]:
-        """Return the calls of tools that a turn has begun, in whatever attempt."""
         return await self._store.read(queries.tool_calls(key))
 
+    @override
     def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
-        """Leave conversations to other nodes, each with the models that it needs next."""
         self._store.release_nowait(wants)
 
     def is_followed(self, job_id: JobId) -> bool:

@@ -11,11 +11,21 @@ from typing import Any, Final
 import anyio
 import psycopg
 from anyio.abc import TaskStatus
+from typing_extensions import override
 
 from service.conversations.job import JobId
 from service.store.databases.membership_shared import CHANNEL, LEASE, LEAVE
 from service.store.databases.postgres import conninfo_of
-from service.store.news import JobsChanged, LeaseEnding, LeaseLost, LeaseRenewed, NodeReport, Tell, WorkWaiting
+from service.store.news import (
+    JobsChanged,
+    LeaseEnding,
+    LeaseLost,
+    LeaseRenewed,
+    Neighbours,
+    NodeReport,
+    Tell,
+    WorkWaiting,
+)
 
 RENEWALS: Final = 5  # in the time of a lease
 LONGEST_PAUSE_S: Final = 1.0  # between two renewals, and before a lost connection is made again
@@ -30,7 +40,7 @@ class _Others:
     counts: Sequence[Mapping[str, Sequence[int]]] = ()
 
 
-class Cluster:
+class Cluster(Neighbours):
     """Renews the lease of this node, takes over from those whose lease has ended, and listens. A ``Neighbours``."""
 
     def __init__(self, url: str, lease_s: float, report: Callable[[], NodeReport]) -> None:
@@ -44,16 +54,16 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<Cluster others={len(self._others.counts)}>"
 
+    @override
     def models(self) -> frozenset[str]:
-        """Return the models that others have."""
         return self._others.models
 
+    @override
     def known_models(self) -> frozenset[str]:
-        """Return the models that others have or had: one that is away may be back."""
         return self._others.known
 
+    @override
     def counts(self, job_id: JobId) -> tuple[int, int]:
-        """Return how many turns of a job are ready and in flight elsewhere, as of a moment ago."""
         counted = [counts[job_id] for counts in self._others.counts if job_id in counts]
         return sum(each[0] for each in counted), sum(each[1] for each in counted)
 

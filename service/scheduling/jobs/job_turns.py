@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from datetime import UTC, datetime
 from typing import assert_never
 
+from typing_extensions import override
+
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.scheduling.core import events
@@ -13,7 +15,7 @@ from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.jobs.lent_slots import LentSlots, Post
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.turns import Turns
-from service.scheduling.work import RunCounters, SchedulerStore
+from service.scheduling.work import RunCounters, SchedulerStore, Work
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
@@ -83,7 +85,7 @@ def _moved(action: Conversation, state: ConversationState, reason: str | None, a
     )
 
 
-class JobTurns:
+class JobTurns(Work):
     """Written by the scheduler alone; ``prompts`` are jobs that have not ended.
 
     ``post`` tells the core of turns whose tools run: their slots may be lent meanwhile. ``has_several_keys``: what is
@@ -125,32 +127,32 @@ class JobTurns:
         return live
 
     @property
+    @override
     def any_on_slot(self) -> bool:
-        """Whether a slot is taken."""
         return self.turns.any_in_flight
 
+    @override
     def on_slots(self) -> list[JobAttempt]:
-        """Return the turns that are on slots now."""
         return [JobAttempt(run, self._state) for run in self.turns.in_flight()]
 
+    @override
     def name_of(self, job_id: JobId) -> str:
-        """Return the caller's name of a job that has not ended."""
         return self.prompts[job_id].job.name
 
     def owner_of(self, job_id: JobId) -> str | None:
         """Return the name of the key that a job was posted with."""
         return self.prompts[job_id].job.owner
 
+    @override
     def agent_of(self, key: TurnKey) -> Agent:
-        """Return the agent whose turn it is."""
         return self.prompts[key.job_id].agents[key.agent_id]
 
+    @override
     def place_of(self, key: TurnKey) -> int:
-        """Return the agent's place among those of its job."""
         return self.prompts[key.job_id].places[key.agent_id]
 
+    @override
     def note_ready(self, key: TurnKey, now: datetime) -> Sequence[Record]:
-        """Let a turn wait for a slot; return the record of that."""
         if not self.turns.note_ready(key, now):
             return []
         live = self.prompts[key.job_id]
@@ -159,10 +161,10 @@ class JobTurns:
         model = self.agent_of(key).model
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now, model=model)]
 
+    @override
     def begin_attempt(
         self, key: TurnKey, worker: SupervisedWorker, now: datetime
     ) -> tuple[JobAttempt, Sequence[Record]]:
-        """Begin an attempt on a worker."""
         attempt = RunningAttempt(worker.spec.id, worker.incarnation)
         agent = self.agent_of(key)
         run, waited_s = self.turns.begin_attempt(key, agent, attempt), self.turns.waited_s(key, now)
@@ -184,28 +186,28 @@ class JobTurns:
         """Carry out what is decided about slots while tools run."""
         self._slots.act(action, start_soon)
 
+    @override
     def cut_off_attempt(self, key: TurnKey) -> None:
-        """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
         self.turns.cut_off_attempt(key)
 
     def interrupt_all(self) -> None:
         """End every attempt that is running; its turn is ready again, and charged with nothing."""
         self.turns.interrupt_all()
 
+    @override
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
-        """Fail a turn that waits for what cannot come."""
         return [self.endings.fail_turn(key, detail)]
 
+    @override
     def note_off_slot(self, key: TurnKey) -> None:
-        """Take a turn off its slot."""
         self.turns.note_off_slot(key)
 
+    @override
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Clear turns of their charges for deaths that another turn explains."""
         self.turns.clear_charges(keys)
 
+    @override
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
-        """Apply a move of a conversation or a job; return its records, made as they are asked for."""
         return self.endings.move(action, now)
 
     def clear(self) -> None:

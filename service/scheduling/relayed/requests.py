@@ -10,6 +10,8 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Final
 
+from typing_extensions import override
+
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.measures import RequestMeasures
 from service.conversations.transcript import Charges
@@ -19,7 +21,7 @@ from service.scheduling.core.blame import Blame
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
-from service.scheduling.work import RunCounters
+from service.scheduling.work import RunCounters, Work
 from service.store.records import Record
 from workers.outcome import FailureReason
 from workers.policy.pace import Mean
@@ -71,7 +73,7 @@ class QueueLimits:
     bytes: int
 
 
-class RelayedRequests:
+class RelayedRequests(Work):
     """Written by the scheduler, in whose task all of it runs; ``post`` hands events to the core.
 
     ``limits`` bound what waits at once.
@@ -198,8 +200,8 @@ class RelayedRequests:
     # Work
 
     @property
+    @override
     def any_on_slot(self) -> bool:
-        """Whether a slot is taken."""
         return bool(self._on_slots)
 
     def on_slots(self) -> list[RelayAttempt]:
@@ -227,13 +229,13 @@ class RelayedRequests:
         self._requests[key.job_id].note_ready()
         return NO_RECORDS
 
+    @override
     def begin_attempt(
         self,
         key: TurnKey,
         worker: SupervisedWorker,
-        now: datetime,  # noqa: ARG002
+        now: datetime,
     ) -> tuple[RelayAttempt, Sequence[Record]]:
-        """Begin an attempt on a worker."""
         request = self._requests[key.job_id]
         attempt = RelayAttempt(request, worker, self._take_end)
         self._on_slots[key] = attempt

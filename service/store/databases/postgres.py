@@ -14,9 +14,10 @@ from weakref import WeakSet
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from typing_extensions import override
 
 from service.errors import StoreError
-from service.store.databases.database import Cursor
+from service.store.databases.database import Connection, Cursor, Database
 from service.store.databases.membership_shared import SharedMembership
 from service.store.databases.migrations import migrate, migrations_of, schema_fault
 
@@ -95,7 +96,7 @@ def conninfo_of(url: str, limits: str = "") -> str:
     return make_conninfo("", **{**OPTIONS, **given, "options": options})
 
 
-class PostgresConnection:
+class PostgresConnection(Connection):
     """A ``service.store.databases.database.Connection``."""
 
     def __init__(self, url: str, begin: str, idle_s: float, silence: ConnectionWatchdog) -> None:
@@ -111,16 +112,16 @@ class PostgresConnection:
     def __repr__(self) -> str:
         return f"<PostgresConnection {self._raw.info.status.name}>"
 
+    @override
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
-        """Run one statement."""
         self.waits_since = time.monotonic()
         try:
             return cast("Cursor", self._raw.execute(_in_its_words(sql), _plain(parameters) or None))
         finally:
             self.waits_since = None
 
+    @override
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        """Run one statement for each row."""
         left = iter(rows)
         with self._raw.cursor() as cursor:
             while some := [_plain(row) for row in islice(left, ROWS)]:
@@ -157,7 +158,7 @@ class PostgresConnection:
             same.shutdown(socket.SHUT_RDWR)
 
 
-class PostgresDatabase:
+class PostgresDatabase(Database):
     """A ``service.store.databases.database.Database``.
 
     ``lease_s`` is how long a node that is silent counts as living, ``silence_s`` how long an answer is waited for.
@@ -183,13 +184,13 @@ class PostgresDatabase:
             return "a URL that is not valid"
         return f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
 
+    @override
     def connect_writer(self) -> PostgresConnection:
-        """Open a connection that may write."""
         # A node that is stopped inside a transaction must not keep others from taking over for longer than its lease.
         return PostgresConnection(self.url, "BEGIN", self._lease_s / 2, self._silence)
 
+    @override
     def connect_reader(self) -> PostgresConnection:
-        """Open a connection that only reads."""
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
         return PostgresConnection(self.url, begin, STATEMENT_TIMEOUT_S, self._silence)
 

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
 
+from typing_extensions import override
+
 from service.errors import StateUnusable, StoreError
-from service.store.databases.database import Cursor
+from service.store.databases.database import Connection, Cursor, Database
 from service.store.databases.membership_exclusive import ExclusiveMembership
 from service.store.databases.migrations import migrate, migrations_of, schema_fault
 
@@ -39,7 +41,7 @@ NOWHERE = Path(":memory:")
 logger = logging.getLogger(__name__)
 
 
-class SqliteConnection:
+class SqliteConnection(Connection):
     """A ``service.store.databases.database.Connection``."""
 
     def __init__(self, path: Path, pragmas: Sequence[str], begin: str) -> None:
@@ -55,12 +57,12 @@ class SqliteConnection:
     def __repr__(self) -> str:
         return f"<SqliteConnection in_transaction={self._raw.in_transaction}>"
 
+    @override
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
-        """Run one statement."""
         return cast("Cursor", self._raw.execute(sql, parameters))
 
+    @override
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        """Run one statement for each row."""
         self._raw.executemany(sql, rows)
 
     def execute_script(self, sql: str) -> None:
@@ -92,7 +94,7 @@ class SqliteConnection:
         self._raw.close()
 
 
-class SqliteDatabase:
+class SqliteDatabase(Database):
     """A ``service.store.databases.database.Database``."""
 
     readers = 4
@@ -103,13 +105,13 @@ class SqliteDatabase:
     def __repr__(self) -> str:
         return f"<SqliteDatabase {self._path}>"
 
+    @override
     def connect_writer(self) -> SqliteConnection:
-        """Open a connection that may write."""
         # IMMEDIATE: a transaction that begins with reading and goes on to write may be refused at once.
         return SqliteConnection(self._path, WRITER_PRAGMAS, "BEGIN IMMEDIATE")
 
+    @override
     def connect_reader(self) -> SqliteConnection:
-        """Open a connection that only reads."""
         return SqliteConnection(self._path, READER_PRAGMAS, "BEGIN")
 
     def membership(self) -> ExclusiveMembership:

@@ -9,6 +9,8 @@ priority or of any other starts at the latest as the 16 (n + 1)th from now.
 import heapq
 from typing import Final
 
+from typing_extensions import override
+
 from service.conversations.job import JobId
 from service.scheduling.core.queue.ready_queue import LEAST, SLACK, JobLoad, Rank, ReadyQueue, ReadyTurn
 
@@ -47,8 +49,8 @@ class CriticalPath(ReadyQueue):
         of_turns = len(self._oldest) + sum(len(lane.heap) for lane in self._lanes.values())
         return super().entries + of_turns + len(self._by_path) + len(self._by_work)
 
+    @override
     def note_slots(self, slots: int) -> None:
-        """Set the model's number of slots."""
         self._slots = slots
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:

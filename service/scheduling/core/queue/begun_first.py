@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from typing_extensions import override
+
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
@@ -34,15 +36,15 @@ class BegunFirst(ReadyQueue):
         self._priorities: Counter[int] = Counter()  # of those aside
         self._is_asides_turn = False
 
+    @override
     def __len__(self) -> int:
-        """Count the turns."""
         return len(self._line) + len(self._aside)
 
     def __repr__(self) -> str:
         return f"<BegunFirst {self._line!r} aside={len(self._aside)}>"
 
+    @override
     def __iter__(self) -> Iterator[TurnKey]:
-        """Iterate over the turns in no order."""
         yield from self._line
         yield from self._aside
 
@@ -52,20 +54,20 @@ class BegunFirst(ReadyQueue):
         return self._line.entries + self._aside.entries
 
     @property
+    @override
     def has_front(self) -> bool:
-        """Whether the turn that goes next was on a slot before."""
         return self._line.has_front
 
+    @override
     def push(self, turn: ReadyTurn) -> None:
-        """Add a turn."""
         self._line.push(turn)
 
     def push_back(self, turn: ReadyTurn) -> None:
         """Put a turn back that was taken and cannot start."""
         self._line.push_back(turn)
 
+    @override
     def pop(self) -> ReadyTurn:
-        """Take the next turn; IndexError if no turn waits."""
         if not self._aside and not self._is_pressed():
             return self._line.pop()
         if not self._is_pressed():

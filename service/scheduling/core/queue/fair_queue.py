@@ -5,6 +5,8 @@ Within a key all is as without keys: what was on a slot before, then its priorit
 
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.queue.fair_shares import Owner, VirtualTimes
 from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
@@ -35,8 +37,8 @@ class FairQueue(ReadyQueue):
         return {owner: tuple(queue) for owner, queue in self._queues.items() if queue}
 
     @property
+    @override
     def has_front(self) -> bool:
-        """Whether the turn that goes next was on a slot before."""
         return bool(self._turns) and self._queues[self._next()].has_front
 
     def push(self, turn: ReadyTurn) -> None:
@@ -49,8 +51,8 @@ class FairQueue(ReadyQueue):
         """Put a turn back that was taken and cannot start."""
         self._enter(turn).push_back(turn)
 
+    @override
     def pop(self) -> ReadyTurn:
-        """Take the next turn; IndexError if no turn waits."""
         if not self._turns:
             raise IndexError("no turn is ready")
         owner = self._next()
