@@ -33,7 +33,8 @@ soak: $(READY)
 	$(BIN)/python -m compileall -q service workers transport client/roundhouse_client
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
-	  tests/faults/test_slow_commits.py tests/unit/transport/test_fuzzed_answers.py tests/faults/test_upgrade_kills.py $(SOAK)
+	  tests/faults/test_slow_commits.py tests/unit/transport/test_fuzzed_answers.py tests/faults/test_upgrade_kills.py \
+	  tests/properties/test_simulated_node.py $(SOAK)
 
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.

@@ -26,6 +26,7 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.queue.fair_shares import Shares
 from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
+from service.scheduling.integrity import IntegrityCheck
 from service.scheduling.jobs.job_turns import JobTurns
 from service.scheduling.jobs.turn import Progress, TurnRun
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
@@ -87,6 +88,7 @@ class Scheduler:
         self._runner = TurnRunner(self._take_ends)
         self._turn_endings = TurnEndings(self._blame, self.model_of, fleet.refusal_s)
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
+        self._integrity = IntegrityCheck(self.counters)
         self._idle = Notifier()
         self._at_work: list[TurnRun] = []  # as the service began to end
         fleet.subscribe(self._worker_changed)
@@ -105,6 +107,7 @@ class Scheduler:
                     self._post(events.TimeTold(at=time.monotonic()))
                 if uses := self._kv_uses.read_changes():
                     self._post(events.KvUseTold(uses=uses))
+                self._integrity.check_piece(self._core)
 
     # Jobs
 
@@ -296,6 +299,7 @@ class Scheduler:
         if self._is_forgetting:
             return
         facts = list(made)
+        self._integrity.last = events_ or self._integrity.last
         for action in self._core.handle(*self._kept_slots.take_over(), *events_):
             facts += self._act(action)
         facts += self._kept_slots.settle(self._core.kept, time.monotonic())

@@ -25,7 +25,7 @@ class RunCounters:
     """Written by the scheduler alone; counts since the start.
 
     Conversations that were taken up, have ended, and are durably so; turns of jobs that have ended; tokens that engines
-    could have taken from their caches, and those that they report to have.
+    could have taken from their caches, and those that they report to have; faults that the check of the core has found.
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,7 @@ class RunCounters:
         self.ended_turns = 0
         self.reusable_tokens = 0
         self.reused_tokens = 0
+        self.integrity_faults = 0
 
     def note_ended(self, turns: int, conversations: int) -> None:
         """Count ended turns and conversations."""

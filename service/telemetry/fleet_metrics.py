@@ -107,7 +107,11 @@ class PoolCollector(Collector):
         )
         prefix.add_metric(("reusable",), counters.reusable_tokens)
         prefix.add_metric(("reused",), counters.reused_tokens)
-        return turns, wanted, oldest, up, prefix
+        integrity = CounterMetricFamily(
+            "roundhouse_integrity_faults", "Faults in the scheduler's tables that its check at idle has found."
+        )
+        integrity.add_metric((), counters.integrity_faults)
+        return turns, wanted, oldest, up, prefix, integrity
 
     def _oldest_s(self) -> float:
         known = (self._scheduler.oldest_ready_at, self._scheduler.requests.oldest_ready_at)

@@ -89,6 +89,7 @@ class SchedulingCore:
         self._orders = count(1)
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
+        self.handled = 0  # how often events were
         self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room)
 
     def __repr__(self) -> str:
@@ -96,6 +97,7 @@ class SchedulingCore:
 
     def handle(self, *events: Event) -> list[Action]:
         """Return the actions after ``events``; ends at the same moment are all applied before the next start."""
+        self.handled += 1
         actions = [action for event in events for action in self._apply(event)]
         actions += self._dispatcher.lending.give_back()  # before others start, and though nothing is to be started
         return [*actions, *self._dispatch()]
@@ -109,18 +111,28 @@ class SchedulingCore:
         """Return until when suspects of a model's distrusted jobs and keys let others go first, as time is told."""
         return self._dispatcher.trials.rests_until(model)
 
-    def check(self) -> list[str]:
-        """List what does not add up between two events, for tests: pools, slots, reservations, charges; all is read."""
-        ready, in_flight = set(self._ready), set(self._in_flight.keys())
-        faults = [f"{key} is ready and in flight" for key in ready & in_flight]
-        everything = (conversation for live in self._jobs.values() for conversation in live.conversations.values())
-        if (begun := {key for conversation in everything for key in conversation.open}) != ready | in_flight:
-            faults.append(f"{sorted(begun ^ (ready | in_flight))} are in a pool or of a conversation, not both")
-        if self._ready.fair is not None and (charged := self._ready.fair.charged - in_flight):
-            faults.append(f"{sorted(charged)} are charged for, and not in flight")
-        counts = self.view.of_all()
-        faults += [f"{count} turns are {state}" for state, count in counts.items() if count < 0]
-        return [*faults, *self._ready.check(lambda key: self._jobs[key.job_id].job.owner), *self._in_flight.check()]
+    def check(self) -> Iterator[str | None]:
+        """Tell what does not add up between two events, or None, for one thing after another; nothing is changed.
+
+        Pools, slots, reservations, charges. It is to be asked on only while nothing is handled: ``handled`` counts.
+        """
+        ready: set[TurnKey] = set()
+        for key in self._ready:
+            ready.add(key)
+            yield f"{key} is ready and in flight" if key in self._in_flight else None
+        begun = 0
+        for live in self._jobs.values():
+            for conversation in live.conversations.values():
+                begun += len(conversation.open)
+                lost = [key for key in conversation.open if key not in ready and key not in self._in_flight]
+                yield f"{lost} are of a conversation, and in no pool" if lost else None
+        if begun != len(ready) + len(self._in_flight):
+            yield f"{len(ready)} turns are ready, {len(self._in_flight)} in flight, {begun} of conversations"
+        if self._ready.fair is not None and (charged := self._ready.fair.charged - set(self._in_flight.keys())):
+            yield f"{sorted(charged)} are charged for, and not in flight"
+        yield from (f"{count} turns are {state}" if count < 0 else None for state, count in self.view.of_all().items())
+        yield from self._ready.check(lambda key: self._jobs[key.job_id].job.owner)
+        yield from self._in_flight.check()
 
     # Events
 

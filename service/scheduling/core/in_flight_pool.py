@@ -15,6 +15,7 @@ class InFlightPool:
         self._workers: dict[TurnKey, str] = {}
         self._wide: dict[TurnKey, int] = {}  # turns on more slots than one
         self._taken: dict[str, int] = {}
+        self._most_taken: dict[str, int] = {}  # more than its slots where it was lowered under the turns on it
         self._coming: dict[str, str] = {}  # workers that will be ready again, and their models
         self._reserved: dict[str, str] = {}  # of a model: the worker that tries suspects, and takes nothing else
         self._trials: dict[str, TurnKey] = {}  # who is being tried on a worker
@@ -56,6 +57,7 @@ class InFlightPool:
         self.kv.open(worker, kv_tokens, kv_block)
         self._openings[worker] += worker not in self._slots
         self._slots[worker] = (model, slots)
+        self._most_taken[worker] = max(slots, self._taken.get(worker, 0))
         self._coming.pop(worker, None)
 
     def close(self, worker: str, *, returns: bool = False) -> str | None:
@@ -269,8 +271,8 @@ class InFlightPool:
 
     # Integrity
 
-    def check(self) -> Iterator[str]:
-        """Tell what does not add up: counts, slots, reservations, trials; of workers whose slots are as they were."""
+    def check(self) -> Iterator[str | None]:
+        """Tell what does not add up: counts, slots, reservations, trials."""
         if (by_job := Counter(key.job_id for key in self._workers)) != self.by_job:
             yield f"{dict(by_job)} are in flight, {dict(self.by_job)} are counted"
         yield from (f"{key} is not in flight" for key in {*self._wide, *self._lent} - self._workers.keys())
@@ -278,15 +280,16 @@ class InFlightPool:
         for key, worker in self._workers.items():
             if key not in self._lent:
                 seated.setdefault(worker, []).append(key)
+            yield None
         for worker in {*self._slots, *self._taken, *self.kv.workers, *seated}:
             yield from self._check_worker(worker, seated.get(worker, []))
         yield from self.kv.check()
 
-    def _check_worker(self, worker: str, seated: Sequence[TurnKey]) -> Iterator[str]:
+    def _check_worker(self, worker: str, seated: Sequence[TurnKey]) -> Iterator[str | None]:
         taken, used = self._taken.get(worker, 0), sum(map(self.slots_of, seated))
         if taken != used:
             yield f"{worker}: turns have {used} slots, {taken} are counted"
-        if worker in self._slots and taken > self._slots[worker][1]:
+        if worker in self._slots and taken > self._most_taken[worker]:
             yield f"{worker}: {taken} slots of {self._slots[worker][1]} are taken"
         if set(seated) != self.kv.needs(worker).keys():
             yield f"{worker}: {seated} are on slots, {sorted(self.kv.needs(worker))} have reserved"

@@ -125,7 +125,7 @@ class KvBudgets:
         """Return the reservation of each turn on a worker."""
         return MappingProxyType(self._reserved[worker].needs) if worker in self._reserved else {}
 
-    def check(self) -> Iterator[str]:
+    def check(self) -> Iterator[str | None]:
         """Tell of each worker whose sum is not that of its reservations."""
         for worker, reserved in self._reserved.items():
             if not reserved.needs:
@@ -133,6 +133,7 @@ class KvBudgets:
             anew = _Reservations(reserved.block)
             for key, need in reserved.needs.items():
                 anew.add(key, need)
+                yield None
             if anew.tokens != reserved.tokens:
                 yield f"{worker}: {reserved.tokens} tokens are reserved, turns have reserved {anew.tokens}"
 

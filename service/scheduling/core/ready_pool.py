@@ -188,14 +188,18 @@ class ReadyPool:
         for model in backlog.models:
             self._queue(model).note_load(job_id, None if has_ended else backlog.load(model))
 
-    def check(self, owner_of: Callable[[TurnKey], Owner]) -> Iterator[str]:
+    def check(self, owner_of: Callable[[TurnKey], Owner]) -> Iterator[str | None]:
         """Tell what does not add up: counts, turns in two places, keys; ``owner_of`` tells the key of a turn's job."""
-        turns = Counter(self)
-        yield from (f"{key} waits in {count} places" for key, count in turns.items() if count > 1)
-        by_job = Counter(key.job_id for key in self)
+        turns: Counter[TurnKey] = Counter()
+        by_job: Counter[JobId] = Counter()
+        for key in self:
+            turns[key] += 1
+            by_job[key.job_id] += 1
+            yield f"{key} waits in {turns[key]} places" if turns[key] > 1 else None
         if by_job != self.by_job:
             yield f"{dict(by_job)} wait, {dict(self.by_job)} are counted"
-        yield from (f"{key} has arrived, and does not wait" for key in self.arrivals.keys() - turns.keys())
+        arrived = self.arrivals.keys()
+        yield from (f"{key} has arrived, and does not wait" if key not in turns else None for key in arrived)
         if self.fair is not None:
             for model, queue in self.queues.items():
                 yield from self._check_keys(model, queue, self.fair, owner_of)
@@ -203,15 +207,21 @@ class ReadyPool:
     @staticmethod
     def _check_keys(
         model: str, queue: ReadyQueue, fair: FairShares, owner_of: Callable[[TurnKey], Owner]
-    ) -> Iterator[str]:
+    ) -> Iterator[str | None]:
         groups = queue.groups if isinstance(queue, GroupedQueue) else (queue,)
-        by_key = [group.waiting for group in groups if isinstance(group, FairQueue)]
-        for group, keys in zip(groups, by_key, strict=True):
-            if sorted(group) != sorted(turn for turns in keys.values() for turn in turns):
-                yield f"{model}: {sorted(group)} wait, and in the queues of their keys {keys}"
-        found = {turn: owner for keys in by_key for owner, turns in keys.items() for turn in turns}
-        yield from (f"{turn} waits in the queue of {of}" for turn, of in found.items() if of != owner_of(turn))
-        waiting = Counter(owner for keys in by_key for owner in keys)
+        waiting: Counter[Owner] = Counter()
+        for group in groups:
+            left: Counter[TurnKey] = Counter()
+            for turn in group:
+                left[turn] += 1
+                yield None
+            keys = group.waiting if isinstance(group, FairQueue) else {}
+            waiting.update(keys.keys())
+            for owner, turns in keys.items():
+                for turn in turns:
+                    left[turn] -= 1
+                    yield f"{turn} waits in the queue of {owner}" if owner_of(turn) != owner else None
+            yield from (f"{model}: {turn} waits, and not with its key, or there alone" for turn in +left + -left)
         if waiting != fair.times(model).waiting:
             yield f"{model}: keys {dict(waiting)} wait, {fair.times(model).waiting} are counted"
 

@@ -21,7 +21,8 @@ CALIBRATION = re.compile(r"[0-9a-f]{8} (word )+")
 TEMPLATES = {"first": "<think>", "maybe": "{% if not enable_thinking %}<think></think>{% endif %}", "never": ""}
 
 
-def _arguments() -> argparse.Namespace:
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return what a command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
@@ -94,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--retry-after", type=int, help="with --reject: the header of that name")
     parser.add_argument("--reject-first", type=int, help="reject only so many requests")
     parser.add_argument("--reject-on", help="reject only requests whose body holds this text")
-    return parser.parse_known_args()[0]
+    return parser.parse_known_args(argv)[0]
 
 
 def _breakage(text: str) -> tuple[str, float, str]:
@@ -125,6 +126,14 @@ class Engine:
             }
             for number in range(options.parallel)
         ]
+
+    def exit(self, status: int) -> None:
+        """End the process at once."""
+        os._exit(status)
+
+    def take_signal(self, number: signal.Signals) -> None:
+        """Take a signal as a process does that has no handler for it."""
+        os.kill(os.getpid(), number)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request and close."""
@@ -230,9 +239,9 @@ class Engine:
         self._record(request)
         messages = json.dumps(request["messages"])
         if options.die_on and options.die_on in messages and self._may_die():
-            os._exit(1)
+            self.exit(1)
         if options.stop_on and options.stop_on in messages and self._may_die():
-            os.kill(os.getpid(), signal.SIGSTOP)
+            self.take_signal(signal.SIGSTOP)
         if not request.get("stream"):
             await self._answer_whole(request, writer, slot)
             return
@@ -310,7 +319,7 @@ class Engine:
     async def _maybe_fail(self, number: int, writer: asyncio.StreamWriter) -> None:
         options = self.options
         if number == options.die_after and self._may_die():
-            os._exit(0)
+            self.exit(0)
         if number == options.stall_after:
             self.is_wedged = True
             await asyncio.Event().wait()
@@ -341,9 +350,9 @@ class Engine:
         """Break as it was asked for; return whether only the request is to be refused."""
         how = self.options.breaks[2]
         if how in {"segv", "kill"}:
-            os.kill(os.getpid(), signal.SIGSEGV if how == "segv" else signal.SIGKILL)
+            self.take_signal(signal.SIGSEGV if how == "segv" else signal.SIGKILL)
         if how == "exit":
-            os._exit(1)
+            self.exit(1)
         self.is_wedged = how == "hang"
         return bool(how == "refuse")
 
@@ -449,7 +458,7 @@ async def _main(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Fail at once, or serve."""
-    options = _arguments()
+    options = parse_options()
     if options.exit_if and options.exit_if.exists():
         options.exit_at_once = 3
     if options.exit_at_once is not None:
