@@ -4,9 +4,10 @@ Roundhouse's front door beside sglang-router (Rust), litellm's proxy and a bare 
 own between the same client and the same timed engine (``bench/timed_engine.py``): 64 and 256 streams of 50 tokens/s.
 The rivals are set up in environments of their own in the user's cache folder (``bench/rivals.py``); ``--rivals none``
 leaves them out. The CPU is the relay's own, user and system. The first token is timed while so many streams run; the
-engine sends it with the request, and what a client sees without a relay is taken off.
+engine sends it with the request, and what a client sees without a relay is taken off. Then the same relays with
+requests of one token, 64 at once, each answered whole: requests a second, and the CPU of each.
 
-    python -m bench.relay [--rivals sglang-router,litellm] [--rounds 3] [--tokens 200]
+    python -m bench.relay [--rivals sglang-router,litellm] [--rounds 3] [--tokens 200] [--requests 100]
 """
 
 import argparse
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast
 
+import httptools
 import psutil
 import uvloop
 
@@ -95,6 +97,69 @@ async def load(port: int, streams: int, tokens: int) -> list[float]:
     return await asyncio.gather(*(one(random.random()) for _ in range(streams)))
 
 
+class Asker(asyncio.Protocol):
+    """One connection that is kept: asks as often as told, each time when it has its answer."""
+
+    def __init__(self, request: bytes, left: int) -> None:
+        self._request = request
+        self._left = left
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the first time."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        """Ask again, or be done."""
+        if self._parser.get_status_code() != 200:
+            self.done.set_exception(ConnectionError(f"answered {self._parser.get_status_code()}"))
+            return
+        self._left -= 1
+        if self._left and self._transport is not None:
+            self._parser = httptools.HttpResponseParser(self)
+            self._transport.write(self._request)
+        else:
+            self.done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionError("the connection broke"))
+
+
+async def ask(port: int, connections: int, requests: int) -> float:
+    """Ask so often on each of so many connections; return the requests a second."""
+    message = {"model": "timed", "messages": [{"role": "user", "content": "Go."}], "max_tokens": 1}
+    body = json.dumps(message).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def one() -> None:
+        loop = asyncio.get_running_loop()
+        transport, asker = await loop.create_connection(lambda: Asker(request, requests), "127.0.0.1", port)
+        try:
+            await asker.done
+        finally:
+            transport.abort()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(connections)))
+    return connections * requests / (time.perf_counter() - began)
+
+
+def _ask(port: int, connections: int, requests: int) -> float:
+    argv = [sys.executable, "-m", "bench.relay", "--ask", str(port), "--streams", str(connections)]
+    done = subprocess.run([*argv, "--requests", str(requests)], stdout=subprocess.PIPE, check=True, timeout=300)
+    return float(done.stdout)
+
+
 def _load(port: int, streams: int, tokens: int) -> list[float]:
     argv = [sys.executable, "-m", "bench.relay", "--load", str(port), "--streams", str(streams)]
     done = subprocess.run([*argv, "--tokens", str(tokens)], stdout=subprocess.PIPE, check=True, timeout=300)
@@ -113,7 +178,7 @@ async def serve_aiohttp(port: int, engine: int) -> None:
         async def relay(request: web.Request) -> web.StreamResponse:
             url = f"http://127.0.0.1:{engine}{request.path}"
             async with session.post(url, data=await request.read()) as upstream:
-                answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+                answer = web.StreamResponse(headers={"Content-Type": upstream.headers["Content-Type"]})
                 await answer.prepare(request)
                 async for chunk in upstream.content.iter_any():
                     await answer.write(chunk)
@@ -222,6 +287,31 @@ def _compare(streams: int, tokens: int, rounds: int, rivals: Sequence[str]) -> N
         print(f"{name:<16}{us:>14.1f}{first:>9.2f} ms{first - bare:>7.2f} ms{last:>9.2f} ms", flush=True)
 
 
+def _measure_requests(name: str, connections: int, requests: int) -> Figures:
+    with _engine(1, "at-once") as engine:
+        if name == "none":
+            return {"rate": _ask(engine, connections, requests), "us": 0.0}
+        with _running(name, engine) as process:
+            _ask(PORT, 4, 10)
+            before = _cpu_s(process)
+            rate = _ask(PORT, connections, requests)
+            return {"rate": rate, "us": (_cpu_s(process) - before) / (connections * requests) * 1e6}
+
+
+def _compare_requests(connections: int, requests: int, rounds: int, rivals: Sequence[str]) -> None:
+    names = ["none", "roundhouse", *rivals, "aiohttp"]
+    figures: dict[str, list[Figures]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            figures[name].append(_measure_requests(name, connections, requests))
+    print(f"\n{connections} connections, {requests} requests of one token on each, median of {rounds} rounds")
+    print(f"{'relay':<16}{'requests/s':>14}{'CPU us/request':>16}{'beside aiohttp':>16}")
+    bare = statistics.median(run["us"] for run in figures["aiohttp"])
+    for name, runs in figures.items():
+        rate, us = (statistics.median(run[key] for run in runs) for key in ("rate", "us"))
+        print(f"{name:<16}{rate:>14.0f}{us:>16.0f}{us / bare:>16.2f}", flush=True)
+
+
 def main() -> None:
     """Compare, or be one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -229,18 +319,26 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=0, help="default: 64, then 256")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=100, help="on each of 64 connections")
+    parser.add_argument("--only", choices=["streams", "requests"], help="measure these alone")
+    parser.add_argument("--ask", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
         print(json.dumps(uvloop.run(load(options.load, options.streams, options.tokens))))
+    elif options.ask:
+        print(uvloop.run(ask(options.ask, options.streams, options.requests)))
     elif options.serve:
         uvloop.run(serve_aiohttp(options.serve, options.engine))
     else:
         rivals = [name for name in RIVALS if name in options.rivals.split(",")]
-        for streams in [options.streams] if options.streams else [64, 256]:
-            _compare(streams, options.tokens, options.rounds, rivals)
+        if options.only != "requests":
+            for streams in [options.streams] if options.streams else [64, 256]:
+                _compare(streams, options.tokens, options.rounds, rivals)
+        if options.only != "streams":
+            _compare_requests(options.streams or 64, options.requests, options.rounds, rivals)
 
 
 if __name__ == "__main__":

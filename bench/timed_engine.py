@@ -2,7 +2,8 @@
 
 Run as a program with the number of tokens of a stream it prints its port and serves until its standard input ends. The
 second argument is how many tokens an event holds. With ``at-once`` the first token of a stream comes with its request,
-so that the time to it is that of whoever stands between. The events have the shape and the size of vLLM's and
+so that the time to it is that of whoever stands between. A request that asks for no stream is answered at once, whole,
+with one token. The events have the shape and the size of vLLM's and
 llama-server's (about 240 bytes), one HTTP chunk and one write each, so that clients are compared on the wake-ups that a
 real engine causes.
 """
@@ -57,6 +58,23 @@ def frames_of(tokens: int, per_frame: int) -> list[bytes]:
 
 _MODELS: Final = b'{"object": "list", "data": [{"id": "timed", "object": "model"}]}'
 _TOLD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_WHOLE: Final = json.dumps(
+    {
+        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+        "object": "chat.completion",
+        "created": 1760000000,
+        "model": "timed",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Yes"},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+    }
+).encode()
 _END: Final = _chunk(_event({}, "stop")) + _chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
@@ -94,6 +112,11 @@ class TimedStream(asyncio.Protocol):
         self._received.clear()
         self._sent = 0
         self._closes = b"connection: close" in head.lower()  # as vLLM, llama-server and Ollama do
+        if b'"stream": true' not in body and b'"stream":true' not in body:
+            self._transport.write(_TOLD % (len(_WHOLE), _WHOLE))
+            if self._closes:
+                self._transport.close()
+            return
         self._transport.write(_HEAD + (_CLOSE if self._closes else b"") + b"\r\n")
         loop = asyncio.get_running_loop()
         phase_s = 0.0 if self._at_once else random.random() * self._interval_s  # the streams' phases are spread evenly

@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from service.api.app import Front, build_app
 from service.api.door.connections import most_connections
@@ -215,7 +215,7 @@ async def _watch_signals(
         (hurry if stop.is_set() else stop).set()
 
 
-def _app_of(node: Node, loaded: LoadedConfig, reloader: Reloader, upgrader: Upgrader) -> FastAPI:
+def _app_of(node: Node, loaded: LoadedConfig, reloader: Reloader, upgrader: Upgrader) -> ASGIApp:
     return build_app(node, loaded.config, loaded.roots, loaded.callers, reloader, upgrader)
 
 

@@ -27,6 +27,7 @@ from transport.errors import (
 )
 from transport.exchange import Exchange, Receiver
 from transport.gathering import Gathering
+from transport.kept import KeptConnections
 from transport.relay import Passage, RelayExchange, RelayReceiver
 from transport.request import ChatRequest, Thought
 
@@ -42,7 +43,7 @@ _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 
 class EngineClient:
-    """Speaks a dialect to the engine at an endpoint; holds no connection between calls."""
+    """Speaks a dialect to the engine at an endpoint; connections of relayed requests may be kept a moment."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect = LLAMA_SERVER) -> None:
         self.endpoint = endpoint
@@ -50,6 +51,7 @@ class EngineClient:
         self._head = endpoint.head(CHAT_PATH)
         self._tls = endpoint.tls()
         self._gathering = Gathering()
+        self._kept = KeptConnections()
 
     def use_key(self, key: str) -> None:
         """Bring this key with every request from now on: the engine that is being started asks for it."""
@@ -186,9 +188,23 @@ class EngineClient:
         Raises:
             EngineError: any of its leaves; what has gone through the passage before stands.
         """
-        loop = asyncio.get_running_loop()
-        message = _message(self.endpoint.head(path, accept="*/*"), body)
-        await self._perform(RelayExchange(message, receiver, loop.create_future(), passage))
+        loop, keeps = asyncio.get_running_loop(), self.dialect.keeps_connections
+        head = self.endpoint.head(path, accept="*/*", connection="keep-alive" if keeps else "close")
+
+        def exchange() -> RelayExchange:
+            return RelayExchange(_message(head, body), receiver, loop.create_future(), passage)
+
+        kept = exchange() if len(self._kept) else None
+        transport = None if kept is None else self._kept.take(kept)
+        if kept is not None and transport is not None:
+            try:
+                await self._finish(kept, transport)
+            except EngineUnreachable:
+                if kept.is_answered:
+                    raise
+            else:
+                return
+        await self._perform(exchange())  # the engine had closed the other while it was idle
 
     async def _perform(self, exchange: Exchange) -> None:
         try:
@@ -198,14 +214,23 @@ class EngineClient:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
             raise connection_error(error, f"cannot connect to {self.endpoint}: ") from error
+        await self._finish(exchange, transport)
+
+    async def _finish(self, exchange: Exchange, transport: asyncio.Transport) -> None:
+        """Wait for the end of an answer; keep its connection where that is whole and leaves it open."""
+        is_kept = False
         try:
             await exchange.finished
+            is_kept = exchange.leaves_open and self.dialect.keeps_connections
         finally:
             exchange.stop_gathering()
-            transport.abort()
+            if is_kept:
+                self._kept.keep(transport)
+            else:
+                transport.abort()
             del exchange  # what it has failed with keeps this frame, and would keep it and all that it holds
 
-    async def _connect(self, exchange: Exchange) -> asyncio.WriteTransport:
+    async def _connect(self, exchange: Exchange) -> asyncio.Transport:
         loop, at = asyncio.get_running_loop(), self.endpoint
         if at.uds is not None:
             return (await loop.create_unix_connection(lambda: exchange, at.uds))[0]

@@ -54,14 +54,14 @@ class Endpoint:
         """What stands before every path."""
         return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.base_path}"
 
-    def head(self, path: str, accept: str = "text/event-stream") -> bytes:
+    def head(self, path: str, accept: str = "text/event-stream", connection: str = "close") -> bytes:
         """Return the head of a POST up to the value of its Content-Length; ``accept`` is the kind of answer."""
         lines = {
             "Host": self.authority,
             "Content-Type": "application/json",
             "Accept": accept,
             "Accept-Encoding": "identity",
-            "Connection": "close",
+            "Connection": connection,
             **self.headers,
         }
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())

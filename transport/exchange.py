@@ -83,6 +83,8 @@ class Exchange(asyncio.Protocol):
         self._pending = bytearray()  # what has come and is parsed in later turns of the loop
         self._is_behind = False  # it has to be parsed before what comes
         self._is_reading = True
+        self.leaves_open = False  # once its answer is whole: its connection is good for another request
+        self.is_answered = False  # by one byte at least
         self._has_head = False
         self._head_since = 0.0  # when its first byte came
         self._barren_bytes = 0  # since the last event
@@ -109,7 +111,9 @@ class Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came and hand it over; more than a little is parsed over several turns of the loop."""
+        self.is_answered = True
         if self.finished.done():
+            self.leaves_open = False  # something has come behind it
             return
         size = len(data)
         if size > SLICE_BYTES or self._is_behind:
@@ -189,7 +193,7 @@ class Exchange(asyncio.Protocol):
         """Judge what the end of the connection means for the answer."""
         while self._pending and not self.finished.done():
             self._parse_pending()
-        self._transport = None
+        self._transport, self.leaves_open = None, False
         del self._parser  # it keeps us as we keep it: only the collector would free us, and what our receiver holds
         self.stop_gathering()
         if self.finished.done():

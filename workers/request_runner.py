@@ -134,7 +134,7 @@ class RequestRunner:
                     elif isinstance(outcome, Completed):
                         self._recovery.note_answer(incarnation, running)
                         self._supervisor.note_answer(incarnation)
-                    running.end(outcome)
+                    running.come_to_end(outcome)
             finally:
                 self._watch.note_end(running)
                 if self.pool is not None:

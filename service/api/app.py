@@ -21,7 +21,7 @@ from service.api.door.gate import Gate, Heads, KeyRing
 from service.api.door.http_server import Measuring
 from service.api.errors import problems
 from service.api.errors.problems import Problem
-from service.api.openai.routes import model_router, openai_router
+from service.api.openai.routes import RelayedPaths, Relays, describe_relayed, model_router, openai_router
 from service.api.routes.adapters import ADAPTER_BODIES, adapters_router, tools_router
 from service.api.routes.events import timeline_router
 from service.api.routes.jobs import job_router, jobs_router
@@ -61,12 +61,38 @@ def build_app(
     callers: Mapping[bytes, Caller],
     reloader: Reloader,
     upgrader: Upgrader,
-) -> FastAPI:
+) -> ASGIApp:
     """Return the ASGI application over a running node; files are read from below ``roots`` alone.
 
     ``callers`` are who may ask, by the digests of their keys; without any, all of this machine may.
     """
     limits, server = config.limits, config.server
+    has_several_keys = len({caller.name for caller in callers.values()}) > 1
+    relays = Relays(node, limits, server, has_several_keys=has_several_keys)
+    access = AccessCheck(Rates(time.monotonic))
+    app: ASGIApp = build_routes(node, config, roots, reloader, upgrader, relays, access)
+    app = RelayedPaths(app, relays, access)
+    app = Gate(app, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
+    if server.origins:  # around the gate: a browser asks first, and has no key then
+        app = CORSMiddleware(
+            app, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["Location", "Retry-After"],
+        )  # fmt: skip
+    app = Heads(BufferedBodies(app, queue_bytes=limits.queue_bytes))
+    return Measuring(app, observe=node.metrics.observe_request)  # around all: refusals count too
+
+
+def build_routes(
+    node: Node,
+    config: Config,
+    roots: Sequence[Path],
+    reloader: Reloader,
+    upgrader: Upgrader,
+    relays: Relays,
+    access: AccessCheck,
+) -> FastAPI:
+    """Return all routes but the relayed ones, each behind the check of its caller's scopes."""
+    limits = config.limits
     app = FastAPI(
         title="Roundhouse",
         version=__version__,
@@ -74,13 +100,10 @@ def build_app(
         docs_url=None,  # its page would be loaded from a foreign host
         redoc_url=None,
         openapi_url=None,  # it is described by a route of ours
-        dependencies=[Depends(AccessCheck(Rates(time.monotonic)))],
+        dependencies=[Depends(access)],
     )
     problems.install(app)
-    has_several_keys = len({caller.name for caller in callers.values()}) > 1
-    app.include_router(
-        openai_router(node, limits, server, has_several_keys=has_several_keys)
-    )  # first: each route before one's own costs 20 us a request
+    app.include_router(openai_router(relays))
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(timeline_router(node))
@@ -99,15 +122,6 @@ def build_app(
     app.include_router(upgrade_router(upgrader))
     app.include_router(health_router(node.fleet, node.store, node.tools))
     app.include_router(page_router())
-    app.add_middleware(Gate, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
-    if server.origins:  # around the gate: a browser asks first, and has no key then
-        app.add_middleware(
-            CORSMiddleware, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["Location", "Retry-After"],
-        )  # fmt: skip
-    app.add_middleware(BufferedBodies, queue_bytes=limits.queue_bytes)
-    app.add_middleware(Heads)
-    app.add_middleware(Measuring, observe=node.metrics.observe_request)  # around all: refusals count too
     described = cache(partial(_describe, app))
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -120,6 +134,7 @@ def build_app(
 def _describe(app: FastAPI) -> dict[str, Any]:
     """Return the description of the surface."""
     description = app.openapi()
+    description["paths"] = {**describe_relayed(), **description["paths"]}
     # These bodies are read by ourselves, bounded, and errors are written so; FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
     bodies: tuple[type[BaseModel], ...] = (JobSpec, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES)

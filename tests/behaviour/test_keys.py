@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -13,8 +14,10 @@ import pytest
 import yaml
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from service.api.app import build_app
-from service.api.door.access import ROUTES
+from service.api.app import build_routes
+from service.api.door.access import ROUTES, AccessCheck, Rates
+from service.api.errors.forms import SERVED
+from service.api.openai.routes import Relays
 from service.config.load import build_config
 from service.config.source import LoadedConfig
 from service.config.workers import worker_specs
@@ -97,16 +100,17 @@ async def test_no_route_is_missing_from_the_table(tmp_path: Path) -> None:
     config = build_config(document, {}, "test", {})
     loaded = LoadedConfig(config=config, specs=worker_specs(config, tmp_path, tmp_path))
     async with open_node(config, loaded.specs, tmp_path) as node:
-        app = build_app(
-            node, config, [tmp_path], {}, Reloader(node, loaded, lambda: loaded), Upgrader(node, listener_fd=0)
-        )
+        relays = Relays(node, config.limits, config.server, has_several_keys=False)
+        reloader, upgrader = Reloader(node, loaded, lambda: loaded), Upgrader(node, listener_fd=0)
+        access = AccessCheck(Rates(time.monotonic))
+        app = build_routes(node, config, [tmp_path], reloader, upgrader, relays, access)
         found: set[tuple[str, str]] = set()
         for route in iter_route_contexts(app.routes):
             assert isinstance(route.original_route, APIRoute), f"{route.path}: nothing stands before it"
             assert route.path is not None
             found |= {(method, route.path) for method in route.methods or ()}
         await node.shut_down(0, anyio.Event())
-    assert found == set(ROUTES)
+    assert found | {("POST", path) for path in SERVED} == set(ROUTES)  # those are RelayedPaths
 
 
 def post(

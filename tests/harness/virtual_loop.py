@@ -82,8 +82,11 @@ class Network:
 
     async def connect(self, factory: Callable[[], Any], port: int) -> tuple[asyncio.Transport, Any]:
         arrived = self.loop.create_future()
-        self.loop.call_later(self.chance.uniform(0, ON_THE_WAY_S), lambda: arrived.done() or arrived.set_result(None))
-        await arrived
+        timer = self.loop.call_later(self.chance.uniform(0, ON_THE_WAY_S), arrived.set_result, None)
+        try:
+            await arrived
+        finally:
+            timer.cancel()
         if port not in self.servers:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
         handler, held = self.servers[port]

@@ -63,7 +63,8 @@ class Dialect:
     ``constrain`` gives the parameters that hold a model to a constraint, None where there are none that say it;
     ``always_constrains`` says that such an engine keeps it or refuses it, and never passes over it. ``thoughts`` is for
     engines that hold an answer from its first token, and so have to be told of what stands before it. ``count`` is for
-    engines that fail all requests when the cache that these share is full.
+    engines that fail all requests when the cache that these share is full. One that ``keeps_connections`` waits on an
+    idle connection with nothing of its own: llama.cpp's server with a thread of the few that it has.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Dialect:
     always_constrains: bool = True
     thoughts: ThoughtQuery | None = None
     count: CountQuery | None = None
+    keeps_connections: bool = True
 
 
 PLAIN = Dialect(name="openai", always_constrains=False)

@@ -151,6 +151,7 @@ def decode_counters(slots: bytes) -> EngineCounters:
 LLAMA_SERVER: Final = Dialect(
     name="llama-server",
     ready_paths=(MODELS_PATH,),
+    keeps_connections=False,
     encode=encode,
     counters=EngineQuery(paths=(SLOTS_PATH,), decode=decode_counters),
     capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),

@@ -36,6 +36,11 @@ class InFlightRequest:
             self.ending = outcome
             self.scope.cancel()
 
+    def come_to_end(self, outcome: Outcome) -> None:
+        """End it from within: there is nothing left to be cancelled."""
+        if self.ending is None:
+            self.ending = outcome
+
     def freeze(self) -> None:
         """Let its time stand still: its engine was told to."""
         deadline = self.answer.deadline

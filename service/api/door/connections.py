@@ -362,10 +362,11 @@ class Door(HttpToolsProtocol):
 
     def _disconnect(self) -> None:
         """Disconnect every open request: uvicorn tells the newest alone, and the others' writes would raise."""
-        for cycle in self._open:
+        cycles, self._open = self._open, []
+        for cycle in cycles:
             cycle.disconnected = True
             cycle.message_event.set()
-        self._open = []
+            cycle.scope[WRITER].note_gone()  # type: ignore[typeddict-item]
 
 
 def most_connections(workers: int, slots: int) -> int:

@@ -22,9 +22,23 @@ class BodyWriter:
     def __init__(self, cycle: RequestResponseCycle, note_unread: Callable[[], None]) -> None:
         self._cycle = cycle
         self._note_unread = note_unread
+        self._gone: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"
+
+    def on_gone(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` once the client goes away before its answer is whole; at once where it has."""
+        if self._cycle.disconnected:
+            tell()
+        else:
+            self._gone = tell
+
+    def note_gone(self) -> None:
+        """Tell that the client has gone; a task that waits for ``receive`` would be one more of each request."""
+        tell, self._gone = self._gone, None
+        if tell is not None and not self._cycle.response_complete:
+            tell()
 
     def write_nowait(self, piece: bytes) -> None:
         """Write a piece; nothing where the client has gone."""

@@ -79,6 +79,13 @@ def problem(error: Exception) -> Response:
     return _render(describe(error), {} if after_s is None else {"Retry-After": str(after_s)})
 
 
+def refusal(error: ServiceError, path: str, param: str | None = None) -> Response:
+    """Return the response to a request for a path: a problem, or what the path's surface has in its place."""
+    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a 503 is told by whatever is not available
+        logger.error("%s: %s", error.code, error)
+    return error_of_service(error, param).response(path, {}) if is_of_surface(path) else problem(error)
+
+
 def describe(error: Exception) -> dict[str, object]:
     """Return the fields of a problem that callers decide by."""
     if isinstance(error, ServiceError):
@@ -119,10 +126,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
-        if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a 503 is told by whatever is not available
-            logger.error("%s: %s", error.code, error)
-        path = request.url.path
-        return error_of_service(error).response(path, {}) if is_of_surface(path) else problem(error)
+        return refusal(error, request.url.path)
 
     for kind in ANSWERS:
 

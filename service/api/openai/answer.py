@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import anyio
@@ -57,18 +58,11 @@ class RelayedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client goes away before; however it ends, the request holds no slot afterwards."""
+        scope[WRITER].on_gone(partial(self._withdraw, self._request, None))
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch_client, receive)
-                await self._answer(scope, receive, send)
-                tasks.cancel_scope.cancel()
+            await self._answer(scope, receive, send)
         finally:
             self._withdraw(self._request, None)
-
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._withdraw(self._request, None)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, writer = self._request, scope[WRITER]
@@ -93,16 +87,16 @@ class RelayedAnswer(Response):
         request, posted = self._request, self._request.posted
         has_started, beat_at = False, time.monotonic() + self._heartbeat_s
         while self._is_silent():
-            changed, left_s = request.changed.next, float("inf")
+            changed, left_s = request.changed.next, None
             if request.is_waiting and posted.wait_s is not None:
                 left_s = posted.wait_s - request.waited_s
                 if left_s <= 0:
                     self._withdraw(request, _timed_out(posted.wait_s, self._trouble()))
                     break
             if posted.is_streamed:
-                left_s = min(left_s, beat_at - time.monotonic())
-            with anyio.move_on_after(left_s):
-                await changed.wait()
+                beat_s = beat_at - time.monotonic()
+                left_s = beat_s if left_s is None else min(left_s, beat_s)
+            await _wait_for(changed, left_s)
             if posted.is_streamed and self._is_silent() and time.monotonic() >= beat_at:
                 if not has_started:
                     await self._start(send, {})
@@ -157,6 +151,14 @@ class RelayedAnswer(Response):
             words = request.whole.body.decode("utf-8", "replace")
             return ClientError(status=request.whole.status, code=request.failure.reason, message=words)
         return None if request.has_begun and request.was_told else error_of_failure(request.failure)
+
+
+async def _wait_for(changed: anyio.Event, limit_s: float | None) -> None:
+    if limit_s is None:  # a scope costs more than all else of it
+        await changed.wait()
+        return
+    with anyio.move_on_after(limit_s):
+        await changed.wait()
 
 
 def _timed_out(wait_s: float, trouble: str | None) -> RelayFailure:

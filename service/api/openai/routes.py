@@ -1,19 +1,31 @@
 """The routes of OpenAI's and Anthropic's surfaces."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.body import check_depth, check_nodes, read_body
-from service.api.door.access import caller_of
-from service.api.errors.forms import ALIASES, MODELS, NEEDS, PATHS, SLOTLESS, WRITING, error_of_service
-from service.api.errors.problems import refused
+from service.api.door.access import AccessCheck, caller_of
+from service.api.errors.forms import (
+    ALIASES,
+    MODELS,
+    NEEDS,
+    PATHS,
+    SERVED,
+    SLOTLESS,
+    WRITING,
+    ClientError,
+    error_of_service,
+)
+from service.api.errors.problems import ANSWERS, problem, refusal, refused
 from service.api.openai.answer import RelayedAnswer
 from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, open_envelope
 from service.config.schema import ServerConfig
@@ -75,23 +87,9 @@ class ModelsOut(BaseModel):
     data: list[ModelOut]
 
 
-def openai_router(node: Node, limits: Limits, server: ServerConfig, *, has_several_keys: bool) -> APIRouter:
-    """Return the routes that are relayed, and the list of what they may name."""
-    router, relays, models = (
-        APIRouter(tags=["openai"]),
-        Relays(node, limits, server, has_several_keys=has_several_keys),
-        Models(node),
-    )
-
-    for path in (*PATHS, *ALIASES):
-        meant = ALIASES.get(path, path)
-        router.post(
-            path,
-            summary=SUMMARIES[meant],
-            response_class=Response,
-            openapi_extra=_request_body(meant),
-            responses=ANSWERED,
-        )(relays.endpoint(meant))
+def openai_router(relays: "Relays") -> APIRouter:
+    """Return the routes of what relayed paths may name; those paths themselves are ``RelayedPaths``."""
+    router, models = APIRouter(tags=["openai"]), Models(relays.node)
 
     @router.get("/version", summary="Ask an engine for its version", responses=refused(400, 401, 404, 502, 503))
     async def read_version(model: str | None = None) -> Response:
@@ -144,32 +142,28 @@ class Relays:
     """Takes posted bodies to the queue; what is wrong with one is answered in the form of its surface."""
 
     def __init__(self, node: Node, limits: Limits, server: ServerConfig, *, has_several_keys: bool) -> None:
-        self._node = node
+        self.node = node
         self._has_several_keys = has_several_keys
         self._limits = limits
         self._server = server
         self._counts = TokenCounts(node.fleet, node.scheduler.requests)
 
     def __repr__(self) -> str:
-        return f"<Relays {self._node.scheduler.requests!r}>"
+        return f"<Relays {self.node.scheduler.requests!r}>"
 
-    def endpoint(self, path: str) -> Callable[[Request], Any]:
-        """Return the endpoint function of a path."""
+    async def answer(self, request: Request, path: str) -> Response:
+        """Take a posted body to the queue; return what answers it.
 
-        async def relay(request: Request) -> Response:
-            try:
-                taken = await self._take(request, path)
-            except ServiceError as error:
-                param = "model" if isinstance(error, ModelNotFound) else None
-                return error_of_service(error, param).response(path, {})
-            trouble = partial(self._trouble_of, taken.posted.model)
-            return RelayedAnswer(taken, self._node.scheduler.requests.withdraw, self._server.heartbeat_s, trouble)
-
-        return relay
+        Raises:
+            ServiceError: it is refused.
+        """
+        taken = await self._take(request, path)
+        trouble = partial(self._trouble_of, taken.posted.model)
+        return RelayedAnswer(taken, self.node.scheduler.requests.withdraw, self._server.heartbeat_s, trouble)
 
     def _trouble_of(self, model: str) -> str | None:
         """Return why no worker serves a model now; None where one does."""
-        fleet = self._node.fleet
+        fleet = self.node.fleet
         return fleet.trouble_of(model) if model in fleet.models_without_ready_worker() else None
 
     async def _take(self, request: Request, path: str) -> RelayedRequest:
@@ -202,9 +196,9 @@ class Relays:
         counted = await self._counts.ask(posted) if path in SLOTLESS else None
         if counted is not None:
             return counted
-        await self._node.jobs.bounds.check_request(caller)
-        slots = self._node.scheduler.view.slots(model) or self._node.scheduler.slots_on_demand(model)
-        return self._node.scheduler.requests.submit(posted, slots)
+        await self.node.jobs.bounds.check_request(caller)
+        slots = self.node.scheduler.view.slots(model) or self.node.scheduler.slots_on_demand(model)
+        return self.node.scheduler.requests.submit(posted, slots)
 
     async def _open(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
         """Open the envelope of a body within its bounds; a large body is read in a thread.
@@ -233,7 +227,7 @@ class Relays:
 
     def _params_of(self, model: str) -> Mapping[str, object]:
         """Return the parameters that hold at the door: the author's, and the bound that he has given."""
-        config = self._node.live.config.models.get(model)
+        config = self.node.live.config.models.get(model)
         if config is None or not config.door.params:
             return {}
         has_bound = not ANSWER_BOUNDS.isdisjoint(config.params)
@@ -251,7 +245,7 @@ class Relays:
             PathNotFound: the engine has no such path.
         """
         _, name, _ = self._find(model)
-        for worker in self._node.scheduler.workers_of(name):
+        for worker in self.node.scheduler.workers_of(name):
             if worker.state in LEASABLE:
                 try:
                     return await worker.read_version()
@@ -261,17 +255,76 @@ class Relays:
 
     def _find(self, name: str | None) -> tuple[str, str, str | None]:
         """Return the name that a request gives, the model behind it, and the adapter if it names one."""
-        models = self._node.fleet.models()
+        models = self.node.fleet.models()
         if name is None:
             if len(models) > 1:
                 raise InvalidParameter(f"model: has to be given; one of {', '.join(models)}")
             return models[0], models[0], None
         if name in models:
             return name, name, None
-        model = self._node.adapters.names().get(name)
+        model = self.node.adapters.names().get(name)
         if model is None:
-            raise _unknown(name, self._node)
+            raise _unknown(name, self.node)
         return name, model, name
+
+
+class RelayedPath(NamedTuple):
+    """One path; what is measured goes by it."""
+
+    path: str
+
+
+class RelayedPaths:
+    """ASGI middleware behind the gate: the relayed paths, for which a framework costs more than all else does.
+
+    ``app`` has all others.
+    """
+
+    def __init__(self, app: ASGIApp, relays: Relays, access: AccessCheck) -> None:
+        self._app = app
+        self._relays = relays
+        self._access = access
+        self._paths = {path: RelayedPath(path) for path in SERVED}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on."""
+        route = self._paths.get(scope["path"]) if scope["type"] == "http" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        path = ALIASES.get(route.path, route.path)
+        response = await self._respond(Request(scope, receive), path)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request, path: str) -> Response:
+        if request.method != "POST":
+            detail = f"{request.method} is not served at {request.url.path}; it takes POST"
+            error = ClientError(status=405, code="method_not_allowed", message=detail)
+            return error.response(path, {"Allow": "POST"})
+        try:
+            await self._access(request)
+            return await self._relays.answer(request, path)
+        except ServiceError as error:
+            return refusal(error, path, "model" if isinstance(error, ModelNotFound) else None)
+        except tuple(ANSWERS) as error:
+            return problem(error)
+
+
+def describe_relayed() -> dict[str, Any]:
+    """Return the relayed paths as OpenAPI describes them."""
+    return {
+        path: {
+            "post": {
+                "tags": ["openai"],
+                "summary": SUMMARIES[ALIASES.get(path, path)],
+                "operationId": "relay" + re.sub(r"\W", "_", path) + "_post",
+                **_request_body(ALIASES.get(path, path)),
+                "responses": {str(status): answer for status, answer in ANSWERED.items()},
+            }
+        }
+        for path in (*PATHS, *ALIASES)
+    }
 
 
 def _request_body(path: str) -> dict[str, Any]:

@@ -1,0 +1,225 @@
+"""Connections that an answer has left open, on a network in memory: what is kept, and what a break of one means."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import anyio
+import pytest
+
+from tests.harness.virtual import pass_time
+from tests.harness.virtual_loop import VirtualLoop
+from transport.client import EngineClient
+from transport.dialects.dialect import PLAIN, Dialect
+from transport.dialects.llama_server import LLAMA_SERVER
+from transport.dialects.vllm import VLLM
+from transport.endpoint import Endpoint
+from transport.errors import EngineError, EngineUnreachable
+from transport.kept import IDLE_S
+from workers.requests.generation import Generation
+
+PORT = 20_000
+BODY = b'{"choices": [{"message": {"content": "yes"}}]}'
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n" + BODY
+STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+)
+
+
+def answer(headers: bytes = b"") -> bytes:
+    return ANSWER % (len(BODY), headers)
+
+
+@dataclass
+class Engine:
+    """Answers the n-th request of all with the n-th of ``answers``, then with the last; None closes without a byte."""
+
+    answers: list[bytes | None]
+    connections: int = 0
+    requests: int = 0
+    heads: list[bytes] = field(default_factory=list)
+    gone: int = 0
+    idle_s: float | None = None  # after which it closes
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self.idle_s)
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+                self.heads.append(head)
+                told = self.answers[min(self.requests, len(self.answers) - 1)]
+                self.requests += 1
+                if told is None:
+                    break
+                writer.write(told)
+        except (asyncio.IncompleteReadError, TimeoutError):
+            pass
+        self.gone += 1
+        writer.close()
+
+
+class Passed:
+    def __init__(self) -> None:
+        self.whole: list[bytes] = []
+
+    def pass_frames(self, content_type: str, frames: bytes) -> None:
+        """Take no notice."""
+
+    def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
+        assert (status, content_type) == (200, "application/json")
+        self.whole.append(body)
+
+
+async def ask(client: EngineClient, passed: Passed | None = None) -> None:
+    await client.relay("/v1/embeddings", b"{}", Generation(time.monotonic), passed or Passed())
+
+
+def talk(engine: Engine, scenario: Callable[[EngineClient], Awaitable[None]], dialect: Dialect = PLAIN) -> None:
+    """Run a scenario against an engine in virtual time."""
+    loop = VirtualLoop(Random(1))  # noqa: S311
+    loop.network.listen(PORT, engine.serve)
+
+    async def run() -> None:
+        await scenario(EngineClient(Endpoint(port=PORT), dialect))
+        await pass_time(3 * IDLE_S)  # all are closed
+        assert engine.gone == engine.connections
+
+    anyio.run(run, backend_options={"loop_factory": lambda: loop})
+
+
+async def ask_thrice(client: EngineClient) -> None:
+    passed = Passed()
+    for _ in range(3):
+        await ask(client, passed)
+    assert passed.whole == [BODY] * 3
+
+
+@pytest.mark.parametrize("dialect", [PLAIN, VLLM], ids=lambda each: each.name)
+def test_requests_one_after_another_take_one_connection(dialect: Dialect) -> None:
+    """A connection for each costs a fifth of a short request's CPU (``bench/relay.py``)."""
+    engine = Engine([answer()])
+    talk(engine, ask_thrice, dialect)
+    assert (engine.connections, engine.requests) == (1, 3)
+    assert all(b"\r\nConnection: keep-alive\r\n" in head for head in engine.heads)
+
+
+def test_a_stream_that_is_whole_leaves_its_connection() -> None:
+    """Its end is the last chunk, which comes with the last event."""
+    engine = Engine([STREAM])
+
+    async def scenario(client: EngineClient) -> None:
+        for _ in range(3):
+            await ask(client)
+
+    talk(engine, scenario)
+    assert (engine.connections, engine.requests) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("headers", "dialect"),
+    [
+        pytest.param(b"Connection: close\r\n", PLAIN, id="closes"),
+        pytest.param(b"Server: llama.cpp\r\n", PLAIN, id="llama.cpp that is attached"),
+        pytest.param(b"", LLAMA_SERVER, id="llama.cpp of ours"),
+    ],
+)
+def test_a_connection_is_kept_only_where_the_engine_allows(headers: bytes, dialect: Dialect) -> None:
+    """llama.cpp's server waits on each with a thread, and has few: probes would find none."""
+    engine = Engine([answer(headers)])
+    talk(engine, ask_thrice, dialect)
+    assert engine.connections == 3
+
+
+def test_a_request_that_meets_a_closed_connection_is_sent_once_more() -> None:
+    """The engine closes an idle connection as we send: that is no attempt, and no failure."""
+    engine = Engine([answer(), None, answer()])
+    talk(engine, ask_thrice)
+    assert (engine.connections, engine.requests) == (2, 4)
+
+
+def test_a_request_is_sent_no_third_time() -> None:
+    """An engine that breaks fresh connections as well is broken."""
+    engine = Engine([answer(), None, None])
+
+    async def scenario(client: EngineClient) -> None:
+        await ask(client)
+        with pytest.raises(EngineUnreachable):
+            await ask(client)
+
+    talk(engine, scenario)
+    assert (engine.connections, engine.requests) == (2, 3)
+
+
+def test_a_request_with_a_byte_of_its_answer_is_not_sent_again() -> None:
+    """The engine has begun with it."""
+    engine = Engine([answer(), b"HTTP/1.1 200 OK\r\n"])
+
+    async def scenario(client: EngineClient) -> None:
+        await ask(client)
+        with anyio.move_on_after(5):
+            await ask(client)
+        assert engine.requests == 2
+
+    talk(engine, scenario)
+    cut = Engine([answer(), b"HTTP/1.1 500 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}", answer()])
+
+    async def refused(client: EngineClient) -> None:
+        await ask(client)
+        with pytest.raises(EngineError):
+            await ask(client)
+
+    talk(cut, refused)
+    assert cut.requests == 2
+
+
+def test_a_cancel_closes_the_connection() -> None:
+    """That is how an engine is told to stop."""
+    engine = Engine([answer(), b"HTTP/1.1 200 OK\r\n"])
+
+    async def scenario(client: EngineClient) -> None:
+        await ask(client)
+        with anyio.move_on_after(1) as scope:
+            await ask(client)
+        assert scope.cancelled_caught
+        await pass_time(1)
+        assert engine.gone == 1
+
+    talk(engine, scenario)
+
+
+def test_an_answer_with_something_behind_it_ends_its_connection() -> None:
+    """What comes unasked would be taken for the next answer."""
+    engine = Engine([answer() + answer()])
+    talk(engine, ask_thrice)
+    assert engine.requests == 3
+    assert engine.connections == 3
+
+
+def test_idle_connections_are_closed_by_us_or_by_the_engine() -> None:
+    """After two seconds; an engine that is quicker is heard."""
+    engine = Engine([answer()])
+
+    async def scenario(client: EngineClient) -> None:
+        await ask(client)
+        await pass_time(IDLE_S / 2)
+        assert engine.gone == 0
+        await pass_time(IDLE_S)
+        assert engine.gone == 1
+        await ask(client)
+        assert engine.connections == 2
+
+    talk(engine, scenario)
+    quick = Engine([answer()], idle_s=0.5)
+
+    async def heard(client: EngineClient) -> None:
+        await ask(client)
+        await pass_time(1)
+        assert quick.gone == 1
+        await ask(client)
+
+    talk(quick, heard)
+    assert (quick.connections, quick.requests) == (2, 2)
