@@ -171,7 +171,7 @@ def _commit_one_by_one(folder: Path) -> float:
     while time.perf_counter() < until:
         count += 1
         each = NewJob(
-            job=type(job)(**{name: getattr(job, name) for name in job.__slots__} | {"id": JobId(f"j{count}")}),
+            job=type(job)(**{name: getattr(job, name) for name in job.__struct_fields__} | {"id": JobId(f"j{count}")}),
             document=BODY.decode(), body_hash="h", idempotency_key=None, created_at=datetime.now(UTC),
         )  # fmt: skip
         connection.begin()

@@ -1,7 +1,8 @@
 """How one request of an engine ends. Endings are values: none of them is an error of the caller."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class FailureReason(StrEnum):
@@ -45,15 +46,13 @@ class CancelReason(StrEnum):
     WEIGHTS = "weights"  # its engine gets new weights, and nothing was to wait for that
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """The model has answered; ``finish_reason`` is the engine's word for why it stopped."""
 
     finish_reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFailed:
+class EngineFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The engine failed and the request did not: it may be tried again.
 
     ``brought_down`` says that the incarnation ended under this request, which may be the cause of it, unless
@@ -70,16 +69,14 @@ class EngineFailed:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFailed:
+class RequestFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The request itself cannot succeed: trying it again does not help."""
 
     reason: FailureReason
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
     """It was ended from outside."""
 
     reason: CancelReason

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, NewType
+
+import msgspec
 
 from service.conversations.validation import Validation
 from service.conversations.wording import Phrases
@@ -52,8 +53,7 @@ class TurnKey(NamedTuple):
     round: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round.
 
     ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name. Its turns
@@ -65,7 +65,7 @@ class Agent:
     model: str
     system: str
     adapter: str | None = None
-    params: Mapping[str, object] = field(default_factory=dict)
+    params: Mapping[str, object] = msgspec.field(default_factory=dict)
     visible_to: frozenset[str] | None = None
     waits_for: frozenset[str] = frozenset()
     validation: Validation | None = None
@@ -87,8 +87,7 @@ class Agent:
         return f"{self.adapter or ''} {params}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns.
 
     ``prompt_chars`` is how long its prompt is where that is not kept here.
@@ -99,7 +98,7 @@ class Conversation:
     rounds: int
     is_pinned: bool = False
     prompt_chars: int | None = None
-    metadata: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
     def chars(self) -> int:
@@ -107,8 +106,7 @@ class Conversation:
         return len(self.prompt) if self.prompt_chars is None else self.prompt_chars
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Webhook:
+class Webhook(msgspec.Struct, frozen=True, kw_only=True):
     """Who is told of a job's end; ``secret`` is the name of one that the operator has configured."""
 
     url: str
@@ -120,8 +118,7 @@ class Webhook:
         return {"url": self.url, "secret": self.secret}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Agents and the conversations that they hold; ``system`` stands before every agent's own.
 
     ``owner`` is the name of the key that it was posted with, None where it belongs to none.
@@ -134,11 +131,11 @@ class Job:
     mode: Mode = Mode.ROUNDS
     prompt_at: PromptAt = PromptAt.START
     priority: int = 0
-    metadata: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
     webhook: Webhook | None = None
     system: str = ""
     view: View = View.OWN
-    prompts: Phrases = field(default_factory=Phrases)
+    prompts: Phrases = msgspec.field(default_factory=Phrases)
     owner: str | None = None
 
     @property

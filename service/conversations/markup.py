@@ -1,8 +1,9 @@
 """The markup of agents that say ``markup: true`` (specification, "Agent markup"). Pure."""
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 _THINKING: Final = re.compile(r"<(?P<end>/?)think(?:ing)?\b[^<>]*>", re.IGNORECASE)
 # An end that is missing is the end of the text.
@@ -16,8 +17,7 @@ _WAIT: Final = re.compile(r"<wait\b[^<>]*>", re.IGNORECASE)
 _TAGS: Final = re.compile(r"</?(?:answer|speak|wait)\b[^<>]*>", re.IGNORECASE)  # one in the other
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer says aloud, and what it keeps to itself."""
 
     words: str

@@ -1,15 +1,15 @@
 """The measures of an ended attempt; only its usage is stored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from service.conversations.job import TurnKey
 from service.conversations.states import TurnState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageCounts:
+class UsageCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What was used, in tokens and in seconds of a slot.
 
     ``turns`` were completed. ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are
@@ -25,8 +25,7 @@ class UsageCounts:
     slot_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptMeasures:
+class AttemptMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt on a slot, with its times in seconds.
 
     ``first_token_s`` counts from the moment when it had its slot, ``token_s`` is what a token of its newest answer took
@@ -48,8 +47,7 @@ class AttemptMeasures:
     finish_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestMeasures:
+class RequestMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """A client's request that has ended, with its attempts; ``adapter`` is the one that it named.
 
     ``waited_s`` is how long it waited for slots in all, ``trace_parent`` what its client sent to be traced by.

@@ -1,11 +1,11 @@
 """The records of turns, their charges, and conversations, as callers see them (specification, "Transcripts")."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from service.conversations.job import TurnKey
 from service.conversations.prompt_record import PromptRecord
@@ -16,8 +16,7 @@ from workers.tools.calls import Signal, ToolRecord
 TURNS_A_PIECE: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charges:
+class Charges(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn has been part of since an engine last answered it.
 
     ``is_suspect`` says that it was on an engine that died. ``deaths`` are engines that died with it alone; ``outside``
@@ -41,8 +40,7 @@ class Charges:
         return Charges(service_ends=self.service_ends)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenUsage:
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn cost, in tokens; None is not known."""
 
     prompt_tokens: int | None = None
@@ -50,8 +48,7 @@ class TokenUsage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try of a turn on one incarnation of one worker; ``text`` is what came, whole or not.
 
     ``constrained_by`` is the engine's parameter that held the model to what was asked for, None where none did;
@@ -71,8 +68,7 @@ class Attempt:
     prompt: PromptRecord | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a transcript; all times are UTC."""
 
     key: TurnKey
@@ -97,8 +93,7 @@ class Turn:
     finished_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedTurn:
+class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn has behind it that will run again: its attempts, and what it is charged with.
 
     ``rejected`` are its answers that were not valid, each with the reason.

@@ -9,12 +9,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Final
 
 import anyio
+from msgspec.structs import replace
 
 from service.conversations.job import Job, JobId
 from service.conversations.job_parser import parse_stored

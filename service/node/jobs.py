@@ -4,13 +4,14 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from service.conversations.callers import ANYBODY, API_KEYS, Caller
 from service.conversations.job import Job, JobId

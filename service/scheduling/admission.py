@@ -2,9 +2,11 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from service.conversations.job import Job, JobId, Mode
 from service.conversations.transcript import Turn, UnfinishedTurn
@@ -15,8 +17,7 @@ T = TypeVar("T", Turn, UnfinishedTurn)
 TURNS_AT_ONCE: Final = 1000  # some 10 ms of the event loop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of a job that are stored and ours, and what was recorded of them before.
 
     ``words`` are those of the conversations that have begun; None stands for the words of before they were stored.
@@ -25,7 +26,7 @@ class Piece:
     job: Job
     ended: Sequence[Turn] = ()
     unfinished: Sequence[UnfinishedTurn] = ()
-    words: Mapping[str, ConversationWords | None] = field(default_factory=dict)
+    words: Mapping[str, ConversationWords | None] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False
 
 

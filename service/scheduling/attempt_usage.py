@@ -1,9 +1,10 @@
 """The usage of attempts and of kept slots, as charged to their keys, and the measures of attempts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+import msgspec
 
 from service.conversations.job import Agent, Job, TurnKey
 from service.conversations.measures import AttemptMeasures, UsageCounts
@@ -90,8 +91,7 @@ def spent_by(key: TurnKey, answer: Answer, seconds: float) -> TurnSpent:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptPlace:
+class AttemptPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where an attempt ran and since when; ``began_s`` is when it had its slot, by the clock of its answer."""
 
     worker: str

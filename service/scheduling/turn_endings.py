@@ -3,11 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, assert_never
 
 import anyio.lowlevel
+from msgspec.structs import replace
 
 from service.conversations.job import TurnKey
 from service.conversations.log_fields import of_turn

@@ -5,10 +5,11 @@ slot it is an ``OnSlot``, whichever of the two it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.transcript import Charges
@@ -77,8 +78,7 @@ class SchedulerStore(Protocol):
         """Whether another node has workers for a model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from the end of one attempt."""
 
     event: events.TurnEvent

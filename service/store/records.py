@@ -1,7 +1,6 @@
 """The service's facts for its store: in the past tense, applied in the order in which they are told."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -31,8 +30,7 @@ def decode_unfinished(record: str) -> UnfinishedTurn:
     return _decode_unfinished(record)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationMoved:
+class ConversationMoved(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation is in another state."""
 
     job_id: JobId
@@ -42,8 +40,7 @@ class ConversationMoved:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationWorded:
+class ConversationWorded(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation speaks to a model for the first time: from now on with these words.
 
     ``words`` are those of all models that it has spoken to.
@@ -54,8 +51,7 @@ class ConversationWorded:
     words: ConversationWords
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnMoved:
+class TurnMoved(msgspec.Struct, frozen=True, kw_only=True):
     """A turn got ready, or was put on a slot of ``worker``, for which it had waited ``waited_s`` seconds."""
 
     key: TurnKey
@@ -66,8 +62,7 @@ class TurnMoved:
     waited_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageKey:
+class UsageKey(msgspec.Struct, frozen=True, kw_only=True):
     """What a row is of; an empty text is no key, no job, no agent. ``day`` is a date in UTC."""
 
     day: str
@@ -80,8 +75,7 @@ class UsageKey:
 Used = tuple[UsageKey, UsageCounts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnded:
+class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A turn is in a state that it will not leave; ``used`` is what its last attempt has, if that ended with it.
 
     ``measures`` are that attempt's, ``waited_for`` the agents that had to speak before it in its round.
@@ -95,8 +89,7 @@ class TurnEnded:
     waited_for: Collection[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRequeued:
+class TurnRequeued(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt of a turn has failed, and the turn will run again; ``used`` and ``measures`` are that attempt's."""
 
     key: TurnKey
@@ -109,15 +102,13 @@ class TurnRequeued:
     measures: AttemptMeasures | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestUsed:
+class RequestUsed(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt of a client's request has ended, of which nothing else is stored: it is of no conversation."""
 
     used: Used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallStarted:
+class ToolCallStarted(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a tool is about to be made; ``call`` is the same for the same call in another attempt of the turn.
 
     ``number`` counts the turn's calls over all its attempts; ``arguments`` is JSON.
@@ -132,8 +123,7 @@ class ToolCallStarted:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallEnded:
+class ToolCallEnded(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a call of a tool is known; ``outcome`` is JSON."""
 
     key: TurnKey
@@ -146,8 +136,7 @@ Fact = ConversationMoved | ConversationWorded | TurnMoved | TurnEnded | TurnRequ
 Record = Fact | RequestUsed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as it is stored first; ``document`` is the JSON that was posted, ``key_until`` how long its key counts."""
 
     job: Job
@@ -158,8 +147,7 @@ class NewJob:
     key_until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredJob:
+class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the store knows it."""
 
     id: JobId
@@ -178,8 +166,7 @@ class StoredJob:
     owner: str | None = None  # the name of the key that it was posted with
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredConversation:
+class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as the store knows it, with its ended turns in the order in which they became visible."""
 
     id: str
@@ -189,8 +176,7 @@ class StoredConversation:
     turns: tuple[Turn, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationRow:
+class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as a list shows it: its place in its job, and how many of its turns have ended."""
 
     id: str
@@ -200,8 +186,7 @@ class ConversationRow:
     ended_turns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredEvent:
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a job; ``data`` is JSON."""
 
     number: int
@@ -209,8 +194,7 @@ class StoredEvent:
     data: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredToolCall:
+class StoredToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a tool in the journal of a turn; ``arguments`` and ``outcome`` are JSON, None is not known."""
 
     call: str
@@ -221,8 +205,7 @@ class StoredToolCall:
     outcome: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
     """How many conversations and ended turns of a job are in each state."""
 
     conversations: dict[ConversationState, int]

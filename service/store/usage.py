@@ -7,10 +7,11 @@ Source: specification, "Usage".
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import Final
+
+from msgspec.structs import fields
 
 from service.conversations.measures import UsageCounts
 from service.store.databases.database import Connection

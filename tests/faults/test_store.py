@@ -3,12 +3,12 @@
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState

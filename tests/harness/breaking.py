@@ -5,10 +5,12 @@ Used by the property that innocent turns end whatever an engine does, and that w
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from random import Random
+
+from msgspec.structs import replace
 
 from service.conversations.job import Job, TurnKey
 from service.conversations.transcript import Charges

@@ -1,12 +1,12 @@
 """Capacity in tokens under any order of events: room and slots are kept, and everything ends."""
 
 from collections import deque
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.conversations.job import GroupBy, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events

@@ -1,9 +1,8 @@
 """What every store promises: in memory, in SQLite's file, in a real PostgreSQL."""
 
-from dataclasses import replace
-
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState, TurnState

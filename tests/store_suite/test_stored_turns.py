@@ -1,9 +1,9 @@
 """What every store keeps of turns, their tools and their times."""
 
-from dataclasses import replace
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Attempt, Charges, UnfinishedTurn

@@ -1,10 +1,10 @@
 """Recovery after an engine's failure: the charge of each request on it, and its slots before they are lent again."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, Protocol
 
 import anyio
+from msgspec.structs import replace
 
 from workers.health.canary import CanaryResult
 from workers.health.circuit_breaker import CircuitBreaker

@@ -17,10 +17,10 @@ A limit counts from the last progress. So nothing weak ever saves or condemns fo
 What is made for each request at each look is a msgspec struct, as the events of the stream are.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
@@ -56,8 +56,7 @@ class Scope(StrEnum):
     REQUEST = "request"  # the engine works for others, and not for this one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StallLimits:
+class StallLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long the model may make no progress, in seconds, before and after the first token; None is for ever.
 
     ``busy_s`` is for how much longer CPU ticks alone may speak for an engine, or others' answers for a request that

@@ -1,7 +1,6 @@
 """A request that is passed to an engine as it was posted, and its answer passed on as it came."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -20,8 +19,7 @@ from workers.requests.tool_loop import RequestSettings, broken_off, rejected
 UNBOUNDED: Final = 1 << 30  # tokens: what no request may have
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relay:
+class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """A body for one of an engine's paths; ``passage`` takes the answer.
 
     ``model`` is the name in ``body``, and ``adapter`` the adapter that it stands for. ``chars`` is about how much there

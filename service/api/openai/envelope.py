@@ -6,7 +6,6 @@ Source: specification, "Front door".
 import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
@@ -58,8 +57,7 @@ class _Body(Struct, gc=False):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a body; ``chars`` is about how much the engine has to read, ``answers`` how many it writes."""
 
     model: str | None

@@ -11,9 +11,11 @@ suspect that nobody can try: enough of those distrust the key as well.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from service.conversations.job import JobId, TurnKey
 from service.conversations.transcript import Charges
@@ -39,8 +41,7 @@ class Trial(IntEnum):
     LAST = 3  # behind everybody else's turns: others of its job or key were convicted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeathExplained:
+class DeathExplained(msgspec.Struct, frozen=True, kw_only=True):
     """A turn was convicted that was on this engine."""
 
     worker: str
@@ -48,8 +49,7 @@ class DeathExplained:
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeathUnexplained:
+class DeathUnexplained(msgspec.Struct, frozen=True, kw_only=True):
     """Every turn that was on this engine has ended since: none of them was the cause; ``company`` is how many."""
 
     worker: str
@@ -57,22 +57,19 @@ class DeathUnexplained:
     company: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuspectsCleared:
+class SuspectsCleared(msgspec.Struct, frozen=True, kw_only=True):
     """Another turn explains the deaths that these were suspected of."""
 
     keys: tuple[TurnKey, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceDistrusted:
+class SourceDistrusted(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of it were convicted one after the other: those that were never tried are tried, last of all."""
 
     source: Source
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceTrusted:
+class SourceTrusted(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of it have ended well: the others are as good as anybody's."""
 
     source: Source
@@ -81,8 +78,7 @@ class SourceTrusted:
 Finding = DeathExplained | DeathUnexplained | SuspectsCleared | SourceDistrusted | SourceTrusted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlameVerdict:
+class BlameVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a death means for one turn that was on the engine; ``trial`` is None where it is no suspect."""
 
     charges: Charges

@@ -4,8 +4,10 @@ Source: the exact (Clopper-Pearson) bound of a binomial rate, C. J. Clopper and 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from service.conversations.transcript import Charges
 from workers.outcome import EngineFailed, FailureReason

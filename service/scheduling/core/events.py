@@ -1,7 +1,8 @@
 """The scheduler's events and actions: events in the past tense, actions in the imperative. Values only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
@@ -14,8 +15,7 @@ from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobAdmitted:
+class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of a job to run here: all of ``job``, whether others of it are here already or not.
 
     ``ended`` holds the turns that ended before, in an earlier life of the service or on another node. ``suspects`` are
@@ -25,29 +25,26 @@ class JobAdmitted:
     """
 
     job: Job
-    ended: Mapping[TurnKey, tuple[TurnState, str | None]] = field(default_factory=dict)
-    suspects: Mapping[TurnKey, Trial] = field(default_factory=dict)
-    cached: Mapping[TurnKey, CacheLocation] = field(default_factory=dict)
+    ended: Mapping[TurnKey, tuple[TurnState, str | None]] = msgspec.field(default_factory=dict)
+    suspects: Mapping[TurnKey, Trial] = msgspec.field(default_factory=dict)
+    cached: Mapping[TurnKey, CacheLocation] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False  # a caller asked for its end in that earlier life
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelled:
+class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
     """A caller wants no more of a job."""
 
     job_id: JobId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationSpoiled:
+class ConversationSpoiled(msgspec.Struct, frozen=True, kw_only=True):
     """What has happened in a conversation cannot be stored: it has failed there, and is to end here."""
 
     job_id: JobId
     conversation_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReady:
+class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's slots may be used; ``read_s`` is what a token of a prompt takes its engine, where that is known.
 
     ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then each turn holds whole
@@ -65,8 +62,7 @@ class WorkerReady:
     shares_prefixes: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerNotReady:
+class WorkerNotReady(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's slots may not be used; the turns on them tell their own end.
 
     ``returns`` says that another engine of it is on its way.
@@ -76,8 +72,7 @@ class WorkerNotReady:
     returns: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLost:
+class ModelLost(msgspec.Struct, frozen=True, kw_only=True):
     """No worker of a model will ever be ready again unless an operator helps: its turns wait for nothing.
 
     ``is_elsewhere`` says that another node has one: then conversations that need the model next are left to it.
@@ -87,15 +82,13 @@ class ModelLost:
     is_elsewhere: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRegained:
+class ModelRegained(msgspec.Struct, frozen=True, kw_only=True):
     """An operator has helped: a worker of the model may get ready."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnCompleted:
+class TurnCompleted(msgspec.Struct, frozen=True, kw_only=True):
     """A turn has spoken; ``seconds`` is how long its last attempt held its slot."""
 
     key: TurnKey
@@ -103,22 +96,19 @@ class TurnCompleted:
     reading: PromptReading | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvUseTold:
+class KvUseTold(msgspec.Struct, frozen=True, kw_only=True):
     """Turns in flight are seen to take that of their workers' KV caches."""
 
     uses: Mapping[TurnKey, KvUse]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeTold:
+class TimeTold(msgspec.Struct, frozen=True, kw_only=True):
     """It is so late, in monotonic seconds: told now and then while keys are distrusted."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnSpent:
+class TurnSpent(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt of a turn that is about to end has read and written so many tokens; those of a cache not counted.
 
     It held its slots for so many ``seconds``; without ``is_told`` the engine has not told all of the tokens.
@@ -131,8 +121,7 @@ class TurnSpent:
     is_told: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotsKept:
+class SlotsKept(msgspec.Struct, frozen=True, kw_only=True):
     """Slots have stood idle for so many seconds, in all, until a turn on several had them, or waited no longer."""
 
     owner: str | None
@@ -140,15 +129,13 @@ class SlotsKept:
     slot_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeferralOver:
+class DeferralOver(msgspec.Struct, frozen=True, kw_only=True):
     """A turn was to wait for its worker, and the time for that is over."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnInterrupted:
+class TurnInterrupted(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's engine failed; the turn is to run again.
 
     With a ``trial`` it is a suspect: it may have brought the engine down, and runs alone on a worker that takes nothing
@@ -159,40 +146,34 @@ class TurnInterrupted:
     trial: Trial | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRejected:
+class TurnRejected(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's answer is not valid; the turn goes ahead of all that waits."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFailed:
+class TurnFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A turn has failed for good, and its conversation with it."""
 
     key: TurnKey
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnCutOff:
+class TurnCutOff(msgspec.Struct, frozen=True, kw_only=True):
     """A turn in flight was ended because its conversation was."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
+class Paused(msgspec.Struct, frozen=True, kw_only=True):
     """Starts stop until further notice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpaused:
+class Unpaused(msgspec.Struct, frozen=True, kw_only=True):
     """Turns may be started again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolsBegan:
+class ToolsBegan(msgspec.Struct, frozen=True, kw_only=True):
     """A turn in flight asks nothing of its engine: these tools run, for ``model``, and then it goes on.
 
     ``context_tokens`` is what its engine would have to read again without its cache.
@@ -204,16 +185,14 @@ class ToolsBegan:
     context_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepOver:
+class KeepOver(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds of a ``KeepSlot`` have passed."""
 
     key: TurnKey
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolsEnded:
+class ToolsEnded(msgspec.Struct, frozen=True, kw_only=True):
     """The tools of a turn in flight have run, for so many seconds; it wants to ask its engine again."""
 
     key: TurnKey
@@ -231,15 +210,13 @@ Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused |
 # Actions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnIsReady:
+class TurnIsReady(msgspec.Struct, frozen=True, kw_only=True):
     """The turn waits for nothing but a slot."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartTurn:
+class StartTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Run the turn on a slot of the worker, or on several, and tell its end."""
 
     key: TurnKey
@@ -248,8 +225,7 @@ class StartTurn:
     is_suspect: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeferTurn:
+class DeferTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Tell when so many seconds have passed: for so long the turn waits for the worker that knows its prompt."""
 
     key: TurnKey
@@ -257,8 +233,7 @@ class DeferTurn:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepSlot:
+class KeepSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Tell when so many seconds have passed: for so long a turn whose tools run keeps its slot."""
 
     key: TurnKey
@@ -266,64 +241,55 @@ class KeepSlot:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LendSlot:
+class LendSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Give the turn's slot back while its tools run; it is still in flight."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeBackSlot:
+class TakeBackSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Take a slot of its worker for a turn that has lent its own, and let it go on."""
 
     key: TurnKey
     worker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoseSlot:
+class LoseSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Interrupt a turn that has lent its slot: the engine that it was on is not there any more."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonTurn:
+class AbandonTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Fail a ready turn that no worker will ever take."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutOffTurn:
+class CutOffTurn(msgspec.Struct, frozen=True, kw_only=True):
     """End the turn that is in flight, since its conversation has ended, and tell when it has."""
 
     key: TurnKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinueCancel:
+class ContinueCancel(msgspec.Struct, frozen=True, kw_only=True):
     """Tell once more that the job is cancelled, when what has followed so far is stored: there is more to end."""
 
     job_id: JobId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinueDispatch:
+class ContinueDispatch(msgspec.Struct, frozen=True, kw_only=True):
     """Decide once more, after all others have had a moment: there was much to pass over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationStarted:
+class ConversationStarted(msgspec.Struct, frozen=True, kw_only=True):
     """The first turn of a conversation is being started."""
 
     job_id: JobId
     conversation_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationEnded:
+class ConversationEnded(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing of the conversation runs or will run; ``unspoken`` are its turns that never ended."""
 
     job_id: JobId
@@ -333,8 +299,7 @@ class ConversationEnded:
     unspoken: Sequence[TurnKey]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationReleased:
+class ConversationReleased(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing of the conversation runs here, and what comes next is for another node: it needs one of ``models``."""
 
     job_id: JobId
@@ -342,8 +307,7 @@ class ConversationReleased:
     models: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnded:
+class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
     """All conversations of the job that were here have ended or left."""
 
     job_id: JobId

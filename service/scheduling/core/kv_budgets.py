@@ -4,17 +4,17 @@ Source: specification, "Capacity in tokens".
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from service.conversations.job import JobId, TurnKey
 
 PrefixId = tuple[JobId, str]  # a job's agent: the prompts of all its conversations begin alike
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvNeed:
+class KvNeed(msgspec.Struct, frozen=True, kw_only=True):
     """What one turn takes, in tokens; ``shared`` of the prompt are held once for all turns of ``prefix`` together."""
 
     prompt: int
@@ -31,8 +31,7 @@ class KvNeed:
 NOTHING: Final = KvNeed(prompt=0, answer=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvUse:
+class KvUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn in flight takes by now, in tokens: its prompt as the engine has counted it, and what was answered."""
 
     prompt: int

@@ -4,8 +4,9 @@ Source: D. Lifka, "The ANL/IBM SP scheduling system" (1995), for backfilling; sp
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.events import WorkerReady

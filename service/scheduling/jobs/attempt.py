@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from service.conversations.markup import Said, read_markup
 from service.conversations.prompt_record import PromptRecord, keep_exchanges

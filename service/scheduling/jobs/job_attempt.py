@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import anyio
+from msgspec import structs
 
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures
@@ -204,7 +205,7 @@ class JobAttempt:
         run, validation = self._run, self._agent.validation
         if validation is not None and len(run.rejected) <= validation.retries:
             again = self.run_again(FailureReason.INVALID_ANSWER, fault, None)
-            return replace(again, event=events.TurnRejected(key=run.key))
+            return structs.replace(again, event=events.TurnRejected(key=run.key))
         return self.fail(FailureReason.VALIDATION_EXHAUSTED, f"the last of {len(run.rejected)} answers: {fault}")
 
     def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:

@@ -1,8 +1,10 @@
 """One turn from the moment it is ready to its end, over all its attempts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
+
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, TurnKey
 from service.conversations.prompt_messages import Rejected

@@ -1,8 +1,9 @@
 """The turns of live jobs that are ready, on a slot, or ended and not yet durable."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import anyio
+import msgspec
 
 from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, RequestMeasures
@@ -20,8 +20,7 @@ CONVERSATION: Final = "0"
 REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT_OVERFLOW})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostedRequest:
+class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a client has posted: ``body`` for ``path``, of the ``model`` that it names, or of an ``adapter`` on that.
 
     ``name`` is what the body calls it, ``chars`` about how long its prompt is. ``answers`` is how many it asks for,
@@ -72,8 +71,7 @@ class PostedRequest:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeAnswer:
+class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's unstreamed answer, good or bad."""
 
     status: int
@@ -81,8 +79,7 @@ class WholeAnswer:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayFailure:
+class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request has no answer, or none that is whole; ``after_s`` is when it may be asked again, if that helps."""
 
     reason: str

@@ -1,11 +1,11 @@
 """Large jobs come onto the scheduler a piece at a time, in their order, and are cancelled as one."""
 
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import JobId, Mode
 from service.scheduling.admission import TURNS_AT_ONCE, Admission, Piece

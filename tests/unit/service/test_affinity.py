@@ -1,8 +1,7 @@
 """A turn waits for the worker that knows its prompt, while reading it anew would cost more than the wait."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core.decide import SchedulingCore

@@ -1,9 +1,9 @@
 """Who may start ahead of a turn that has no room, how often, and what looking for one costs."""
 
 from collections import deque
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, Conversation, GroupBy, JobId, Mode, TurnKey
 from service.scheduling.core import events

@@ -1,11 +1,11 @@
 """Conversations that have begun go on before new ones begin, while together they fill a KV cache."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.conversations.job import JobId, Mode, TurnKey
 from service.scheduling.core import events

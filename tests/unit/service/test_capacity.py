@@ -1,8 +1,7 @@
 """A worker's slots are lent only as far as its KV cache has room."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial

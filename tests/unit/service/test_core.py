@@ -1,7 +1,7 @@
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ConversationState, JobState, TurnState, job_state_after

@@ -1,8 +1,7 @@
 """Whom deaths are blamed on where work has keys: a key's turns are tried before they fly beside others'."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import JobId, TurnKey
 from service.conversations.transcript import Charges

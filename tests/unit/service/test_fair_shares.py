@@ -1,8 +1,7 @@
 """Virtual times of keys, and the order of turns among them and within one."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import Job, TurnKey
 from service.scheduling.core import events

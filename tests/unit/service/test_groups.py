@@ -1,9 +1,9 @@
 from collections import deque
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.conversations.job import GroupBy, Mode, TurnKey
 from service.scheduling.core.blame import SourceDistrusted

@@ -1,11 +1,11 @@
 """Reservations of a KV cache: their sum, what prompts share, and corrections of what turns in flight take."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events

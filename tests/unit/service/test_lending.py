@@ -1,6 +1,6 @@
 """Slots of turns whose tools run (specification, "While tools run")."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, TurnKey
 from service.scheduling.core.blame import Trial

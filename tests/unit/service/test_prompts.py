@@ -1,6 +1,7 @@
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
 
 from service.conversations.job import Conversation, Job, Mode, TurnKey
 from service.conversations.prompt_messages import Rejected

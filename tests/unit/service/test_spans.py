@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -77,7 +77,7 @@ def ended(agent: str, number: int = 0, waited_for: tuple[str, ...] = (), **field
         queued_at=NOW,
         finished_at=NOW + timedelta(seconds=3),
     )
-    turn = replace(turn, **fields)  # type: ignore[arg-type]
+    turn = replace(turn, **fields)
     return TurnEnded(turn=turn, at=NOW, model="m", measures=ATTEMPT, waited_for=waited_for)
 
 

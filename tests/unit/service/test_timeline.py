@@ -4,11 +4,11 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import JobState, TurnState
@@ -34,7 +34,7 @@ def attempt(begin: float, end: float, outcome: TurnState = TurnState.COMPLETED, 
         outcome=outcome, reason=None, detail=None, text="words " * 99, worker="w-0", incarnation=1,
         started_at=at(begin), finished_at=at(end),
     )  # fmt: skip
-    return replace(made, **fields)  # type: ignore[arg-type]
+    return replace(made, **fields)
 
 
 def span(begin: float, end: float | None, worker: str = "w-0", **fields: object) -> Span:

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from msgspec.structs import replace
 
 from service.scheduling.core.blame import SourceDistrusted, SuspectsCleared, Trial
 from service.scheduling.core.decide import SchedulingCore

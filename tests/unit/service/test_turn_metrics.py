@@ -1,8 +1,8 @@
 """What is counted of turns, and how many series that may become whoever names things."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.conversations.job import JobId, TurnKey

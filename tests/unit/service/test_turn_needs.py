@@ -1,12 +1,12 @@
 """What a turn is expected to take of a KV cache, by what its agent and its conversation have taken before."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.conversations.discussion import Discussion
 from service.conversations.job import JobId, Mode, TurnKey

@@ -1,9 +1,9 @@
 """What is said around a job's own words: in which place, how much, and by whose wish."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from msgspec.structs import replace
 
 from service.conversations.discussion import Spoken, shared_before, visible_before
 from service.conversations.job import Agent, Job, View

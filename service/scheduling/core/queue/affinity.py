@@ -5,8 +5,9 @@ longer than it would cost: at worst it comes as late again as if it had gone els
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from service.conversations.job import TurnKey
 from service.scheduling.core.queue.ready_queue import ReadyTurn
@@ -17,8 +18,7 @@ LEAST_RATE: Final = 1.0  # tokens a second, until that of a model is known
 LEAST_ANSWER: Final = 8  # of an answer, before its time tells anything
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptReading:
+class PromptReading(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine has read for a turn: tokens that it had not in its cache, and seconds to the first of the answer.
 
     ``context_tokens`` is what its cache holds after the turn, prompt and answer; ``answer_tokens`` the answer alone,
@@ -32,8 +32,7 @@ class PromptReading:
     answer_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLocation:
+class CacheLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where an agent of a conversation was last, or a client's program, and how many tokens are in the cache there."""
 
     worker: str

@@ -7,8 +7,9 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
 
 from service.conversations.job import JobId, TurnKey
 
@@ -17,8 +18,7 @@ SLACK: Final = 4  # entries of a heap for each turn, before those that are out o
 LEAST: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadyTurn:
+class ReadyTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A ready turn and what a policy may judge it by; smaller numbers of order are older.
 
     ``path`` is the longest chain of turns that begins with it, in turns of average length. ``is_front`` says that it
@@ -41,11 +41,10 @@ class ReadyTurn:
 
     def after_deferral(self) -> "ReadyTurn":
         """Return the same turn as one that was deferred."""
-        return replace(self, was_deferred=True)
+        return msgspec.structs.replace(self, was_deferred=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLoad:
+class JobLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of one job, in turns of average length: all of it, that of one model, and its longest chain."""
 
     priority: int
