@@ -7,7 +7,6 @@ import anyio.to_thread
 import msgspec
 from fastapi import Request
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.conversations.limits import Limits
@@ -100,17 +99,18 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         BodyMalformed: it never came to its end.
         QueueFull: all bodies that are held are larger than they may be.
     """
-    body = bytearray()
-    try:
-        held: BufferedBody | None = request.scope.get(HELD)
-        async for chunk in request.stream():
-            if held is not None:
-                held.add(len(chunk))
-            body += chunk
-            if len(body) > limits.body_bytes:
-                raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
-    except ClientDisconnect as error:
-        raise BodyMalformed(HUNG_UP) from error
+    body, is_whole = bytearray(), False
+    held: BufferedBody | None = request.scope.get(HELD)
+    while not is_whole:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise BodyMalformed(HUNG_UP)
+        chunk, is_whole = message.get("body", b""), not message.get("more_body", False)
+        if held is not None:
+            held.add(len(chunk))
+        body += chunk
+        if len(body) > limits.body_bytes:
+            raise BodyTooLarge(f"the body is larger than limits.body_bytes = {limits.body_bytes}")
     return bytes(body).removeprefix(BYTE_ORDER_MARK)
 
 

@@ -5,6 +5,7 @@ No label is anybody's to invent: models, tools, routes and reasons are bounded i
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Final
 
@@ -77,10 +78,11 @@ class Metrics:
         )
         self._lost = self._counter("store_facts_lost", "Facts and accounts that cannot be written.", ())
         self._deliveries = self._counter("webhook_deliveries", "Tries to deliver a webhook.", ("outcome",))
-        self._requests = self._counter("http_requests", "Requests that were answered.", ("route", "method", "code"))
-        self._request_times = self._seconds(
+        requests = self._counter("http_requests", "Requests that were answered.", ("route", "method", "code"))
+        times = self._seconds(
             "http_request", "From a request to the beginning of its answer.", ("route", "method"), WAIT_BUCKETS
         )
+        self._requests, self._request_times = cache(requests.labels), cache(times.labels)
         self._starting: dict[tuple[str, str], tuple[int, float | None]] = {}
 
     def __repr__(self) -> str:
@@ -106,8 +108,8 @@ class Metrics:
 
     def observe_request(self, route: str, method: str, code: int, seconds: float) -> None:
         """Take the answer to an HTTP request, by the template of its route."""
-        self._requests.labels(route, method, str(code)).inc()
-        self._request_times.labels(route, method).observe(seconds)
+        self._requests(route, method, str(code)).inc()
+        self._request_times(route, method).observe(seconds)
 
     def count_delivery(self, outcome: str) -> None:
         """Count a try to deliver a webhook, by its outcome."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -45,12 +46,13 @@ class TurnMetrics:
         ) -> Histogram:
             return Histogram(f"roundhouse_{name}_seconds", text, labels, buckets=buckets, registry=registry)
 
-        self._turns = Counter("roundhouse_turns", "Turns that have ended.", ended, registry=registry)
-        self._attempts = Counter("roundhouse_attempts", "Attempts on slots that have ended.", ended, registry=registry)
-        self._tokens = Counter("roundhouse_tokens", "Tokens.", (*place, "kind"), registry=registry)
-        self._conversations = Counter(
-            "roundhouse_conversations", "Conversations that have ended.", ("outcome",), registry=registry
-        )
+        def count(name: str, text: str, labels: Sequence[str]) -> Callable[..., Counter]:
+            return cache(Counter(f"roundhouse_{name}", text, labels, registry=registry).labels)
+
+        self._turns = count("turns", "Turns that have ended.", ended)
+        self._attempts = count("attempts", "Attempts on slots that have ended.", ended)
+        self._tokens = count("tokens", "Tokens.", (*place, "kind"))
+        self._conversations = count("conversations", "Conversations that have ended.", ("outcome",))
         self._waits = seconds("queue_wait", "How long turns waited for a slot.")
         self._durations = seconds("turn_duration", "How long turns took, from being ready to their end.")
         self._first_tokens = seconds("time_to_first_token", "From the slot to the first token of the answer.")
@@ -77,14 +79,14 @@ class TurnMetrics:
                     self._count_attempt(JOB, fact.measures)
                     self._count_tools(fact.so_far.attempts[-1].tool_calls)
                 case ConversationMoved() if fact.state in ENDED_CONVERSATIONS:
-                    self._conversations.labels(fact.state.value).inc()
+                    self._conversations(fact.state.value).inc()
                 case _:
                     pass
 
     def take_request(self, request: RequestMeasures) -> None:
         """Count what has become of a client's request."""
         place = self._place(REQUEST, request.model)
-        self._turns.labels(*place.labels, request.outcome.value, request.reason or "").inc()
+        self._turns(*place.labels, request.outcome.value, request.reason or "").inc()
         place.wait.observe(request.waited_s)
         for attempt in request.attempts:
             self._count_attempt(REQUEST, attempt)
@@ -93,7 +95,7 @@ class TurnMetrics:
 
     def _end_turn(self, fact: TurnEnded) -> None:
         turn, place = fact.turn, self._place(JOB, fact.model)
-        self._turns.labels(*place.labels, turn.state.value, turn.reason or "").inc()
+        self._turns(*place.labels, turn.state.value, turn.reason or "").inc()
         if fact.measures is None:  # it was on no slot at its end, and its attempts were counted before
             return
         self._count_attempt(JOB, fact.measures)
@@ -103,7 +105,7 @@ class TurnMetrics:
 
     def _count_attempt(self, source: str, attempt: AttemptMeasures) -> None:
         place, used = self._place(source, attempt.model), attempt.used
-        self._attempts.labels(*place.labels, attempt.outcome.value, attempt.reason or "").inc()
+        self._attempts(*place.labels, attempt.outcome.value, attempt.reason or "").inc()
         tokens = {
             "prompt": used.prompt_tokens,
             "cached": used.cached_tokens,
@@ -112,7 +114,7 @@ class TurnMetrics:
         }
         for kind, count in tokens.items():
             if count:
-                self._tokens.labels(*place.labels, kind).inc(count)
+                self._tokens(*place.labels, kind).inc(count)
         if attempt.first_token_s is not None:
             place.first_token.observe(attempt.first_token_s)
         if attempt.token_s is not None:

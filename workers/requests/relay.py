@@ -46,10 +46,12 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
 async def relay(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
     """Return how ``request`` ended; ``answer`` holds what was read of it along the way."""
     limits = [limit for limit in (request.limit_s, settings.request_s) if limit is not None]
-    limit_s = min(limits, default=None)
+    if not limits:
+        return await _ask(client, settings, request, answer)
+    limit_s = min(limits)
     with anyio.move_on_after(limit_s) as answer.deadline:
         return await _ask(client, settings, request, answer)
-    return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within {limit_s or 0:g} s on a slot")
+    return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within {limit_s:g} s on a slot")
 
 
 async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:

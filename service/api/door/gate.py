@@ -188,6 +188,8 @@ def _fault_of(path: str, headers: Headers) -> ServiceError | None:
     """Return the fault that a request has for every caller: an impossible path, or a header with two meanings."""
     if "\0" in path:
         return PathNotFound("no name of ours holds a NUL")
+    if len({name for name, _ in headers.raw}) == len(headers.raw):  # as good as always: none was sent twice
+        return None
     for name in ("Host", "Authorization", "X-Api-Key", "Content-Type"):
         if len(set(headers.getlist(name))) > 1:
             return RequestMalformed(f"{name} was sent twice, and not the same: a proxy may go by the other one")

@@ -38,8 +38,8 @@ class _Told(msgspec.Struct):
     type: str | None = None
 
 
-class RelayedAnswer(Response):
-    """An ASGI response that waits for its request; ``withdraw`` ends a request that nobody waits for any more.
+class RelayedAnswer:
+    """An ASGI application that waits for its request; ``withdraw`` ends a request that nobody waits for any more.
 
     ``trouble`` tells why no worker serves its model, None where one does.
 
@@ -49,7 +49,6 @@ class RelayedAnswer(Response):
     def __init__(
         self, request: RelayedRequest, withdraw: Withdraw, heartbeat_s: float, trouble: Callable[[], str | None]
     ) -> None:
-        super().__init__()
         self._trouble = trouble
         self._request = request
         self._path = request.posted.path

@@ -151,7 +151,7 @@ class Relays:
     def __repr__(self) -> str:
         return f"<Relays {self.node.scheduler.requests!r}>"
 
-    async def answer(self, request: Request, path: str) -> Response:
+    async def answer(self, request: Request, path: str) -> ASGIApp:
         """Take a posted body to the queue; return what answers it.
 
         Raises:
@@ -297,7 +297,7 @@ class RelayedPaths:
         response = await self._respond(Request(scope, receive), path)
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request, path: str) -> Response:
+    async def _respond(self, request: Request, path: str) -> ASGIApp:
         if request.method != "POST":
             detail = f"{request.method} is not served at {request.url.path}; it takes POST"
             error = ClientError(status=405, code="method_not_allowed", message=detail)

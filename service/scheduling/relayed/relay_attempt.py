@@ -5,8 +5,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-import anyio
-
 from service.conversations.job import TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Charges
@@ -53,9 +51,10 @@ class RelayAttempt:
         self.worker = worker.spec.id
         self.incarnation = worker.incarnation
         self._on_end = on_end
-        self.scope = anyio.CancelScope()
         self.answer = Answer(time.monotonic)
         self.answer.own_tokens = request.own_tokens if request.posted.is_apart else None
+        self._relay = _relay_on_slot(request)
+        self._in_flight = worker.prepare(self._relay, self.answer)
         self._began_at = time.monotonic()
         self._started_at = datetime.now(UTC)
         self.seconds = 0.0
@@ -89,27 +88,12 @@ class RelayAttempt:
 
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
         """Ask the worker, and give the slot back."""
-        request, posted = self._request, self._request.posted
-        relay = Relay(
-            job_name=request.key.job_id,
-            path=posted.path,
-            body=posted.body,
-            model=posted.name,
-            adapter=posted.adapter,
-            chars=posted.chars,
-            is_streamed=posted.is_streamed,
-            passage=request,
-            limit_s=request.limit_left_s,
-            cache_owner=posted.owner if posted.is_apart else None,
-            own_tokens=request.own_tokens if posted.is_apart else None,
-            most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
-        )
-        outcome: Outcome = Cancelled(reason=CancelReason.CONVERSATION_ENDED)
-        with lease, self.scope:
-            outcome = await worker.perform(relay, self.answer)
-        if self.scope.cancelled_caught and request.is_interrupted:
-            return Cancelled(reason=CancelReason.LEASE_LOST)
-        return outcome
+        with lease:
+            return await worker.perform(self._relay, self.answer, self._in_flight)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it, unless it has ended at this moment."""
+        self._in_flight.end(Cancelled(reason=reason))
 
     @property
     def reading(self) -> PromptReading | None:
@@ -186,3 +170,21 @@ class RelayAttempt:
         if not self._request.is_over:
             self._request.finish(failure)
         self._on_end(self._request, self)
+
+
+def _relay_on_slot(request: RelayedRequest) -> Relay:
+    posted = request.posted
+    return Relay(
+        job_name=request.key.job_id,
+        path=posted.path,
+        body=posted.body,
+        model=posted.name,
+        adapter=posted.adapter,
+        chars=posted.chars,
+        is_streamed=posted.is_streamed,
+        passage=request,
+        limit_s=request.limit_left_s,
+        cache_owner=posted.owner if posted.is_apart else None,
+        own_tokens=request.own_tokens if posted.is_apart else None,
+        most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
+    )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-import anyio
 import msgspec
 
 from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
@@ -99,8 +98,6 @@ class RelayedRequest:
         self.key = TurnKey(job_id, CONVERSATION, AGENT, 0)
         self.job = posted.job(job_id)  # as the core knows it
         self.charges = Charges()
-        self.scope: anyio.CancelScope | None = None  # of the attempt that runs
-        self.is_interrupted = False
         self.own_tokens = 0  # of its prompt that its program is known to have brought before
         self.worker: str | None = None  # of the newest attempt
         self.attempts = 0
@@ -177,12 +174,11 @@ class RelayedRequest:
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def note_start(self, worker: str, scope: anyio.CancelScope) -> None:
+    def note_start(self, worker: str) -> None:
         """Begin an attempt on a worker's slot."""
         self._waited_s, self._waiting_since = self.waited_s, None
         self.attempts += 1
-        self.worker, self.scope, self.whole = worker, scope, None
-        self.is_interrupted = False
+        self.worker, self.whole = worker, None
         self.changed.notify()
 
     def finish(self, failure: RelayFailure | None = None) -> None:

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from operator import itemgetter
 from typing import Final
 
@@ -23,14 +24,14 @@ from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
 from service.scheduling.work import RunCounters, Work
 from service.store.records import Record
-from workers.outcome import FailureReason
+from workers.outcome import CancelReason, FailureReason
 from workers.policy.pace import Mean
 from workers.supervised import SupervisedWorker
 
 REMEMBERED: Final = 16_384  # programs; some 4 MB
 QUEUE_FULL: Final = "queue_full"
 MOST_AFTER_S: Final = 60
-ID_BYTES: Final = 8
+PREFIX_BYTES: Final = 4
 NO_RECORDS: Final[Sequence[Record]] = ()
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,10 @@ class RelayedRequests(Work):
         self._on_slots: dict[TurnKey, RelayAttempt] = {}
         self._programs = Programs()
         self._seconds = Mean()
+        self._prefix = (
+            f"request-{secrets.token_hex(PREFIX_BYTES)}"  # random bytes of each would be a call of the kernel
+        )
+        self._numbers = count(1)
         self._closed_by: str | None = None
         self._on_end: Callable[[RequestMeasures], None] = lambda _: None
 
@@ -144,7 +149,7 @@ class RelayedRequests(Work):
             why = f"the bodies of requests hold {self._bytes} bytes (limits.queue_bytes)"
             self._make_room(posted, lambda each: len(each.posted.body), why, slots)
         self._bytes += len(posted.body)
-        request = RelayedRequest(JobId(f"request-{secrets.token_hex(ID_BYTES)}"), posted)
+        request = RelayedRequest(JobId(f"{self._prefix}{next(self._numbers):08x}"), posted)
         self._requests[request.key.job_id] = request
         place = self._programs.find(posted.marks)
         cached = {} if place is None else {request.key: place}
@@ -239,19 +244,18 @@ class RelayedRequests(Work):
         request = self._requests[key.job_id]
         attempt = RelayAttempt(request, worker, self._take_end)
         self._on_slots[key] = attempt
-        request.note_start(worker.spec.id, attempt.scope)
+        request.note_start(worker.spec.id)
         return attempt, NO_RECORDS
 
     def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a request, unless it has ended at the same moment."""
         if key in self._on_slots:
-            self._on_slots[key].scope.cancel()
+            self._on_slots[key].cancel(CancelReason.CONVERSATION_ENDED)
 
     def interrupt_all(self) -> None:
         """End every attempt; the request runs again, unless its client has a part of its answer."""
-        for key, attempt in self._on_slots.items():
-            self._requests[key.job_id].is_interrupted = True
-            attempt.scope.cancel()
+        for attempt in self._on_slots.values():
+            attempt.cancel(CancelReason.LEASE_LOST)
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
         """Fail a request that waits for what cannot come."""

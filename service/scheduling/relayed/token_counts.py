@@ -55,7 +55,7 @@ class TokenCounts:
         ready = [each for each in self._fleet if each.spec.name == posted.model and each.state in LEASABLE]
         for worker in sorted(ready, key=self._load):
             async with self._limiter(worker):
-                request.note_start(worker.spec.id, anyio.CancelScope())
+                request.note_start(worker.spec.id)
                 outcome = await worker.count(_relay_of(request), Answer(time.monotonic))
             if _is_last_word(outcome, request):
                 request.finish(_failure_of(outcome))
