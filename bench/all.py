@@ -52,8 +52,11 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(name="loop", module="loop"),
     Benchmark(name="queued", module="queued"),
     Benchmark(
-        name="relay", module="relay", least=("--rivals", "", "--streams", "4", "--tokens", "10", "--rounds", "1")
+        name="relay",
+        module="relay",
+        least=("--rivals", "", "--streams", "4", "--tokens", "10", "--requests", "5", "--rounds", "1"),
     ),
+    Benchmark(name="turns", module="turns", least=("--rounds", "1", "--conversations", "5")),
     Benchmark(name="programs", module="programs", least=("--sessions", "2", "--requests", "2", "--rounds", "1")),
     Benchmark(name="door", module="door", least=("--part", "usage", "--requests", "100", "--seconds", "2")),
     Benchmark(name="upgrade", module="upgrade", least=("--times", "1")),

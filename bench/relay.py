@@ -243,7 +243,8 @@ def _wait_served(name: str) -> None:
 
 
 @contextmanager
-def _engine(tokens: int, *more: str) -> Iterator[int]:
+def engine_of(tokens: int, *more: str) -> Iterator[int]:
+    """Run a timed engine for a block; gives its port."""
     argv = [sys.executable, str(HERE / "timed_engine.py"), str(tokens), *more]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
         assert engine.stdout is not None
@@ -257,7 +258,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _measure(name: str, streams: int, tokens: int) -> Figures:
-    with _engine(tokens, "at-once") as engine:
+    with engine_of(tokens, "at-once") as engine:
         if name == "none":
             first = _load(engine, streams, tokens)
             return {"us": 0.0, "first_ms": 1000 * statistics.median(first), "last_ms": 1000 * max(first)}
@@ -288,7 +289,7 @@ def _compare(streams: int, tokens: int, rounds: int, rivals: Sequence[str]) -> N
 
 
 def _measure_requests(name: str, connections: int, requests: int) -> Figures:
-    with _engine(1, "at-once") as engine:
+    with engine_of(1, "at-once") as engine:
         if name == "none":
             return {"rate": _ask(engine, connections, requests), "us": 0.0}
         with _running(name, engine) as process:

@@ -1,15 +1,15 @@
 """One chat request, as the caller means it, before a dialect puts it on the wire."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
+
+import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call that a model asks for; ``arguments`` is the JSON text as the model wrote it."""
 
     id: str
@@ -17,8 +17,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a chat; an assistant's may hold calls, a tool's answers the call ``call_id``."""
 
     role: Role
@@ -36,8 +35,7 @@ class Thought(StrEnum):
     ENDED = "ended"  # the prompt ends so as well, and its thought ends at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constraint:
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer has to be, for an engine that can hold its model to it: one of three kinds.
 
     An answer is one of ``choices``, or all of it matches ``pattern``, or it is JSON that fits ``json_schema``; what
@@ -50,8 +48,7 @@ class Constraint:
     thought: Thought = Thought.NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A chat to be continued by the model.
 
     ``params`` is an open mapping of generation parameters (specification, "Generation parameters"): whatever the
@@ -63,7 +60,7 @@ class ChatRequest:
 
     model: str
     messages: tuple[Message, ...]
-    params: Mapping[str, object] = field(default_factory=dict)
+    params: Mapping[str, object] = msgspec.field(default_factory=dict)
     tools: tuple[Mapping[str, object], ...] = ()
     cache_scope: str | None = None
     is_watched: bool = True

@@ -4,12 +4,12 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.errors import EngineError

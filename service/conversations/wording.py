@@ -5,13 +5,13 @@ configuration changes nothing that was said.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from string import Template
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from workers.requests.prompts.bios import BiosPolicy, BiosWords, Clock
 
@@ -60,8 +60,7 @@ NAMES: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phrases:
+class Phrases(msgspec.Struct, frozen=True, kw_only=True):
     """The pieces that a job's author, or the operator of a model, has given in place of Roundhouse's own."""
 
     context: str | None = None
@@ -70,8 +69,7 @@ class Phrases:
     invalid: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wording:
+class Wording(msgspec.Struct, frozen=True, kw_only=True):
     """All words of ours in the conversations of one model; each is a ``string.Template``.
 
     ``context`` tells an agent who it is and that there are others, ``lone_context`` one that is alone and has a role;
@@ -80,7 +78,7 @@ class Wording:
     The demands tell what an answer has to be, where no engine is told.
     """
 
-    bios: BiosWords = field(default_factory=BiosWords)
+    bios: BiosWords = msgspec.field(default_factory=BiosWords)
     clock: Clock = Clock.START
     context: str = "You are $who. Several agents take part; others' words carry their names. Answer only as yourself."
     lone_context: str = LONE_CONTEXT
@@ -112,8 +110,7 @@ UNSTORED: Final = Wording(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationWords:
+class ConversationWords(msgspec.Struct, frozen=True, kw_only=True):
     """The time at which a conversation began, with its zone, and its words for each model that has spoken in it."""
 
     began_at: datetime

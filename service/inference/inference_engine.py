@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict
 
+from msgspec import structs
+
 from service.config.inventory import devices_of, lanes_on
 from service.conversations.markup import read_markup, without_thinking
 from service.inference.checkpoints import Checkpoints, Served
@@ -232,7 +234,7 @@ class InferenceEngine:
         agent = self._agents.get(agent_id)
         if agent is None:
             raise UnknownAgent(agent_id)
-        request = replace(
+        request = structs.replace(
             self._request(prompt, () if step == "think" else self._tools),
             job_name=agent_id,
             params={"max_tokens": max_tokens},

@@ -13,6 +13,7 @@ import anyio.lowlevel
 import httpx
 import psutil
 import pytest
+from msgspec import structs
 
 from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.engines.conftest import SLOTS
@@ -108,7 +109,7 @@ async def test_it_tells_where_its_model_thinks(subject: Subject) -> None:
             answer, outcome = await _answer(worker, demand, max_tokens=50, **thinking)
             assert (answer.thought, answer.constrained_by) == (thought, "grammar")
             assert answer.text in ("yes", "no") or (thought, outcome.finish_reason) == (Thought.OPEN, "length")
-            answer, _ = await _answer(worker, replace(demand, at_once=True), max_tokens=50, **thinking)
+            answer, _ = await _answer(worker, structs.replace(demand, at_once=True), max_tokens=50, **thinking)
             assert answer.text in ("yes", "no")
 
 

@@ -1,8 +1,9 @@
 """A caller's request to a worker, and the tools that come with it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NewType, Protocol
+
+import msgspec
 
 from transport.request import Constraint, Message
 from workers.outcome import Outcome
@@ -27,8 +28,7 @@ CONSTRAINTS: Final = frozenset(
 BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict", "min_tokens", "n"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a constraint holds an answer to, where the engine takes it.
 
     ``constraint`` None stands for the caller's own parameters that constrain. ``is_met`` tells whether an answer is
@@ -51,8 +51,7 @@ class SlotHolder(Protocol):
         """Return when the request has a slot again, or how it ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request: admitted to a slot, answered or failed; it may take several generations of the engine.
 
     ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
@@ -67,7 +66,7 @@ class Request:
     job_name: str
     system: str
     conversation: tuple[Message, ...]
-    params: Mapping[str, object] = field(default_factory=dict)
+    params: Mapping[str, object] = msgspec.field(default_factory=dict)
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
     markup: bool = False

@@ -4,10 +4,11 @@ The only place where the wire's errors become outcomes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 
 import anyio
+import msgspec
+from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.errors import AnswerTooLarge, CacheFull, ContextOverflow, EngineError, EngineOverloaded, EngineRejected
@@ -45,8 +46,7 @@ def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
     return Constraint(json_schema=calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSettings:
+class RequestSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker's requests are run; the same for all of them."""
 
     adapted: Callable[[str | None], tuple[str, Mapping[str, object]]]  # an adapter to the model's name, and parameters

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -166,7 +166,7 @@ class JobAttempt:
         )
         owner = prompts.job.owner if self._state.has_several_keys() else None
         attempt.answer.own_tokens = None if owner is None else prompts.own_tokens(key)
-        asked = replace(
+        asked = structs.replace(
             request,
             cache_owner=owner,
             journal=journal,

@@ -3,12 +3,12 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import anyio
 import httpx
 import pytest
 import respx
+from msgspec.structs import replace
 
 from tests.harness.waiting import LIMIT_S
 from transport.client import EngineClient

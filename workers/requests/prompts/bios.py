@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from string import Template
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from workers.tools.call_parser import Fallback
 from workers.tools.definition import ToolDefinition
@@ -76,8 +78,7 @@ class Clock(StrEnum):
     NOW = "now"  # when the request is made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BiosPolicy:
+class BiosPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator decides about the words around a job, for one model; None is Roundhouse's own.
 
     ``template`` stands in place of the whole BIOS: ``$context``, ``$tools``, ``$budget``, ``$now`` in it are filled in,
@@ -95,8 +96,7 @@ class BiosPolicy:
     invalid: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BiosWords:
+class BiosWords(msgspec.Struct, frozen=True, kw_only=True):
     """The words of a BIOS; a conversation keeps those that it began with.
 
     ``budget`` tells the whole of tool iterations; how many are left is told by ``left`` and ``none_left`` after each
@@ -138,8 +138,7 @@ class BiosWords:
 SEED_WORDS: Final = BiosWords(left="", none_left="")  # of Worker.submit: what is left stands in the BIOS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BiosFrame:
+class BiosFrame(msgspec.Struct, frozen=True, kw_only=True):
     """What a conversation's BIOS is made of: its words, what it tells of the agents, and the time of its clock."""
 
     words: BiosWords
@@ -147,8 +146,7 @@ class BiosFrame:
     now: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BiosFacts:
+class BiosFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the BIOS tells of one request; ``now`` carries its zone.
 
     ``iterations`` is the whole budget for tools that run, ``iterations_left`` what is left of it.

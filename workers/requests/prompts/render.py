@@ -1,7 +1,8 @@
 """A request to the messages that an engine is sent: the one way, whether it is asked or only shown. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from transport.request import Message
 from workers.requests.prompts.bios import BiosFacts, BiosFrame, bios_prompt, tell_left
@@ -11,8 +12,7 @@ from workers.tools.call_parser import Fallback
 from workers.tools.calls import STUCK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolBudget:
+class ToolBudget(msgspec.Struct, frozen=True, kw_only=True):
     """How many iterations a request has for tools, and whether it may write calls as text (``has_fallback``).
 
     None is left once the same calls have brought the same results in ``stuck`` iterations running; None is never.

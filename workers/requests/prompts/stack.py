@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from transport.request import Message, ToolCall
 from workers.tools.call_parser import Fallback
@@ -11,8 +12,7 @@ from workers.tools.call_parser import Fallback
 RECORDED: Final = '{"recorded": true}'  # what a signal is answered with, where the template wants every call answered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolExchange:
+class ToolExchange(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the model's with calls, and what they were answered with.
 
     ``written`` is the message as the model wrote it, ``text`` its words besides the calls; ``fallback`` says how the
