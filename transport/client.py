@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -33,6 +33,8 @@ from transport.request import ChatRequest, Thought
 
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
+EVENT_STREAM: Final = "text/event-stream"
+SHORT_TOKENS: Final = 16
 PROBE_BYTES: Final = 1024 * 1024  # of an answer beside the token path
 PROBE_LIMIT_S: Final = 5.0  # one probe; the prober decides how many may fail
 # The last: anyio asks a socket for its peer that was lost in the moment in which it was connected.
@@ -43,12 +45,12 @@ _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 
 class EngineClient:
-    """Speaks a dialect to the engine at an endpoint; connections of relayed requests may be kept a moment."""
+    """Speaks a dialect to the engine at an endpoint; connections may be kept a moment."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect = LLAMA_SERVER) -> None:
         self.endpoint = endpoint
         self.dialect = dialect
-        self._head = endpoint.head(CHAT_PATH)
+        self._heads: dict[tuple[str, str, str], bytes] = {}
         self._tls = endpoint.tls()
         self._gathering = Gathering()
         self._kept = KeptConnections()
@@ -57,7 +59,7 @@ class EngineClient:
         """Bring this key with every request from now on: the engine that is being started asks for it."""
         headers = {**self.endpoint.headers, "Authorization": f"Bearer {key}"}
         self.endpoint = replace(self.endpoint, headers=headers)
-        self._head = self.endpoint.head(CHAT_PATH)
+        self._heads.clear()
 
     def __repr__(self) -> str:
         return f"<EngineClient {self.dialect.name} {self.endpoint} {self._gathering!r}>"
@@ -175,10 +177,16 @@ class EngineClient:
         Raises:
             EngineError: any of its leaves; events received before the failure stand.
         """
-        body = self.dialect.encode(request)
-        gathering = None if request.is_watched else self._gathering
-        loop = asyncio.get_running_loop()
-        await self._perform(Exchange(_message(self._head, body), receiver, loop.create_future(), gathering=gathering))
+        body, loop = self.dialect.encode(request), asyncio.get_running_loop()
+        gathering = None if request.is_watched or is_short(request.params) else self._gathering
+        # The end of a kept connection wakes nobody who waits for more bytes than it brings.
+        keeps = self.dialect.keeps_connections and gathering is None
+        head = self._head(CHAT_PATH, EVENT_STREAM, keeps=keeps)
+
+        def exchange() -> Exchange:
+            return Exchange(_message(head, body), receiver, loop.create_future(), gathering=gathering)
+
+        await self._ask(exchange, keeps=keeps)
 
     async def relay(self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage) -> None:
         """POST a body as it is, and return when its answer is complete; ``passage`` gets that as it comes.
@@ -189,24 +197,34 @@ class EngineClient:
             EngineError: any of its leaves; what has gone through the passage before stands.
         """
         loop, keeps = asyncio.get_running_loop(), self.dialect.keeps_connections
-        head = self.endpoint.head(path, accept="*/*", connection="keep-alive" if keeps else "close")
+        head = self._head(path, "*/*", keeps=keeps)
 
         def exchange() -> RelayExchange:
             return RelayExchange(_message(head, body), receiver, loop.create_future(), passage)
 
-        kept = exchange() if len(self._kept) else None
+        await self._ask(exchange, keeps=keeps)
+
+    def _head(self, path: str, accept: str, *, keeps: bool) -> bytes:
+        about = (path, accept, "keep-alive" if keeps else "close")
+        if about not in self._heads:
+            self._heads[about] = self.endpoint.head(*about)
+        return self._heads[about]
+
+    async def _ask(self, exchange: Callable[[], Exchange], *, keeps: bool) -> None:
+        """Perform an exchange, on a kept connection if there is one; on a fresh one where that had been closed."""
+        kept = exchange() if keeps and len(self._kept) else None
         transport = None if kept is None else self._kept.take(kept)
         if kept is not None and transport is not None:
             try:
-                await self._finish(kept, transport)
+                await self._finish(kept, transport, keeps=keeps)
             except EngineUnreachable:
                 if kept.is_answered:
                     raise
             else:
                 return
-        await self._perform(exchange())  # the engine had closed the other while it was idle
+        await self._perform(exchange(), keeps=keeps)
 
-    async def _perform(self, exchange: Exchange) -> None:
+    async def _perform(self, exchange: Exchange, *, keeps: bool) -> None:
         try:
             with anyio.fail_after(CONNECT_LIMIT_S):
                 transport = await self._connect(exchange)
@@ -214,14 +232,14 @@ class EngineClient:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
             raise connection_error(error, f"cannot connect to {self.endpoint}: ") from error
-        await self._finish(exchange, transport)
+        await self._finish(exchange, transport, keeps=keeps)
 
-    async def _finish(self, exchange: Exchange, transport: asyncio.Transport) -> None:
+    async def _finish(self, exchange: Exchange, transport: asyncio.Transport, *, keeps: bool) -> None:
         """Wait for the end of an answer; keep its connection where that is whole and leaves it open."""
         is_kept = False
         try:
             await exchange.finished
-            is_kept = exchange.leaves_open and self.dialect.keeps_connections
+            is_kept = keeps and exchange.leaves_open
         finally:
             exchange.stop_gathering()
             if is_kept:
@@ -235,6 +253,12 @@ class EngineClient:
         if at.uds is not None:
             return (await loop.create_unix_connection(lambda: exchange, at.uds))[0]
         return (await loop.create_connection(lambda: exchange, at.host, at.port, ssl=self._tls))[0]
+
+
+def is_short(params: Mapping[str, object]) -> bool:
+    """Whether an answer is bounded to so few tokens that to gather their reads saves nothing."""
+    bounds = (params.get(name) for name in ("max_tokens", "max_completion_tokens"))
+    return any(isinstance(bound, int) and 0 < bound <= SHORT_TOKENS for bound in bounds)
 
 
 def _message(head: bytes, body: bytes) -> bytes:

@@ -27,6 +27,7 @@ SLICE_BYTES: Final = 16 * 1024  # parsed in one go: 16,000 blank lines, the wors
 TURN_S: Final = 0.005  # of the event loop, for what has come in one read
 MAX_ERROR_BODY_BYTES: Final = 64 * 1024  # enough for any message; an engine that sends more has nothing more to say
 MAX_CHARS: Final = 16 * 1024 * 1024  # of one answer: four million tokens
+LLAMA_CPP: Final = "llama.cpp"  # whose server waits on an idle connection with a thread of the few that it has
 ORDINARY_BYTES: Final = 4096  # from one event to the next, or of what is gathered of them
 _OK: Final = 200
 
@@ -84,6 +85,7 @@ class Exchange(asyncio.Protocol):
         self._is_behind = False  # it has to be parsed before what comes
         self._is_reading = True
         self.leaves_open = False  # once its answer is whole: its connection is good for another request
+        self._ends = 0  # of answers on this connection
         self.is_answered = False  # by one byte at least
         self._has_head = False
         self._head_since = 0.0  # when its first byte came
@@ -245,6 +247,7 @@ class Exchange(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Take the end of the answer."""
         self._deliver()
+        self.leaves_open = self._may_stay_open()
         if self.finished.done():
             return
         if self._status < _OK:  # an interim answer; the real one follows
@@ -254,6 +257,12 @@ class Exchange(asyncio.Protocol):
             self._close_stream(None)
         else:
             self._reject()
+
+    def _may_stay_open(self) -> bool:
+        """Note the end of an answer; return whether its connection stays open, and nothing has come behind it."""
+        self._ends += self._status >= _OK
+        is_llama = self._headers.get("server", "").startswith(LLAMA_CPP)
+        return self._ends == 1 and not is_llama and self._parser.should_keep_alive()
 
     def _deliver(self) -> None:
         """Hand over what of the body has come with this read, if anything has."""

@@ -22,7 +22,6 @@ MAX_HELD_BYTES: Final = 96 * 1024 * 1024  # of all such answers that are being r
 READ_AT_ONCE: Final = 16  # pieces that are passed on before they are read
 _TOKENS: Final = (b"data: {", b"event: content_block_delta\n", b"event: response.output_text.delta\n")
 JSON: Final = "application/json"
-LLAMA_CPP: Final = "llama.cpp"  # whose server waits on an idle connection with a thread of the few that it has
 _OK: Final = 200
 _LAST_OK: Final = 299
 _NOT_IMPLEMENTED: Final = 501
@@ -82,7 +81,6 @@ class RelayExchange(Exchange):
         self._content_type = ""
         self._is_sized = False  # by a length or by chunks: then its end is told
         self._has_passed = False
-        self._ends = 0
         finished.add_done_callback(self._let_go)
 
     @override
@@ -154,21 +152,16 @@ class RelayExchange(Exchange):
         """Take the end of the answer, as the protocol tells it."""
         self._deliver()
         self._read()
-        self.leaves_open = self._may_stay_open()
         if self.finished.done() or self._status < _OK:
             super().on_message_complete()
-        elif not self._is_stream:
+            return
+        self.leaves_open = self._may_stay_open()
+        if not self._is_stream:
             self._pass_whole()
         elif not self._has_passed and self._stream.failure is None:
             self._fail(TruncatedStream("the stream ended before it had begun"))
         elif self._stream.failure is None:  # of whatever kind it is: some know no last frame
             self.finished.set_result(None)
-
-    def _may_stay_open(self) -> bool:
-        """Note the end of an answer; return whether its connection stays open, and nothing has come behind it."""
-        self._ends += self._status >= _OK
-        is_llama = self._headers.get("server", "").startswith(LLAMA_CPP)
-        return self._ends == 1 and not is_llama and self._parser.should_keep_alive()
 
     def _take(self, body: bytes) -> None:
         self._barren_bytes = 0

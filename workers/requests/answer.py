@@ -126,6 +126,8 @@ class Answer:
     @property
     def usage(self) -> Usage | None:
         """What all generations have cost, as far as the engine has told."""
+        if not self._ended:
+            return self.generation.usage
         known = [each.usage for each in self._generations if each.usage is not None]
         if not known:
             return None
@@ -208,6 +210,8 @@ class Answer:
     @property
     def first_token_at(self) -> float | None:
         """When the first token came, None where none did."""
+        if not self._ended:
+            return self.generation.first_token_at
         return next((each.first_token_at for each in self._generations if each.first_token_at is not None), None)
 
     @property

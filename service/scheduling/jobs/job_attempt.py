@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 from msgspec import structs
 
-from service.conversations.job import Agent, JobId, TurnKey
+from service.conversations.job import JobId
 from service.conversations.measures import AttemptMeasures
 from service.conversations.states import TurnState
 from service.conversations.transcript import Charges
@@ -53,15 +53,13 @@ class JobAttempt:
     def __init__(self, run: TurnRun, state: JobTurnsState) -> None:
         self._run = run
         self._state = state
+        self.key = run.key
+        self._prompts = state.jobs[self.key.job_id]
+        self._agent = self._prompts.agents[self.key.agent_id]
         self._slot: TurnSlot | None = None  # while it runs
 
     def __repr__(self) -> str:
         return f"<JobAttempt {self._run!r}>"
-
-    @property
-    def key(self) -> TurnKey:
-        """Which turn it is."""
-        return self._run.key
 
     @property
     def worker(self) -> str:
@@ -91,14 +89,6 @@ class JobAttempt:
     def may_run_again(self) -> bool:
         """Always: nobody has seen its answer."""
         return True
-
-    @property
-    def _prompts(self) -> JobPrompts:
-        return self._state.jobs[self.key.job_id]
-
-    @property
-    def _agent(self) -> Agent:
-        return self._prompts.agents[self.key.agent_id]
 
     @property
     def seconds(self) -> float:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from service.conversations.job import TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Charges
 from service.scheduling.attempt_usage import AttemptPlace, measures_of, used_by
@@ -48,6 +47,7 @@ class RelayAttempt:
         on_end: Callable[[RelayedRequest, "RelayAttempt"], None],
     ) -> None:
         self._request = request
+        self.key = request.key
         self.worker = worker.spec.id
         self.incarnation = worker.incarnation
         self._on_end = on_end
@@ -63,11 +63,6 @@ class RelayAttempt:
 
     def __repr__(self) -> str:
         return f"<RelayAttempt {self._request!r} {self.answer!r}>"
-
-    @property
-    def key(self) -> TurnKey:
-        """Which turn it is."""
-        return self._request.key
 
     @property
     def charges(self) -> Charges:

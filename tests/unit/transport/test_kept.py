@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,6 +18,7 @@ from transport.dialects.vllm import VLLM
 from transport.endpoint import Endpoint
 from transport.errors import EngineError, EngineUnreachable
 from transport.kept import IDLE_S
+from transport.request import ChatRequest, Message
 from workers.requests.generation import Generation
 
 PORT = 20_000
@@ -25,6 +26,7 @@ BODY = b'{"choices": [{"message": {"content": "yes"}}]}'
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n" + BODY
 STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3c\r\n" + b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}\n\n' + b"\r\n"
     b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 )
 
@@ -117,6 +119,26 @@ def test_a_stream_that_is_whole_leaves_its_connection() -> None:
 
     talk(engine, scenario)
     assert (engine.connections, engine.requests) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("params", "is_watched", "connections"),
+    [({"max_tokens": 8}, False, 1), ({}, True, 1), ({}, False, 3), ({"max_tokens": 500}, False, 3)],
+)
+def test_turns_share_a_connection_where_their_reads_are_not_gathered(
+    params: Mapping[str, object], connections: int, *, is_watched: bool
+) -> None:
+    """Short ones and those that are watched: the end of a kept connection wakes no reader of gathered bytes."""
+    engine = Engine([STREAM])
+
+    async def scenario(client: EngineClient) -> None:
+        message = Message(role="user", content="Go.")
+        for _ in range(3):
+            asked = ChatRequest(model="m", messages=(message,), params=params, is_watched=is_watched)
+            await client.stream(asked, Generation(time.monotonic))
+
+    talk(engine, scenario)
+    assert (engine.connections, engine.requests) == (connections, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""What one turn and one request cost, in calls of our own functions: a count grows before anybody sees a time grow.
+
+Counted on the virtual loop, so that each run makes the same calls. The store's thread and libraries are left out.
+"""
+
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+import anyio
+from starlette.types import Message
+
+from service.api.app import build_app
+from service.api.door.writer import WRITER
+from service.config.source import LoadedConfig
+from service.config.workers import worker_specs
+from service.conversations.states import ENDED_JOBS
+from service.node.node import Node, open_node
+from service.node.reloader import Reloader
+from service.upgrade.upgrader import Upgrader
+from tests.harness.simulated_node import Disk, Plan, TalkingEngine, World, simulated
+from tests.harness.virtual import pass_time
+from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.virtual_machine import EngineProcess, Machine
+
+OURS = tuple(str(Path(__file__).parents[2] / name) + "/" for name in ("service", "workers", "transport"))
+QUIET = Plan(
+    models=1, replicas=1, slots=16, jobs=0, policy="critical_path", deaths_a_minute=0, breaks="", killers=0, cancels=0,
+    bad_commits=0, lives=1, load_s=0, interval_s=0,
+)  # fmt: skip
+MOST_OF_A_TURN = 750
+MOST_OF_A_REQUEST = 705
+
+
+class Calls:
+    count = 0
+
+    def note(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            self.count += 1
+
+
+@contextmanager
+def counting() -> Iterator[Calls]:
+    """Count the calls of a block, in this thread."""
+    calls, before = Calls(), sys.getprofile()
+    sys.setprofile(calls.note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+def on_node(scenario: Callable[[Node, LoadedConfig], Awaitable[int]]) -> int:
+    """Run a scenario on a node whose engine answers at once."""
+    chance = Random(1)  # noqa: S311
+    loop = VirtualLoop(chance)
+
+    def make(process: EngineProcess, options: Namespace) -> TalkingEngine:
+        return TalkingEngine(process, options, world)
+
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(loop, chance, make)
+        world = World(1, Path(folder), chance, QUIET, machine, Disk(chance))
+
+        async def run() -> int:
+            config = world.config()
+            specs = worker_specs(config, world.folder, world.folder)
+            async with open_node(config, specs, world.folder) as node, anyio.create_task_group() as tasks:
+                await node.intake.claim_first()
+                tasks.start_soon(node.intake.run)
+                await node.fleet.wait_ready()
+                counted = await scenario(node, LoadedConfig(config=config, specs=specs))
+                await node.shut_down(0, anyio.Event())
+                tasks.cancel_scope.cancel()
+            return counted
+
+        with simulated(world, checks=False):
+            return anyio.run(run, backend_options={"loop_factory": lambda: loop})
+
+
+def calls_of_turns(conversations: int) -> int:
+    async def scenario(node: Node, _loaded: LoadedConfig) -> int:
+        job = {
+            "agents": [{"id": "a", "model": "m0", "system": "You are agent=a.", "params": {"max_tokens": 1}}],
+            "conversations": [{"prompt": f"topic=c{number}"} for number in range(conversations)],
+        }
+        with counting() as calls:
+            stored, _ = await node.jobs.post(job)
+            while (await node.jobs.get(stored.id)).stored.state not in ENDED_JOBS:
+                await pass_time(0.2)
+        return calls.count
+
+    return on_node(scenario)
+
+
+def calls_of_requests(requests: int) -> int:
+    async def scenario(node: Node, loaded: LoadedConfig) -> int:
+        app = build_app(
+            node, loaded.config, [], {}, Reloader(node, loaded, lambda: loaded), Upgrader(node, listener_fd=0)
+        )
+        body = b'{"model": "m0", "messages": [{"role": "user", "content": "agent=a. topic=c0"}], "max_tokens": 1}'
+        with counting() as calls:
+            for _ in range(requests):
+                told: list[Message] = []
+
+                async def receive() -> Message:
+                    return {"type": "http.request", "body": body}
+
+                async def send(message: Message, told: list[Message] = told) -> None:
+                    told.append(message)
+
+                await app(scope_of(body), receive, send)
+                assert told[0]["status"] == 200
+        return calls.count
+
+    return on_node(scenario)
+
+
+class ClosedWriter:
+    """A writer to a client that stays."""
+
+    def on_gone(self, tell: Callable[[], None]) -> None:
+        """Tell nothing."""
+
+
+def scope_of(body: bytes) -> dict[str, Any]:
+    headers = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(body))}
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("127.0.0.1", 80),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        WRITER: ClosedWriter(),
+    }
+
+
+def test_a_turn_makes_no_more_calls_than_it_did() -> None:
+    """From a job's queue to the records of its end; 64 slots had 64 such turns at once."""
+    few, many = calls_of_turns(20), calls_of_turns(120)
+    assert (many - few) / 100 <= MOST_OF_A_TURN
+
+
+def test_a_request_makes_no_more_calls_than_it_did() -> None:
+    """From the middlewares around the surface to the answer."""
+    few, many = calls_of_requests(20), calls_of_requests(120)
+    assert (many - few) / 100 <= MOST_OF_A_REQUEST
