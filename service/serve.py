@@ -150,6 +150,7 @@ async def serve(
                 serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
                 keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, serving))
                 tasks.start_soon(server.run_until_told)
+                gc.freeze()  # the surface as well: the first look at it would hold a first token for 15 ms
                 logger.info(serving)
                 manager.tell_ready(serving)
                 logger.info("the dashboard is at %s", page_address(listener))
