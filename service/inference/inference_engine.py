@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, NotRequired, Self, TypedDict
 
 from msgspec import structs
 
 from service.config.inventory import devices_of, lanes_on
 from service.conversations.markup import read_markup, without_thinking
+from service.conversations.wording import wording_of
 from service.inference.checkpoints import Checkpoints, Served
 from service.inference.engine_status import EngineStatus, engine_status
 from service.inference.event_log import EventLog
@@ -31,12 +32,15 @@ from workers.devices.readers import MachineReader
 from workers.engine.launch import takes_tools
 from workers.lanes.lane_pool import LanePool, Swap
 from workers.outcome import FailureReason
+from workers.policy.repetition import RepetitionLimits
+from workers.policy.restart import RestartPolicy
 from workers.requests.answer import Answer
-from workers.requests.prompts.bios import BiosFrame, BiosPolicy, seed_words
+from workers.requests.prompts.bios import BiosFrame, BiosPolicy
 from workers.requests.prompts.render import ToolBudget, render_messages
 from workers.requests.request import Request, parse_tools, user_conversation
-from workers.spec import EngineKind, Flag, Tools, WorkerSpec
+from workers.spec import EngineKind, Flag, Tools, WorkerSpec, WorkerTimeouts
 from workers.supervised import SupervisedWorker
+from workers.tools.calls import ToolLimits
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
 
@@ -50,12 +54,14 @@ class InferenceRequest(TypedDict):
     prompt: str
     step: Step
     max_tokens: int
+    params: NotRequired[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Agent:
     id: str
     served: Served
+    params: Mapping[str, object]  # generation parameters of all its runs
     turn: asyncio.Lock  # its runs are done in their order
 
 
@@ -69,6 +75,8 @@ class InferenceEngine:
     ``scheduler_policy`` ``fcfs`` runs start strictly in the order of arrival. A step of an answer is
     ``max_tokens_per_step`` tokens in what an answer should take; with ``emulate_latency`` it comes no sooner.
     ``event_log`` is a file for timing events. ``state_dir`` is where started processes and incidents are noted.
+    ``params`` are generation parameters of all agents; ``timeouts``, ``restart``, ``tool_limits`` and ``repetition``
+    are those of a ``WorkerSpec``, None its defaults.
     """
 
     def __init__(  # noqa: PLR0913 - all of it is a user's to say
@@ -95,6 +103,11 @@ class InferenceEngine:
         emulate_latency: bool = False,
         event_log: str | Path | None = None,
         state_dir: str | Path | None = None,
+        params: Mapping[str, object] | None = None,
+        timeouts: WorkerTimeouts | None = None,
+        restart: RestartPolicy | None = None,
+        tool_limits: ToolLimits | None = None,
+        repetition: RepetitionLimits | None = None,
     ) -> None:
         if scheduler_policy not in ("fair", "fcfs"):
             raise ValueError(f"scheduler_policy: {scheduler_policy!r} is none; give 'fair' or 'fcfs'")
@@ -119,7 +132,11 @@ class InferenceEngine:
             command=tuple(command),
             args={**_cache_flags(EngineKind(engine), is_on=prefill_cache), **(args or {})},
             env=dict(env or {}),
-            params=_cache_params(EngineKind(engine), is_on=prefill_cache),
+            params={**_cache_params(EngineKind(engine), is_on=prefill_cache), **(params or {})},
+            timeouts=timeouts or WorkerTimeouts(),
+            restart=restart or RestartPolicy(),
+            tool_limits=tool_limits or ToolLimits(),
+            repetition=repetition or RepetitionLimits(),
             bios=BiosPolicy(is_on=bool(tools), context=""),
             tool_runner=tool_runner,
             state_dir=self._state_dir,
@@ -178,13 +195,24 @@ class InferenceEngine:
             tools=tuple(tools),
             markup=True,
             is_watched=False,
-            frame=BiosFrame(words=seed_words(self._base.bios), context="", now=self._began),
+            # A job's words: what is left of the tool budget stands behind each result, so that the prefix stays.
+            frame=BiosFrame(words=wording_of(self._base.bios).bios, context="", now=self._began),
         )
 
     # Agents
 
-    async def register_agent(self, *, agent_id: str, model_ckpt: str | Path, lane_hint: int | None = None) -> None:
+    async def register_agent(
+        self,
+        *,
+        agent_id: str,
+        model_ckpt: str | Path,
+        lane_hint: int | None = None,
+        params: Mapping[str, object] | None = None,
+    ) -> None:
         """Pin an agent to a lane, where its checkpoint is loaded at its first run.
+
+        Of agents of one checkpoint the first one's ``lane_hint`` counts. ``params`` are generation parameters of its
+        runs, over those of the engine.
 
         Raises:
             AgentExists: there is one of that id.
@@ -197,7 +225,7 @@ class InferenceEngine:
             if agent_id in self._agents:
                 raise AgentExists(agent_id)
             served = await self._checkpoints.serve(site, str(model_ckpt), lane_hint)
-            self._agents[agent_id] = _Agent(id=agent_id, served=served, turn=asyncio.Lock())
+            self._agents[agent_id] = _Agent(id=agent_id, served=served, params=params or {}, turn=asyncio.Lock())
 
     async def resume_lane(self, lane: int) -> None:
         """Use the device of a lane again, which was left alone: somebody has seen to it.
@@ -216,12 +244,19 @@ class InferenceEngine:
     # Runs
 
     async def run(
-        self, agent_id: str, prompt: str, *, step: Step, max_tokens: int, deadline_s: float | None = None
+        self,
+        agent_id: str,
+        prompt: str,
+        *,
+        step: Step,
+        max_tokens: int,
+        deadline_s: float | None = None,
+        params: Mapping[str, object] | None = None,
     ) -> str:
         """Return an agent's answer: with its thoughts after ``think``, its words alone after ``act``.
 
         ``think`` runs no tool; ``plan`` and ``act`` do. ``act`` is "" where the agent waits. Runs of one agent are done
-        in their order.
+        in their order. ``params`` are generation parameters of this run, over the agent's.
 
         Raises:
             UnknownAgent: it is not registered.
@@ -237,7 +272,7 @@ class InferenceEngine:
         request = structs.replace(
             self._request(prompt, () if step == "think" else self._tools),
             job_name=agent_id,
-            params={"max_tokens": max_tokens},
+            params={**agent.params, **(params or {}), "max_tokens": max_tokens},
             adapter=agent.served.adapter,
         )
         try:
@@ -259,7 +294,13 @@ class InferenceEngine:
             async with asyncio.TaskGroup() as tasks:
                 running = [
                     tasks.create_task(
-                        self.run(each["agent_id"], each["prompt"], step=each["step"], max_tokens=each["max_tokens"])
+                        self.run(
+                            each["agent_id"],
+                            each["prompt"],
+                            step=each["step"],
+                            max_tokens=each["max_tokens"],
+                            params=each.get("params"),
+                        )
                     )
                     for each in requests
                 ]

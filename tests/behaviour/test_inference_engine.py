@@ -21,6 +21,8 @@ from tests.harness.service import recorded
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.errors import InvalidSpec
 from workers.policy.placement import Placement
+from workers.tools.calls import ToolLimits
+from workers.tools.runner import PythonTools
 
 LIMIT = 3 * LIMIT_S
 
@@ -166,6 +168,52 @@ async def test_steps_show_and_hide_what_they_should(tmp_path: Path, free_ports: 
         assert await say(game, "a", step="plan") == "Quiet. <answer>Hang him.</answer>"
         assert await say(game, "a", step="act") == "Hang him."
         assert await say(game, "a", step="act") == ""
+
+
+async def test_agents_of_one_checkpoint_sample_as_each_is_told(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """One cool and one wild agent: a run's parameters stand over its agent's, and those over the engine's."""
+    record = tmp_path / "record"
+    game = engine(free_ports(1), count=1, flags={"record": str(record)}, params={"temperature": 0.5, "top_k": 40})
+    async with asyncio.timeout(LIMIT), game:
+        await game.register_agent(agent_id="cool", model_ckpt="m", params={"temperature": 0})
+        await game.register_agent(agent_id="plain", model_ckpt="m")
+        await say(game, "cool", params={"seed": 7})
+        await say(game, "plain", params={"temperature": 2, "max_tokens": 1000})
+        await game.batch_run(
+            [{"agent_id": "cool", "prompt": "Who?", "step": "act", "max_tokens": 9, "params": {"temperature": 1}}]
+        )
+    names = ("temperature", "seed", "top_k", "max_tokens")
+    assert [tuple(request.get(name) for name in names) for request in recorded(record)] == [
+        (0, 7, 40, 9),
+        (2, None, 40, 9),
+        (1, None, 40, 9),
+    ]
+
+
+async def test_a_prompt_begins_alike_in_all_iterations_of_tools(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """What is left of the tool budget stands behind each result: at the front it would cost the whole prompt again."""
+    script, record = tmp_path / "script.json", tmp_path / "record"
+    call = {"tool_calls": [{"name": "look", "arguments": "{}"}]}
+    script.write_text(json.dumps([{"content": "Read."}, call, call, {"content": "Done."}]))  # the first to the warm-up
+    look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    flags = {"script": str(script), "record": str(record)}
+    game = engine(
+        free_ports(1), count=1, flags=flags, system="You are in a town.", tools=[look],
+        tool_runner=PythonTools({"look": lambda: "a wall"}), tool_limits=ToolLimits(iterations=4),
+    )  # fmt: skip
+    async with asyncio.timeout(LIMIT), game:
+        await game.register_agent(agent_id="a", model_ckpt="m")
+        assert await say(game, "a") == "Done."
+    asked = [request["messages"] for request in recorded(record) if "Who?" in json.dumps(request["messages"])]
+    assert len(asked) == 3
+    for earlier, later in pairwise(asked):
+        assert later[: len(earlier)] == earlier
+    assert "Tool iterations: 4" in asked[0][0]["content"]
+    assert "2 tool iterations left" in asked[2][-1]["content"]
 
 
 @pytest.mark.parametrize("emulates", [True, False])
