@@ -80,7 +80,7 @@ class Export:
 
     @property
     def manifest(self) -> Mapping[str, object]:
-        """What the manifest says; nothing where there is none, or it cannot be read."""
+        """The manifest; nothing where there is none, or it cannot be read."""
         try:
             document = msgspec.json.decode((self._folder / "manifest.json").read_bytes())
         except (FileNotFoundError, msgspec.MsgspecError):

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """Who started this process, where it wants to be told; else it hears nothing.
+    """The manager that started this process, where it wants to be told; else it hears nothing.
 
     ``address`` is the socket's, ``watchdog_s`` how long it waits for a sign of life; None is for ever.
     """

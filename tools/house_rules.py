@@ -23,7 +23,16 @@ MOST_ALIKE: Final = 6  # classes whose public methods have one name: of more, ne
 PLAIN: Final = frozenset(
     {"run", "close", "add", "start", "stop", "get", "remove", "clear", "open", "post", "parse", "describe"}
 )
-EMPTY: Final = ("Note that", "Return what")  # beginnings of docstrings whose subject is no noun of the field
+EMPTY: Final = (
+    "Note that",
+    "Return what",
+    "What ",
+    "Who ",
+    "Whoever ",
+    "Whatever ",
+    "Where ",
+    "How ",
+)  # beginnings of docstrings whose subject is no noun of the field
 STDLIB_ONLY: Final = ("workers/process/guardian.py",)
 # Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
 FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")

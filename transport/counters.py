@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWork:
-    """How far one slot of the engine is: tokens of the prompt read and of the answer written, of the task ``task``.
+    """The progress of one slot with the task ``task``: tokens read of the prompt, and written of the answer.
 
     A task is one request's, and its number is never given again; a slot that is not busy may still show its last one.
     An engine that tells no slots shows itself as one task, with the ``steps`` that it has made.

@@ -1,4 +1,4 @@
-"""Where an engine listens, and what every request to it carries."""
+"""The address of an engine, and the headers of every request to it."""
 
 import ssl
 from collections.abc import Mapping
@@ -44,14 +44,14 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What stands in the Host header."""
+        """The text of the Host header."""
         if self.uds is not None:
             return "localhost"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def base_url(self) -> str:
-        """What stands before every path."""
+        """The text before every path."""
         return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.base_path}"
 
     def head(self, path: str, accept: str = "text/event-stream", connection: str = "close") -> bytes:

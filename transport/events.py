@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class PromptProgress(Struct, frozen=True, gc=False):
-    """How far the engine has read the prompt, in tokens; ``cached`` of them came from its prefix cache."""
+    """The engine's progress with the prompt, in tokens; ``cached`` of them came from its prefix cache."""
 
     total: int
     cached: int
@@ -48,7 +48,7 @@ class Finished(Struct, frozen=True, gc=False):
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """What the request cost, in tokens; ``cached_tokens`` of the prompt were not computed again."""
+    """The cost of a request, in tokens; ``cached_tokens`` of the prompt were not computed again."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -51,14 +51,6 @@ class KeptConnections:
         """Leave out one that has broken."""
         self._idle.pop(idle, None)
 
-    def close(self) -> None:
-        """Close all."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._idle:
-            self._idle.popitem()[0].transport.abort()
-
     def _close_old(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer, oldest = None, loop.time() - IDLE_S
@@ -70,7 +62,7 @@ class KeptConnections:
 
 
 class _Idle(asyncio.Protocol):
-    """What hears of an idle connection: whatever that is, it is of no more use."""
+    """The listener on an idle connection: one of which anything is heard is of no more use."""
 
     def __init__(self, kept: KeptConnections, transport: asyncio.Transport) -> None:
         self.transport = transport

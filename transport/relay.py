@@ -28,7 +28,7 @@ _NOT_IMPLEMENTED: Final = 501
 
 
 class Passage(Protocol):
-    """Where an answer goes, in the event loop and without waiting."""
+    """The way of an answer to its client, in the event loop and without waiting."""
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Take a piece of a stream."""
@@ -45,7 +45,7 @@ class RelayReceiver(Receiver, Protocol):
 
 
 class HeldAnswers:
-    """How much is held of the answers that come whole, of all engines together: memory is the process's."""
+    """The bytes that are held of answers that come whole, of all engines together: memory is the process's."""
 
     def __init__(self, most_bytes: int = MAX_HELD_BYTES) -> None:
         self._most_bytes = most_bytes

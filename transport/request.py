@@ -27,7 +27,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thought(StrEnum):
-    """What may stand before an answer that is constrained."""
+    """The thought before an answer that is constrained."""
 
     NONE = "none"
     OPTIONAL = "optional"  # a thought in ``<think>``, or none
@@ -36,7 +36,7 @@ class Thought(StrEnum):
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer has to be, for an engine that can hold its model to it: one of three kinds.
+    """The form of an answer, for an engine that can hold its model to it: one of three kinds.
 
     An answer is one of ``choices``, or all of it matches ``pattern``, or it is JSON that fits ``json_schema``; what
     stands before it is not constrained.

@@ -105,7 +105,7 @@ class AdapterError(WorkerError):
 
 
 class InvalidAdapter(AdapterError):
-    """What was named is no adapter, or not one for this model."""
+    """The named files are no adapter, or not one for this model."""
 
 
 class AdapterTaken(AdapterError):
@@ -149,7 +149,7 @@ class NoWorkerReady(WeightsUpdateError):
 
 
 class InvalidUpdate(WeightsUpdateError):
-    """What was asked for cannot be."""
+    """The update cannot be."""
 
 
 class ToolError(WorkerError):

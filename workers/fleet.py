@@ -118,7 +118,7 @@ class Fleet:
 
     @property
     def under_way(self) -> list[str]:
-        """What is yet to be done until the workers are those that are wanted, in words."""
+        """The steps that are left until the workers are those that are wanted, in words."""
         return self._roster.under_way
 
     def subscribe(self, on_change: Callable[[SupervisedWorker], None]) -> None:

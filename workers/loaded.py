@@ -23,7 +23,7 @@ class LoadedWeights:
 
     @property
     def scope(self) -> str:
-        """What prefixes are shared within: a cache never mixes versions."""
+        """The scope within which prefixes are shared: a cache never mixes versions."""
         return f"weights-{self.version}"
 
     def change(self, version: int, incarnation: int) -> None:
@@ -58,7 +58,7 @@ class LoadedAdapters:
 
     @property
     def missing(self) -> dict[str, str]:
-        """What the present engine has yet to be given."""
+        """The adapters that the present engine has yet to be given."""
         return {name: path for name, path in self.wanted.items() if self.loaded.get(name) != path}
 
     def adopt(self, loaded: Mapping[str, str], numbers: Mapping[str, int | None]) -> None:

@@ -1,4 +1,4 @@
-"""How one request of an engine ends. Endings are values: none of them is an error of the caller."""
+"""The ends of an engine's request. Endings are values: none of them is an error of the caller."""
 
 from enum import StrEnum
 

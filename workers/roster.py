@@ -120,7 +120,7 @@ class Roster:
 
     @property
     def under_way(self) -> list[str]:
-        """What is yet to be done until the workers are those that are wanted, in words."""
+        """The steps that are left until the workers are those that are wanted, in words."""
         views, wanted = self._views(), self._wanted_models()
         counts = {each.model: each.count for each in wanted}
         leaving = [f"{name} leaves: {each.leaves}" for name, each in self._members.items() if each.leaves]

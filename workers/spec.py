@@ -74,7 +74,7 @@ class WorkerTimeouts(Configured):
 
 
 class Capacity(StrEnum):
-    """What bounds how many requests an engine has at once."""
+    """The bound on the requests that an engine has at once."""
 
     SLOTS = "slots"  # each slot has room for the whole context
     TOKENS = "tokens"  # slots share a KV cache, and are lent as far as that has room
@@ -168,19 +168,19 @@ class WorkerSpec:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the engine listens."""
+        """The address of the engine."""
         if self.url is not None:
             return Endpoint.of_url(self.url, self.headers)
         return Endpoint(host=self.host, port=self.port, uds=str(self.socket) if self.socket else None)
 
     @property
     def accelerators(self) -> tuple[Device, ...]:
-        """What the engine computes on, as far as that is known; nothing of one on the CPU."""
+        """The devices that the engine computes on, as far as they are known; nothing of one on the CPU."""
         return self.devices if self.lane is None else () if self.lane.device.is_cpu else (self.lane.device,)
 
     @property
     def device_variables(self) -> Mapping[str, str]:
-        """What shows the engine the devices that were chosen for it."""
+        """The variables that show the engine the devices that were chosen for it."""
         return variables_of(self.devices) if self.device_choice is not None else {}
 
     @property
@@ -201,7 +201,7 @@ class WorkerSpec:
 
     @property
     def most_answer(self) -> int:
-        """How many tokens an answer may have where its request does not say."""
+        """The tokens that an answer may have where its request does not say."""
         bound = next((self.params[name] for name in sorted(ANSWER_BOUNDS) if name in self.params), None)
         return bound if isinstance(bound, int) and bound > 0 else self.max_answer or max(1, self.context * 3 // 4)
 
@@ -217,7 +217,7 @@ class WorkerSpec:
 
     @property
     def adapter_room(self) -> int:
-        """How many adapters the engine is started to hold."""
+        """The number of adapters that the engine is started to hold."""
         return max(len(self.adapters), self.max_adapters or 0)
 
     @property
@@ -227,12 +227,12 @@ class WorkerSpec:
 
     @property
     def cache_tokens(self) -> int:
-        """What llama.cpp is started with: the tokens that its KV cache has room for, over all slots."""
+        """The tokens that llama.cpp's KV cache is started with, over all slots."""
         return self.kv_tokens or self.slots * self.context
 
     @property
     def served_name(self) -> str:
-        """What the engine calls the model."""
+        """The engine's name for the model."""
         return self.name if self.owns_engine else self.model or self.name
 
     def _faults(self) -> Iterator[str]:

@@ -8,7 +8,7 @@ from workers.errors import IllegalTransition
 
 
 class WorkerState(StrEnum):
-    """What a worker is doing with its engine."""
+    """The state of a worker's engine."""
 
     STOPPED = "stopped"  # no engine, none coming
     STARTING = "starting"  # an engine process is there or coming, and not yet ready

@@ -205,12 +205,12 @@ class SupervisedWorker:
 
     @property
     def incidents(self) -> Incidents:
-        """What is kept of incarnations that broke."""
+        """The incidents of incarnations that broke."""
         return self.recorder.incidents
 
     @property
     def log(self) -> LogRing:
-        """What its engines have printed."""
+        """The lines that its engines have printed."""
         return self.supervisor.log
 
     @property
@@ -226,7 +226,7 @@ class SupervisedWorker:
 
     @property
     def holds(self) -> frozenset[Hold]:
-        """What it is drained for."""
+        """The reasons for which it is drained."""
         return self.supervisor.now.holds
 
     @property
@@ -261,12 +261,12 @@ class SupervisedWorker:
 
     @property
     def slots_in_use(self) -> int:
-        """How many requests are in flight."""
+        """The number of requests in flight."""
         return self._slots.in_use
 
     @property
     def slots(self) -> int:
-        """How many requests may be in flight on the present engine."""
+        """The number of requests that may be in flight on the present engine."""
         return self._slots.total
 
     def snapshot(self) -> WorkerSnapshot:
@@ -342,7 +342,7 @@ class SupervisedWorker:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the engine listens."""
+        """The address of the engine."""
         return self._client.endpoint
 
     def pause_watch(self) -> None:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestState(StrEnum):
-    """Where a request is."""
+    """The state of a request."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -63,7 +63,7 @@ class RequestStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """What a request has cost over all its generations, in tokens; None where the engine has not told."""
+    """The tokens of a request over all its generations; None where the engine has not told."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -72,7 +72,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
-    """How a request ended, and all that it has brought until then, whole or not; times are in seconds."""
+    """The end of a request, and all that it has brought until then, whole or not; times are in seconds."""
 
     id: RequestId
     job_name: str
@@ -134,13 +134,13 @@ def result_of(running: InFlightRequest, incarnation: int, ended_at: float) -> Re
 
 
 class NotSubmitted(Enum):
-    """What ``submit`` returns instead of an id."""
+    """Returned by ``submit`` instead of an id."""
 
     NO_SLOT_AVAILABLE = "no_slot_available"  # all slots are taken, or there is no engine that is ready
 
 
 class NotFound(Enum):
-    """What looking for a request returns that is not there, or not any more."""
+    """Returned for a request that is not there, or not any more."""
 
     NOT_FOUND = "not_found"
 

@@ -118,7 +118,7 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
-        """Where the service is."""
+        """The address of the service."""
         return self._address.url
 
     async def __aenter__(self) -> Self:

@@ -113,7 +113,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where the service is."""
+        """The address of the service."""
         return self._address.url
 
     def __enter__(self) -> Self:

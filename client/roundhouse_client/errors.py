@@ -81,7 +81,7 @@ class AccessDenied(Refused):
 
 
 class NotFound(Refused):
-    """What was asked for is not there, or no more: 404 or 410."""
+    """The thing that was asked for is not there, or no more: 404 or 410."""
 
 
 class StateConflict(Refused):
@@ -97,11 +97,11 @@ class ServiceFailed(Refused):
 
 
 class AnswerMalformed(RoundhouseError):
-    """What answered is not Roundhouse, or its answer lacks a field that this version of the client needs."""
+    """The answer is not Roundhouse's, or lacks a field that this version of the client needs."""
 
 
 class WaitExceeded(RoundhouseError):
-    """What was waited for has not happened in time; ``last`` is what was seen last, if anything was."""
+    """The wait is over without its event; ``last`` is what was seen last, if anything was."""
 
     def __init__(self, text: str, last: object = None) -> None:
         super().__init__(text)

@@ -31,7 +31,7 @@ HUNG_UP: Final = "the client hung up in the middle of it"
 
 
 class BufferedBody:
-    """What one request has brought so far; counted in ``bodies`` until it is let go."""
+    """The part of one request's body that has come; counted in ``bodies`` until it is let go."""
 
     def __init__(self, bodies: "BufferedBodies") -> None:
         self._bodies = bodies

@@ -1,4 +1,4 @@
-"""How commands reach a running service, and how they print what it says."""
+"""The connection of commands to a running service, and the printing of its answers."""
 
 import json
 from collections.abc import Iterator

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """How a command ended."""
+    """The exit status of a command."""
 
     DONE = 0
     FAILED = 1  # the job failed or ended with failures

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Panel(StrEnum):
-    """What commands are for."""
+    """The group of a command in ``--help``."""
 
     RUN = "Run here"
     JOBS = "Jobs of a running service"

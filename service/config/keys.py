@@ -51,7 +51,7 @@ class KeyGrant(StrictModel):
 
     @property
     def caller(self) -> Caller:
-        """Who has it."""
+        """Its holder."""
         return Caller(
             name=self.name,
             scopes=frozenset(self.scopes),
@@ -69,7 +69,7 @@ class HashedKey(KeyGrant):
 
     @property
     def digest(self) -> str:
-        """What the key is known by."""
+        """The digest that the key is known by."""
         return self.sha256
 
 
@@ -87,7 +87,7 @@ class KeyConfig(KeyGrant):
 
     @property
     def digest(self) -> str:
-        """What the key is known by."""
+        """The digest that the key is known by."""
         return digest_of(self.key) if self.key is not None else str(self.sha256)
 
 

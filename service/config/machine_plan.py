@@ -1,4 +1,4 @@
-"""How the engines of a configuration share the machine: the devices of fixed models, and the cores of the CPU.
+"""The plan by which a configuration's engines share the machine: devices of fixed models, and cores of the CPU.
 
 Source: specification, "Devices of replicas" and "Cores".
 """

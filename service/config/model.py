@@ -87,7 +87,7 @@ class McpServerConfig(StrictModel):
 
 
 class ToolsConfig(StrictModel):
-    """How tools are called, and by what: the runner that lists the tool (python, then mcp), else the HTTP endpoint."""
+    """The runners of tools: the one that lists the tool (python, then mcp), else the HTTP endpoint."""
 
     iterations: int = Field(default=8, ge=0)
     stuck: int | None = Field(default=STUCK, ge=2)
@@ -100,13 +100,13 @@ class ToolsConfig(StrictModel):
 
 
 class DoorConfig(StrictModel):
-    """What holds for requests of clients; with ``params`` the model's fill what a request leaves out."""
+    """Rules for requests of clients; with ``params`` the model's fill what a request leaves out."""
 
     params: bool = True
 
 
 class BiosConfig(StrictModel):
-    """What every agent of a model is told first, and the other words around a job's own; null is Roundhouse's own."""
+    """The words around a job's own, the first of each prompt included; null is Roundhouse's own."""
 
     enabled: bool = True
     template: str | None = None

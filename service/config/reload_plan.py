@@ -39,7 +39,7 @@ _WHOLE: Final = ("limits", "gpus")
 
 
 class Effect(StrEnum):
-    """What follows from another value of a setting."""
+    """The consequence of another value of a setting."""
 
     AT_ONCE = "at once"  # for what begins from then on
     RESIZE = "workers join or leave"  # the others go on
@@ -123,7 +123,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadPlan:
-    """What a reload does. ``changed`` are settings that change at once; the others are names of models.
+    """The steps of a reload. ``changed`` are settings that change at once; the others are names of models.
 
     Where anything is ``refused``, nothing at all changes.
     """

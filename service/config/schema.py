@@ -94,7 +94,7 @@ def _usable_secret(secret: str) -> str:
 
 
 class StoreConfig(StrictModel):
-    """Where jobs are stored, and for how long; times in seconds, null is for ever."""
+    """The store of jobs, and the times for which it keeps them, in seconds; null is for ever."""
 
     url: Annotated[str, AfterValidator(_known_store)] = "sqlite"
     lease_s: float = Field(default=15.0, ge=1.0)
@@ -132,7 +132,7 @@ class GpusConfig(LayoutPolicy):
 
 
 class TelemetryConfig(StrictModel):
-    """What is measured beside metrics; where traces go is for the standard OTEL_* variables to say."""
+    """Measurements beside metrics; the standard OTEL_* variables say where traces go."""
 
     traces: bool = False
 

@@ -60,7 +60,7 @@ class _Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ToolsOfModel:
-    """What runs one model's tools now."""
+    """The present runners of one model's tools."""
 
     config: ToolsConfig
     timeout_s: float

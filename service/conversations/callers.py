@@ -12,7 +12,7 @@ API_KEYS: Final = "api_keys"  # the name of all keys that have none
 
 
 class KeyScope(StrEnum):
-    """What a key is for."""
+    """The purpose of a key."""
 
     READ = "read"  # looks
     SUBMIT = "submit"  # brings work, and ends its own

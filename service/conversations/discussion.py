@@ -11,7 +11,7 @@ Spoken = Mapping[tuple[str, int], str]  # the words of (agent, round), of the tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utterance:
-    """What one agent said in one round."""
+    """The words of one agent in one round."""
 
     agent: str
     round: int

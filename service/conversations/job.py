@@ -17,7 +17,7 @@ TEXT: Final = {"type": "text"}  # the response_format that asks for nothing
 
 
 class Mode(StrEnum):
-    """How the agents of a conversation take turns."""
+    """The order in which the agents of a conversation take turns."""
 
     ROUNDS = "rounds"
     FREE = "free"
@@ -31,14 +31,14 @@ class PromptAt(StrEnum):
 
 
 class View(StrEnum):
-    """How the discussion is shown to an agent (specification, "Views")."""
+    """The form in which an agent sees the discussion (specification, "Views")."""
 
     OWN = "own"  # its own words as the assistant's, those of others as the user's
     SHARED = "shared"  # as one text, the same for all who may see the same
 
 
 class GroupBy(StrEnum):
-    """What turns must have in common to run on a worker at the same time."""
+    """The trait that turns must share to run on a worker at the same time."""
 
     PARAMETERS = "parameters"  # adapter and sampling parameters (specification, "Grouping")
     ADAPTER = "adapter"  # llama.cpp decodes one set of adapters at a time
@@ -102,12 +102,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chars(self) -> int:
-        """How long its prompt is."""
+        """The length of its prompt, in characters."""
         return len(self.prompt) if self.prompt_chars is None else self.prompt_chars
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is told of a job's end; ``secret`` is the name of one that the operator has configured."""
+    """The listener to a job's end; ``secret`` is the name of one that the operator has configured."""
 
     url: str
     secret: str | None = None
@@ -150,5 +150,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_turns(self) -> int:
-        """How many turns the job has."""
+        """The number of the job's turns."""
         return len(self.agents) * sum(conversation.rounds for conversation in self.conversations)

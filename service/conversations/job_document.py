@@ -23,7 +23,7 @@ class _Document(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationPlace:
-    """What a conversation was posted with, and which come before and after it; ``number`` counts from 1."""
+    """A conversation as it was posted, and its neighbours in the job; ``number`` counts from 1."""
 
     prompt: str
     rounds: int

@@ -46,7 +46,7 @@ MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a prog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRules:
-    """What a job may ask for here: models, sizes, and whom to tell of its end.
+    """The bounds of a job here: models, sizes, and hosts that may be told of its end.
 
     ``adapters`` are names that agents may use as models, each with the model that it stands on. ``webhook_hosts`` None
     means any host; ``key_s`` is how long its idempotency key counts, in seconds.

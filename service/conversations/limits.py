@@ -1,4 +1,4 @@
-"""How much a job may be, and what of one is too much; looked at before anything else, since looking is what costs."""
+"""The limits of a job's size; checked before anything else, since reading is what costs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -13,7 +13,7 @@ CHOICE_CHARS: Final = 64
 
 
 class Limits(StrictModel):
-    """What one job may ask for."""
+    """The limits of one job."""
 
     body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="size of a posted body")
     depth: int = Field(default=64, gt=0, description="nesting of a posted body")

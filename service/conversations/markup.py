@@ -18,7 +18,7 @@ _TAGS: Final = re.compile(r"</?(?:answer|speak|wait)\b[^<>]*>", re.IGNORECASE)  
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer says aloud, and what it keeps to itself."""
+    """The public words of an answer, and its thoughts."""
 
     words: str
     thinking: str = ""

@@ -10,7 +10,7 @@ from service.conversations.states import TurnState
 
 
 class UsageCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used, in tokens and in seconds of a slot.
+    """Usage, in tokens and in seconds of a slot.
 
     ``turns`` were completed. ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are
     of attempts that stand; ``wasted_tokens`` were read and written by those that do not.

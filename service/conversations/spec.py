@@ -30,7 +30,7 @@ Phrase = Annotated[str | None, AfterValidator(usable_phrase)]
 
 
 class ValidationSpec(StrictModel):
-    """What an answer has to be: one of three kinds."""
+    """The form that an answer must have: one of three kinds."""
 
     choices: list[Annotated[str, Field(min_length=1)]] | None = None
     pattern: str | None = None
@@ -106,7 +106,7 @@ class PromptsSpec(StrictModel):
 
 
 class WebhookSpec(StrictModel):
-    """Who is told of the job's end, and the name of the secret that the message is signed with."""
+    """The listener to the job's end, and the name of the secret that the message is signed with."""
 
     url: HttpUrl
     secret: str | None = None

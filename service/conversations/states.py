@@ -5,7 +5,7 @@ from typing import Final
 
 
 class JobState(StrEnum):
-    """How far a job is."""
+    """The state of a job."""
 
     QUEUED = "queued"  # durable, no turn has started
     RUNNING = "running"  # at least one turn has started
@@ -16,7 +16,7 @@ class JobState(StrEnum):
 
 
 class ConversationState(StrEnum):
-    """How far a conversation is."""
+    """The state of a conversation."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -26,7 +26,7 @@ class ConversationState(StrEnum):
 
 
 class TurnState(StrEnum):
-    """How far a turn is."""
+    """The state of a turn."""
 
     PENDING = "pending"  # waits for others to speak
     READY = "ready"  # waits for a slot

@@ -17,7 +17,7 @@ TURNS_A_PIECE: Final = 100
 
 
 class Charges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn has been part of since an engine last answered it.
+    """The deaths and refusals that a turn was part of since an engine last answered it.
 
     ``is_suspect`` says that it was on an engine that died. ``deaths`` are engines that died with it alone; ``outside``
     those that a signal from outside ended with it on them; ``refusals`` are of engines that answered others, ``stalls``
@@ -41,7 +41,7 @@ class Charges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn cost, in tokens; None is not known."""
+    """The tokens of a turn; None is not known."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -94,7 +94,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn has behind it that will run again: its attempts, and what it is charged with.
+    """The attempts and charges of a turn that will run again.
 
     ``rejected`` are its answers that were not valid, each with the reason.
     """

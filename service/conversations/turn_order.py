@@ -36,7 +36,7 @@ class SpeakingOrder(Protocol):
 
     @property
     def rounds_completed(self) -> int:
-        """How many rounds everybody has spoken in."""
+        """The number of rounds in which everybody has spoken."""
 
     def resume(self, spoken: Sequence[Place]) -> list[Place]:
         """Begin, or go on after ``spoken`` in the order in which they were; return the turns that are ready."""
@@ -123,7 +123,7 @@ class RoundsOrder:
 
     @property
     def rounds_completed(self) -> int:
-        """How many rounds have ended."""
+        """The number of rounds that have ended."""
         return self._round
 
     def resume(self, spoken: Sequence[Place]) -> list[Place]:
@@ -189,7 +189,7 @@ class FreeOrder:
 
     @property
     def rounds_completed(self) -> int:
-        """How many turns everybody has had."""
+        """The number of turns that everybody has had."""
         return min(self._spoken)
 
     def resume(self, spoken: Sequence[Place]) -> list[Place]:

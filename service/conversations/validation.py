@@ -41,7 +41,7 @@ class Validation:
 
     @property
     def chars(self) -> int:
-        """How long that is, as far as it costs to judge by it: what is compiled costs more than what is walked."""
+        """The length that it costs to judge by: what is compiled costs more than what is walked."""
         return self.schema_chars + COMPILED * (len(self.pattern or "") + sum(map(len, self.choices)))
 
     @property

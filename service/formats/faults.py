@@ -96,7 +96,7 @@ def _plain(bound: object) -> object:
 
 
 class StrictModel(BaseModel):
-    """What a caller may give: a key that is not known is a fault."""
+    """The base of documents from callers: an unknown key is a fault."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -91,7 +91,7 @@ def _fits(lane: Lane, need_mib: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Where a checkpoint is served: the model of the lanes, and its adapter there, None for the model itself."""
+    """The place of a checkpoint: the model of the lanes, and its adapter there, None for the model itself."""
 
     model: str
     adapter: str | None = None

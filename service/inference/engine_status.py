@@ -1,4 +1,4 @@
-"""What an inference engine's lanes, models and agents are at: values, made at one moment."""
+"""The status of an inference engine's lanes, models and agents: values of one moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

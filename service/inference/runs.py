@@ -25,7 +25,7 @@ MS: Final = 1000.0
 
 
 class Patience:
-    """What one run has behind it. Deaths by a signal from outside count towards nothing."""
+    """The deaths and refusals of one run. Deaths by a signal from outside count towards nothing."""
 
     def __init__(self) -> None:
         self.deaths = 0
@@ -52,14 +52,14 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """How long a run has waited for its slot, in seconds, and how much of that its checkpoint was loading there."""
+    """The seconds that a run has waited for its slot, and those of them in which its checkpoint was loading."""
 
     seconds: float
     swap_s: float
 
     @property
     def queue_s(self) -> float:
-        """How long it has waited behind others."""
+        """The seconds that it has waited behind others."""
         return self.seconds - self.swap_s
 
 

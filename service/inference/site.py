@@ -1,4 +1,4 @@
-"""Where an inference engine runs: the owner of all of its tasks."""
+"""The owner of all tasks of an inference engine."""
 
 import asyncio
 import logging

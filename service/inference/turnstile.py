@@ -49,7 +49,7 @@ class Turnstile:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """How many runs wait for a slot, by model."""
+        """The number of runs that wait for a slot, by model."""
         return Counter(ticket.model for ticket in self._tickets)
 
     async def enter(self, model: str, *, again: int | None = None, last: str = "") -> tuple[int, Seat]:

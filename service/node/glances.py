@@ -20,7 +20,7 @@ MOST_HEADS: Final = 8  # jobs
 
 
 class Glances:
-    """What watchers of many jobs see."""
+    """The glances that watchers of many jobs share."""
 
     def __init__(self, store: Store, jobs: Jobs) -> None:
         self._store = store

@@ -131,7 +131,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What an earlier program of this process has left: the hold on the state directory, engines, servers, children."""
+    """Left by an earlier program of this process: the hold on the state directory, engines, servers, children."""
 
     lock_fd: int | None = None
     fleet: HeldFleet | None = None

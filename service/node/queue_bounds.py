@@ -1,4 +1,4 @@
-"""How many turns and requests of each key may wait (``queued``), turns over all nodes and over restarts.
+"""Bounds on the turns and requests of each key that wait (``queued``), turns over all nodes and over restarts.
 
 What waits is counted by the store: turns that have not ended, but those on slots. Between two looks at it only posts
 are added, so the count is never too small where this node is alone, and a second old at most where it is not.

@@ -46,7 +46,7 @@ class Reloader:
 
     @property
     def loaded(self) -> LoadedConfig:
-        """What is in force."""
+        """The configuration in force."""
         return self._loaded
 
     def follow(self, prepare: Prepare) -> None:

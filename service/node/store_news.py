@@ -39,7 +39,7 @@ LEASE_ENDING = "the lease of this node to be renewed: another may take over at a
 
 
 class StoreOutlet(SchedulerStore):
-    """Where a scheduler's facts and its conversations go: a ``service.scheduling.work.SchedulerStore``.
+    """The outlet of a scheduler's facts and conversations: a ``service.scheduling.work.SchedulerStore``.
 
     ``listen`` is told of the facts as they are handed in; it must neither wait nor fail.
     """

@@ -29,13 +29,13 @@ class CatalogTool:
 
     @property
     def name(self) -> str:
-        """What its server calls it."""
+        """The server's name for it."""
         return str(self.definition["function"]["name"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRunnersOfModel:
-    """What runs the tools of one model."""
+    """The runners of one model's tools."""
 
     python: PythonTools | None
     servers: Sequence[McpTools]

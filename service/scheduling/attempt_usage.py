@@ -92,7 +92,7 @@ def spent_by(key: TurnKey, answer: Answer, seconds: float) -> TurnSpent:
 
 
 class AttemptPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an attempt ran and since when; ``began_s`` is when it had its slot, by the clock of its answer."""
+    """The worker and the beginning of an attempt; ``began_s`` is when it had its slot, by the clock of its answer."""
 
     worker: str
     incarnation: int

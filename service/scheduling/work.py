@@ -57,7 +57,7 @@ class Pause(StrEnum):
 
 
 class SchedulerStore(Protocol):
-    """Where the scheduler's facts go, and conversations that it cannot go on with."""
+    """The store of the scheduler's facts, and of conversations that it cannot go on with."""
 
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
         """Take facts that belong together, in order, and what to call when they are durable."""
@@ -79,7 +79,7 @@ class SchedulerStore(Protocol):
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from the end of one attempt."""
+    """The consequences of one attempt's end."""
 
     event: events.TurnEvent
     records: Sequence[Record] = ()
@@ -105,7 +105,7 @@ class OnSlot(Protocol):
 
     @property
     def answer(self) -> Answer:
-        """What its attempt has brought so far."""
+        """The answer of its attempt so far."""
 
     @property
     def seconds(self) -> float:

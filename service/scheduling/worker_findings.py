@@ -54,7 +54,7 @@ class KvUses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLimit:
-    """What one worker is lowered to, and how many ends there are still to be before one slot more is tried."""
+    """The lowered slots of one worker, and the ends that are left before one slot more is tried."""
 
     slots: int
     probation: int

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of facts: conversations that ended with them, how many were refused, and how many are lost.
+    """The fate of facts: conversations that ended with them, how many were refused, and how many are lost.
 
     ``spoiled`` are conversations that ended for a fact that cannot be written.
     """
@@ -49,7 +49,7 @@ class Applied:
 
 
 class _Group:
-    """What has come of the facts of one write so far."""
+    """The fate of the facts of one write so far."""
 
     def __init__(self) -> None:
         self.ended: list[Place] = []

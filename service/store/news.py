@@ -10,7 +10,7 @@ from service.errors import StoreError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a node tells of itself: its models, and how many turns of each job are ready and in flight."""
+    """A node's report of itself: its models, and how many turns of each job are ready and in flight."""
 
     node_id: str
     models: Sequence[str]
@@ -18,7 +18,7 @@ class NodeReport:
 
 
 class Neighbours(Protocol):
-    """What a node knows of the others."""
+    """A node's knowledge of the others."""
 
     def models(self) -> frozenset[str]:
         """Return the models that others have."""
@@ -48,7 +48,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsCommitted:
-    """What this node wrote of these jobs is durable, ``seconds`` after it was handed in."""
+    """This node's writes to these jobs are durable, ``seconds`` after they were handed in."""
 
     job_ids: frozenset[JobId]
     seconds: float = 0.0

@@ -63,7 +63,7 @@ class TurnMoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row is of; an empty text is no key, no job, no agent. ``day`` is a date in UTC."""
+    """The subject of a row of usage; an empty text is no key, no job, no agent. ``day`` is a date in UTC."""
 
     day: str
     key_name: str
@@ -124,7 +124,7 @@ class ToolCallStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a call of a tool is known; ``outcome`` is JSON."""
+    """A call of a tool has ended; ``outcome`` is JSON."""
 
     key: TurnKey
     call: str
@@ -206,7 +206,7 @@ class StoredToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """How many conversations and ended turns of a job are in each state."""
+    """The number of a job's conversations and ended turns in each state."""
 
     conversations: dict[ConversationState, int]
     turns: dict[TurnState, int]

@@ -53,7 +53,7 @@ class Store:
 
     @property
     def trouble(self) -> str | None:
-        """What ails the database, in plain words; None while it is well."""
+        """The trouble of the database, in plain words; None while it is well."""
         return self._writer.trouble
 
     async def wait_failed(self) -> None:

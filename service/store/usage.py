@@ -27,7 +27,7 @@ _ADD: Final = (
 
 
 class UsageBy(StrEnum):
-    """What a report may tell apart."""
+    """The ways to divide a report."""
 
     KEY = "key"
     JOB = "job"

@@ -43,7 +43,7 @@ class Sampler(Collector):
 
     @property
     def views(self) -> Mapping[str, KernelView]:
-        """What the kernel knew of each worker's engine."""
+        """The kernel's view of each worker's engine."""
         return self._views
 
     async def run(self) -> None:

@@ -24,7 +24,7 @@ class ToolName(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is read of a stored attempt."""
+    """The times of a stored attempt."""
 
     outcome: TurnState
     reason: str | None
@@ -37,7 +37,7 @@ class AttemptTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is read of a stored turn's use of tokens."""
+    """The tokens of a stored turn."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -45,7 +45,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TurnTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is read of a stored turn: all but its words, which may be megabytes."""
+    """The times of a stored turn: all but its words, which may be megabytes."""
 
     key: TurnKey
     attempts: tuple[AttemptTimes, ...]

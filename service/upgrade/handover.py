@@ -27,7 +27,7 @@ WAITING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 
 class Inherited:
-    """What a program was left, once: descriptors are closed in its children again."""
+    """The inheritance of a program, read once: descriptors are closed in its children again."""
 
     def __init__(self, handover: Handover) -> None:
         self.handover = handover

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class UpgradePhase(StrEnum):
-    """What an upgrade does."""
+    """The phase of an upgrade."""
 
     IDLE = "idle"  # there is none
     CHECKING = "checking"  # a child with the new code looks at what there is
@@ -65,7 +65,7 @@ class RestingServer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeEnd:
-    """What became of an upgrade: ``detail`` is why it was refused, None where it was done.
+    """The result of an upgrade: ``detail`` is why it was refused, None where it was done.
 
     ``seconds`` is how long no program served. ``kept`` are workers whose engines stayed, ``ended`` others, with the
     reason. ``kept_servers`` and ``ended_servers`` are MCP servers over stdio, as MODEL/SERVER.

@@ -22,7 +22,7 @@ SECRET: Final = frozenset({"store"})  # it may hold a password
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """What a program cannot change for the next one; paths are absolute."""
+    """The settings that a program cannot change for the next one; paths are absolute."""
 
     host: str
     port: int

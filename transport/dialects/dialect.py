@@ -27,7 +27,7 @@ class EngineQuery(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtQuery:
-    """How an engine tells where a model's own thought stands.
+    """The question where a model's own thought stands.
 
     A prompt is rendered at ``render_path`` with those of a request's ``params`` that shape it; ``decode`` takes that
     answer and the one of ``path``, and raises ``MalformedFrame`` where they are not what they should be.
@@ -41,7 +41,7 @@ class ThoughtQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountQuery:
-    """How an engine counts the tokens of a request's prompt: what it is asked, and where.
+    """The question for the tokens of a request's prompt: its path, and its answer.
 
     ``decode`` raises ``MalformedFrame`` where the answer is not what it should be.
     """

@@ -50,7 +50,7 @@ class _Slot(Struct, gc=False):
 
     @property
     def decoded(self) -> int:
-        """How many tokens of the answer there are."""
+        """The number of tokens of the answer."""
         tokens = self.next_token if isinstance(self.next_token, list) else [self.next_token or _NextToken()]
         return sum(token.n_decoded for token in tokens)
 

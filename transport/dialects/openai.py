@@ -83,7 +83,7 @@ class _Usage(Struct, gc=False):
 
 
 class TimingsDocument(Struct, gc=False):
-    """What llama.cpp tells of its own work."""
+    """The timings that llama.cpp tells of its own work."""
 
     prompt_n: int = 0
     prompt_ms: float = 0.0
@@ -93,7 +93,7 @@ class TimingsDocument(Struct, gc=False):
 
 
 class ProgressDocument(Struct, gc=False):
-    """How far llama.cpp has read a prompt."""
+    """The progress of llama.cpp with a prompt."""
 
     total: int
     processed: int
@@ -102,7 +102,7 @@ class ProgressDocument(Struct, gc=False):
 
 
 class ErrorDocument(Struct, gc=False):
-    """What is said of an error, in a body or a frame."""
+    """An error as a body or a frame tells it."""
 
     code: int | str | None = None
     message: str = ""

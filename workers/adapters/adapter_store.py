@@ -38,7 +38,7 @@ class Adapter(Struct, frozen=True, kw_only=True):
 
 
 class StoredAdapters(Struct, frozen=True, kw_only=True):
-    """What a model has by name, and which digest each name stood for that it has no more: a name means one version.
+    """A model's adapters by name, and the digests of names that are gone: a name means one version.
 
     ``model`` is what they were loaded on.
     """

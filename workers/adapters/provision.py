@@ -1,4 +1,4 @@
-"""How an engine that works comes to have another adapter: vLLM is told, llama.cpp is started again.
+"""The ways to give a working engine another adapter: vLLM is told, llama.cpp is started again.
 
 llama-server reads adapters at its start alone (``--lora-scaled``; build b11434 has no way to add one later), so its
 worker is held, ends what runs, and gets an engine anew, while the model's other workers go on.

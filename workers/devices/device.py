@@ -27,12 +27,12 @@ class DeviceMemory:
 
     @property
     def unexplained_mib(self) -> int:
-        """What no process that can be seen has."""
+        """The memory that no process has that can be seen."""
         return max(0, self.used_mib - sum((self.held or {}).values()))
 
 
 class MemoryFinding(StrEnum):
-    """What a look at a device tells before an engine is started there."""
+    """The finding of a look at a device before an engine is started there."""
 
     FREE = "free"
     COMING_BACK = "coming back"  # something of an engine that has ended is still there

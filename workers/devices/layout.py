@@ -24,7 +24,7 @@ ONE_VALUE: Final = frozenset({"CUDA_DEVICE_ORDER"})
 
 
 class Layout(StrEnum):
-    """How engines share a GPU."""
+    """The way in which engines share a GPU."""
 
     A = "A"  # one engine, which holds several checkpoints as adapters of one base
     B = "B"  # several engines
@@ -33,7 +33,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPolicy(Configured):
-    """How many lanes there are, and where.
+    """The number of lanes, and their places.
 
     At most ``max_gpus`` GPUs are used, the first; on each ``max_agents_per_gpu`` checkpoints are resident at most.
     Slices are used with ``enable_mig`` alone. ``ports`` are the first and the last that lanes may listen on.
@@ -48,7 +48,7 @@ class LayoutPolicy(Configured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What lanes stand on: a whole GPU, a MIG slice, or the CPU with the machine's memory.
+    """The ground of lanes: a whole GPU, a MIG slice, or the CPU with the machine's memory.
 
     ``visible`` are the variables that show an engine this device alone; ``room_mib`` is what its lanes may fill
     together, None where the driver tells no memory. ``parent`` is a slice's GPU, ``index`` the number of a whole one.

@@ -102,7 +102,7 @@ class Incarnation:
 
     @property
     def exit(self) -> EngineExit | None:
-        """How the main process ended; None where there never was one."""
+        """The end of the main process; None where there never was one."""
         return self._engine.exit if self._engine is not None else None
 
     @property

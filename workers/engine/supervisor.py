@@ -67,7 +67,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """Where a worker runs: its tasks, and what is shared with other workers of the machine."""
+    """The tasks of a worker, and what it shares with other workers of the machine."""
 
     tasks: TaskGroup
     registry: ProcessRegistry | None

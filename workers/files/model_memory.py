@@ -1,4 +1,4 @@
-"""How much memory a model takes: its weights by its files, its KV cache by its shape. Reads headers alone.
+"""The memory that a model takes: its weights by its files, its KV cache by its shape. Reads headers alone.
 
 Source: llama.cpp, ``gguf-py`` and ``docs/development`` for the keys; Hugging Face's ``config.json`` for checkpoints.
 """

@@ -19,7 +19,7 @@ CANARY: Final = (Message(role="user", content=WORD),)
 
 
 class CanaryResult(StrEnum):
-    """What came of one canary."""
+    """The result of one canary."""
 
     HEARD = "heard"  # it sang: the engine makes tokens, or vectors
     BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves no request

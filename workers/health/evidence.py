@@ -39,7 +39,7 @@ class _Newest(Struct, frozen=True, kw_only=True):
 
 
 class EngineSnapshot(Struct, frozen=True, kw_only=True):
-    """What is known of the engine at one moment, for all requests at once: each sees the others' progress in it."""
+    """The engine as it is known at one moment, for all requests at once: each sees the others' progress in it."""
 
     rose_at: float | None
     unexplained_at: float | None

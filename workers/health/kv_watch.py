@@ -46,14 +46,14 @@ class KvWatch:
 
     @property
     def budget(self) -> int | None:
-        """How many tokens are lent; None where slots alone bound the engine, or it does not tell."""
+        """The number of tokens that are lent; None where slots alone bound the engine, or it does not tell."""
         if self._spec.capacity is Capacity.SLOTS or self.cache is None:
             return None
         return int(self.cache.tokens * self._told)
 
     @property
     def block(self) -> int:
-        """How many tokens are lent at a time to each request."""
+        """The number of tokens that are lent at a time to each request."""
         return 1 if self.cache is None else self.cache.block
 
     async def begin_incarnation(self) -> None:

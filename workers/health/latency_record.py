@@ -28,7 +28,7 @@ class LatencyRecord:
 
     @property
     def pace(self) -> EnginePace:
-        """How fast the engine is."""
+        """The speed of the engine."""
         return self._observations.pace
 
     @property

@@ -72,7 +72,7 @@ class KernelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How long an engine took to read so many tokens of a prompt, and to write so many of an answer after the first."""
+    """The seconds in which an engine read so many tokens of a prompt, and wrote so many of an answer."""
 
     tokens: int
     seconds: float
@@ -81,7 +81,7 @@ class Calibration:
 
 
 class ProbeResult(StrEnum):
-    """What came of one readiness probe."""
+    """The result of one readiness probe."""
 
     ANSWERED = "answered"
     REFUSED = "refused"  # nothing listens, or what answers is not a ready engine

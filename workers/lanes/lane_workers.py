@@ -53,7 +53,7 @@ class LaneWorkers:
 
     @property
     def lane(self) -> Lane:
-        """Where it is."""
+        """Its lane."""
         lane = self.current.spec.lane
         assert lane is not None  # noqa: S101 - the pool has no other workers
         return lane
@@ -68,7 +68,7 @@ class LaneWorkers:
 
     @property
     def phase(self) -> LanePhase:
-        """What its engine does."""
+        """The phase of its engine."""
         worker = self.current
         if worker.state is WorkerState.DRAINING and Hold.SWAP in worker.holds:
             return LanePhase.LEAVING

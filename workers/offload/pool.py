@@ -36,7 +36,7 @@ JUDGE_LIMIT_S: Final = 5.0  # of another process; within it a judgement's own li
 
 
 class Purpose(Enum):
-    """Who waits for whom: answers of models never for what strangers post."""
+    """The queue of a call: answers of models never wait for what strangers post."""
 
     DOCUMENTS = "documents"  # a call is refused where the queue is long
     ANSWERS = "answers"

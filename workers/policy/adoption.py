@@ -25,7 +25,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """What becomes of workers, by their ids: engines that are kept, those that are ended with the reason, and others.
+    """The fate of workers, by their ids: engines that are kept, those that are ended with the reason, and others.
 
     ``started`` are those that have no engine yet, or another.
     """

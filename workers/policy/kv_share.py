@@ -17,7 +17,7 @@ WHOLE: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What one request holds of the cache, in tokens; ``request`` is its number, in the order in which they came."""
+    """The share of one request in the cache, in tokens; ``request`` is its number, in the order of arrival."""
 
     request: int
     tokens: int

@@ -47,7 +47,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequested:
-    """What it was held for is over; an operator also starts a worker that gave up or was stopped."""
+    """A hold is over; an operator also starts a worker that gave up or was stopped."""
 
     because: str
     hold: Hold = Hold.OPERATOR

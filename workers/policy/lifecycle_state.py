@@ -28,7 +28,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleLimits:
-    """What the operator configured, in seconds."""
+    """The operator's limits, in seconds."""
 
     start_s: float
     stop_grace_s: float

@@ -31,7 +31,7 @@ BUSY_CORES: Final = 0.25  # that a tree spends while it computes, on a machine t
 
 
 class Verdict(StrEnum):
-    """What a request in flight does, as far as the evidence goes."""
+    """The verdict on a request in flight, as far as the evidence goes."""
 
     LOADING = "loading"  # the engine is not ready yet
     PREFILLING = "prefilling"  # the prompt is being read
@@ -50,14 +50,14 @@ SEVERITY: Final = (
 
 
 class Scope(StrEnum):
-    """What a stall is one of."""
+    """The subject of a stall."""
 
     ENGINE = "engine"  # nothing of the engine moves
     REQUEST = "request"  # the engine works for others, and not for this one
 
 
 class StallLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the model may make no progress, in seconds, before and after the first token; None is for ever.
+    """The seconds that a model may make no progress, before and after the first token; None is for ever.
 
     ``busy_s`` is for how much longer CPU ticks alone may speak for an engine, or others' answers for a request that
     a server that is not ours may hold back.
@@ -69,7 +69,7 @@ class StallLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestObservations(Struct, frozen=True, kw_only=True, gc=False):
-    """What is known of one request that waits for its engine; times in monotonic seconds."""
+    """One request that waits for its engine, as it is known; times in monotonic seconds."""
 
     has_token: bool
     progress_at: float
@@ -80,7 +80,7 @@ class RequestObservations(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EngineObservations(Struct, frozen=True, kw_only=True, gc=False):
-    """What is known of the engine as a whole.
+    """The engine as a whole, as it is known.
 
     ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
     got anything, so that a request which gets nothing may be one of them; ``prefilling_at`` when another's prompt was

@@ -1,4 +1,4 @@
-"""How fast an engine reads and writes, as measured, and how long an answer takes by that. Pure.
+"""The measured pace of an engine at reading and writing, and the length of answers by it. Pure.
 
 One truth: what is measured when an engine starts, and learned from every answer later, bounds how long a prompt may be
 read (``policy.liveness``), predicts what an answer takes, and is what that is compared with.
@@ -48,7 +48,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePace:
-    """What one engine does: tokens of prompts a second, tokens a character of prompt, seconds a token of an answer."""
+    """The pace of one engine: tokens of prompts a second, tokens a character of prompt, seconds an answer's token."""
 
     rates: tuple[float, ...] = ()  # tokens a second, of the newest prompts
     tokens_a_char: float = TOKENS_A_CHAR
@@ -83,27 +83,27 @@ class EnginePace:
 
     @property
     def prefill_s(self) -> float | None:
-        """What a token of a prompt takes in the middle."""
+        """The median time of a token of a prompt."""
         return 1 / self.tokens_per_s if self.tokens_per_s else None
 
     @property
     def step_s(self) -> float | None:
-        """What a token of an answer takes in the middle."""
+        """The median time of a token of an answer."""
         return median(self.steps_s) if self.steps_s else None
 
     @property
     def prefill_ms(self) -> Spread | None:
-        """What a token of a prompt takes; None where nothing was measured."""
+        """The time of a token of a prompt; None where nothing was measured."""
         return _spread(tuple(MS / rate for rate in self.rates))
 
     def kernel_ms(self, quantum: int = 1) -> Spread | None:
-        """What a step of ``quantum`` tokens of an answer takes; None where nothing was measured."""
+        """The time of a step of ``quantum`` tokens of an answer; None where nothing was measured."""
         return _spread(tuple(MS * quantum * each for each in self.steps_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerWork:
-    """What an answer takes: tokens of its prompt that no cache holds, its own tokens, its tools, a swap before it."""
+    """The work of an answer: tokens of its prompt that no cache holds, its own tokens, its tools, a swap before it."""
 
     fresh_tokens: int
     output_tokens: int

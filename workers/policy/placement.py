@@ -43,14 +43,14 @@ class Heat:
 
 
 class SwapRule(StrEnum):
-    """Who gets a lane when there are more models than room."""
+    """The rule by which models get a lane when there are more of them than room."""
 
     FAIR = "fair"  # whoever has waited longest gets the next lane that is free
     FEW = "few"  # a model stays while turns of it wait, up to a bound
 
 
 class LanePhase(StrEnum):
-    """What the engine of a lane does."""
+    """The phase of a lane's engine."""
 
     EMPTY = "empty"  # there is none, and its memory is free
     LOADING = "loading"
@@ -244,7 +244,7 @@ class Placement:
 
 
 class _Moment:
-    """What is so, changed by what was decided already."""
+    """The lanes as they are, changed by the decisions so far."""
 
     def __init__(
         self, rooms: Mapping[str, int | None], lanes: Sequence[LaneView], models: Iterable[ModelDemand]

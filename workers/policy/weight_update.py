@@ -14,7 +14,7 @@ from workers.policy.weights import UpdateMode, UpdatePhase
 
 
 class UpdateState(StrEnum):
-    """How an update stands."""
+    """The state of an update."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -23,7 +23,7 @@ class UpdateState(StrEnum):
 
 
 class UpdateStage(StrEnum):
-    """What one worker does in an update."""
+    """The stage of one worker in an update."""
 
     WAITING = "waiting"
     PAUSING = "pausing"
@@ -66,7 +66,7 @@ STAGES: Final[Mapping[UpdateStage, frozenset[UpdateStage]]] = {
 
 
 class Failure(StrEnum):
-    """How a worker failed in a phase."""
+    """The failure of a worker in a phase."""
 
     TIMED_OUT = "timed_out"
     NO_PAUSE = "no_pause"  # its engine knows no pause: nothing was done to it

@@ -7,14 +7,14 @@ from workers.policy.limits import Configured, Seconds
 
 
 class Backend(StrEnum):
-    """How a trainer's tensors travel."""
+    """The transport of a trainer's tensors."""
 
     GLOO = "gloo"  # to an extension of ours in the engine: on a CPU, or through memory to any device
     NCCL = "nccl"  # vLLM's own endpoints: from GPU to GPU
 
 
 class UpdateMode(StrEnum):
-    """What becomes of the requests that are in flight when an update begins."""
+    """The treatment of requests that are in flight when an update begins."""
 
     KEEP = "keep"  # frozen, and then on with the new weights
     WAIT = "wait"  # the update waits for their ends
@@ -33,7 +33,7 @@ class UpdatePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsPolicy(Configured):
-    """How a model's workers take new weights; all limits in seconds.
+    """The rules by which a model's workers take new weights; all limits in seconds.
 
     ``backend`` is what a trainer may broadcast by. With ``keep`` what it sends is written to disk beside the work that
     goes on, so that a worker which starts later can be brought to it.

@@ -82,7 +82,7 @@ class GuardianLink(PipedChild):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to execute: argv, and the whole environment."""
+    """A command: argv, and the whole environment."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -97,7 +97,7 @@ class OutputFrames:
 
     @property
     def begun(self) -> bytes:
-        """What has come of a frame whose end has not."""
+        """The beginning of a frame whose end has not come."""
         return bytes(self._held)
 
     def feed(self, data: bytes) -> None:

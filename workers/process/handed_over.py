@@ -26,7 +26,7 @@ class HeldGuardian(Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """What has to stay open."""
+        """The descriptors that have to stay open."""
         return self.orders_fd, self.output_fd, self.reports_fd
 
 
@@ -81,7 +81,7 @@ class HeldEngine(Struct, frozen=True, kw_only=True):
 
 
 class HeldPace(Struct, frozen=True, kw_only=True):
-    """How fast an engine is, as measured and learned."""
+    """The speed of an engine, as measured and learned."""
 
     rates: list[float]
     tokens_a_char: float
@@ -117,7 +117,7 @@ class HeldFleet(Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> list[int]:
-        """What has to stay open over the exec."""
+        """The descriptors that have to stay open over the exec."""
         return [fd for worker in self.workers for fd in worker.engine.process.guardian.descriptors]
 
     @property
@@ -155,7 +155,7 @@ class HeldLink(Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """What has to stay open."""
+        """The descriptors that have to stay open."""
         return self.stdin_fd, self.stdout_fd, self.stderr_fd
 
     @property
@@ -208,6 +208,6 @@ class Handover(Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> list[int]:
-        """What has to stay open."""
+        """The descriptors that have to stay open."""
         of_servers = [fd for server in self.servers for fd in server.link.descriptors]
         return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors, *of_servers]

@@ -87,7 +87,7 @@ def _stat(pid: int) -> _Stat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExit:
-    """How the engine's main process ended: a status, or a signal, or neither where it is not known.
+    """The end of an engine's main process: a status, or a signal, or neither where it is not known.
 
     ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of what it had waited for.
     """

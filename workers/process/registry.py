@@ -41,7 +41,7 @@ def continue_run(mark: str) -> None:
 
 
 class ProcessRegistry:
-    """What one run has started, in one file of ``folder``; it is there before the first process is."""
+    """The processes that one run has started, in one file of ``folder``; it is there before the first process is."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / f"{run_id()}.{next(_numbers)}.json"

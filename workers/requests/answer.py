@@ -125,7 +125,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage | None:
-        """What all generations have cost, as far as the engine has told."""
+        """The cost of all generations, as far as the engine has told."""
         if not self._ended:
             return self.generation.usage
         known = [each.usage for each in self._generations if each.usage is not None]
@@ -166,12 +166,12 @@ class Answer:
 
     @property
     def told_prompt_tokens(self) -> int | None:
-        """What the newest prompt takes, as its engine has told; None until it has."""
+        """The tokens of the newest prompt, as its engine has told; None until it has."""
         return self.generation.prompt_tokens or self.counted_tokens
 
     @property
     def context_tokens(self) -> int:
-        """What the newest generation has put into its engine's cache, prompt and answer; by letters until it tells."""
+        """The tokens that the newest generation has put into its engine's cache; by letters until it tells."""
         usage = self.generation.usage
         if usage is not None:
             return usage.prompt_tokens + usage.completion_tokens
@@ -180,7 +180,7 @@ class Answer:
 
     @property
     def held_tokens(self) -> int:
-        """What the newest generation holds of a KV cache that is shared, in tokens; 0 before it was let in, and after.
+        """The tokens that the newest generation holds of a shared KV cache; 0 before it was let in, and after.
 
         A prompt that is being read counts as a whole.
         """
@@ -191,12 +191,12 @@ class Answer:
 
     @property
     def output_tokens(self) -> int:
-        """How many pieces of answers have come: about as many as tokens."""
+        """The number of pieces of answers that have come: about as many as tokens."""
         return sum(each.output_tokens for each in self._generations)
 
     @property
     def tools_s(self) -> float:
-        """How long its tools ran; those of one message run beside each other."""
+        """The seconds that its tools ran; those of one message run beside each other."""
         longest: dict[int, float] = {}
         for call in self.tool_calls:
             longest[call.iteration] = max(longest.get(call.iteration, 0.0), call.duration_s)

@@ -15,14 +15,14 @@ KNOWN: Final = 1000  # constraints of which it is known that the engine refuses 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintPlan:
-    """What is done about a constraint: the engine is sent it, the model is told of it in words, or both."""
+    """The plan for a constraint: the engine is sent it, the model is told of it in words, or both."""
 
     is_sent: bool
     is_told: bool
 
 
 class EngineConstraints:
-    """What one engine is known to take; written by the runner of its requests.
+    """The constraints that one engine is known to take; written by the runner of its requests.
 
     An engine of ours keeps a constraint or refuses it. A server that somebody attached may pass over it in silence: so
     the model is told as well, until an answer has the form that only the constraint gives it.

@@ -64,19 +64,19 @@ class Generation:
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens the answer has so far: as the engine counts, else a token an event."""
+        """The tokens of the answer so far: as the engine counts, else a token an event."""
         return self._events if self.usage is None else self.usage.completion_tokens
 
     @property
     def seen(self) -> Usage:
-        """What it has cost as far as can be seen; the engine tells at its end, to which it may never come."""
+        """The cost as far as it can be seen; the engine tells at the end, to which it may never come."""
         read = self.prompt_progress
         processed, cached = (read.processed, read.cached) if read is not None else (0, 0)
         return Usage(processed, self.output_tokens, min(cached, processed))
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many tokens its prompt has, once the engine has told."""
+        """The tokens of its prompt, once the engine has told."""
         if self.prompt_progress is not None:
             return self.prompt_progress.total
         return None if self.usage is None else self.usage.prompt_tokens
@@ -103,7 +103,7 @@ class Generation:
 
     @property
     def tokens_per_s(self) -> float:
-        """How fast the answer comes, from its first token to its last."""
+        """The pace of the answer, from its first token to its last."""
         seconds = self.last_progress_at - self.first_token_at if self.first_token_at is not None else 0.0
         return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
 

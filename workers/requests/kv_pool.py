@@ -50,12 +50,12 @@ class KvPool:
 
     @property
     def used(self) -> int:
-        """How many tokens requests hold now."""
+        """The tokens that requests hold now."""
         return sum(holding.tokens for holding in self._holdings())
 
     @property
     def cache(self) -> KvCache:
-        """How full it is, and how often requests had to give way."""
+        """The fill of the cache, and how often requests had to give way."""
         return KvCache(tokens=self.size, used=self.used, preemptions=self.given_way)
 
     async def admit(self, answer: Answer, chat: ChatRequest) -> Outcome | None:

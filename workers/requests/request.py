@@ -29,7 +29,7 @@ BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict", "
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a constraint holds an answer to, where the engine takes it.
+    """The constraint of an answer, where the engine takes one.
 
     ``constraint`` None stands for the caller's own parameters that constrain. ``is_met`` tells whether an answer is
     what was asked for, so that one which was given beside tools, without the constraint, need not be asked for again.
@@ -42,7 +42,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotHolder(Protocol):
-    """Who may lend a request's slot to others while its tools run."""
+    """The holder of a request's slot, which may lend it to others while its tools run."""
 
     def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
         """Begin the run of tools; without its cache the engine would have to read so many tokens again."""

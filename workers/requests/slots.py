@@ -20,7 +20,7 @@ class Slots:
 
     @property
     def in_use(self) -> int:
-        """How many are leased."""
+        """The number of slots that are leased."""
         return self._in_use
 
     def lease_nowait(self, count: int = 1) -> "Lease":

@@ -47,7 +47,7 @@ def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
 
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker's requests are run; the same for all of them."""
+    """The settings of a worker's requests; the same for all of them."""
 
     adapted: Callable[[str | None], tuple[str, Mapping[str, object]]]  # an adapter to the model's name, and parameters
     bios: BiosWords  # of requests that bring none of their own

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Unverified(StrEnum):
-    """What is done with a call that was begun before, and of whose outcome nothing is known."""
+    """The treatment of a call that was begun before, and of whose outcome nothing is known."""
 
     RETRY = "retry"  # make it again, with the same key: it is idempotent
     ASK_MODEL = "ask_model"  # tell the model, which may call once more

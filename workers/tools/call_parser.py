@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 
 
 class Fallback(StrEnum):
-    """How a model writes a call where it cannot give a structured one."""
+    """The form of a call where a model cannot give a structured one."""
 
     JSON = "json"  # the whole answer is one JSON object
     MARKUP = "markup"  # <tool_request name="T">ARGS</tool_request> anywhere in it

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class WrongArguments(StrEnum):
-    """What becomes of a call whose arguments are malformed or do not fit the tool's schema."""
+    """The treatment of a call whose arguments are malformed or do not fit the tool's schema."""
 
     FAIL = "fail"  # it ends the request (specification, "Tool failures")
     TELL = "tell"  # the model hears what is wrong, and may call again within its budget
@@ -40,7 +40,7 @@ class WrongArguments(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
-    """How often a model may call tools in one request, how long one call may take, in seconds, and in which form.
+    """The limits of tools: iterations of one request, seconds of one call, and the form of calls.
 
     ``fallback`` lets it write a call as text where it gives no structured one. ``arguments`` says what becomes of a
     call whose arguments do not fit. Once the same calls have brought the same results in ``stuck`` iterations running

@@ -68,7 +68,7 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpState:
-    """How one server stands: ``tools`` counts what it listed last, None where it was never reached.
+    """The state of one server: ``tools`` counts those that it listed last, None where it was never reached.
 
     ``trouble`` is why it is not connected, None while it is.
     """
@@ -110,7 +110,7 @@ class McpTools:
 
     @property
     def state(self) -> McpState:
-        """How the server stands; one that died with nothing to do is found out at the next call."""
+        """The state of the server; one that died with nothing to do is found out at the next call."""
         return McpState(
             name=self._server.name,
             tools=None if self.listed is None else len(self.listed),
@@ -119,7 +119,7 @@ class McpTools:
 
     @property
     def calls(self) -> int:
-        """How many calls wait for the server's answer."""
+        """The number of calls that wait for the server's answer."""
         return self._calls
 
     def knows(self, name: str) -> bool | None:

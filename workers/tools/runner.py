@@ -224,7 +224,7 @@ class SwitchedTools:
 
     @property
     def current(self) -> ToolRunners | None:
-        """What calls are given to that begin now."""
+        """The runner of calls that begin now."""
         return self._current
 
     def switch(self, current: ToolRunners | None) -> None:

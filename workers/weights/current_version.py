@@ -69,14 +69,14 @@ class CurrentWeights(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentWeightsFile:
-    """Where a model's standing is kept; in memory alone where there is no state directory."""
+    """The place of a model's standing; in memory alone where there is no state directory."""
 
     name: str
     state_dir: Path | None
 
     @property
     def folder(self) -> Path | None:
-        """Where what belongs to this model's weights is kept."""
+        """The folder of all that belongs to this model's weights."""
         return self.state_dir / "weights" / quote(self.name, safe="") if self.state_dir else None
 
     def read(self, model: str | None) -> CurrentWeights:

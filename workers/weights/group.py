@@ -10,7 +10,7 @@ from workers.spec import WorkerId
 
 
 class GroupState(StrEnum):
-    """How a group stands."""
+    """The state of a group."""
 
     JOINING = "joining"
     READY = "ready"
@@ -19,7 +19,7 @@ class GroupState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """Where the trainer's store listens, and how long all may take to come together, in seconds."""
+    """The address of the trainer's store, and the seconds in which all are to come together."""
 
     backend: Backend
     address: str
@@ -51,12 +51,12 @@ class Group:
 
     @property
     def key(self) -> str:
-        """What the group is called in the trainer's store."""
+        """The name of the group in the trainer's store."""
         return f"roundhouse-{self.number}"
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are, the trainer's included."""
+        """The number of ranks, the trainer's included."""
         return 1 + sum(member.size for member in self.members.values())
 
     def note_member(self, worker: WorkerId, incarnation: int | None, because: str) -> None:

@@ -300,7 +300,7 @@ class ModelWeights:
 
     @property
     def init_s(self) -> float:
-        """How long a trainer's group may take to come together, by default."""
+        """The seconds in which a trainer's group is to come together, by default."""
         return self._policy.init_s
 
     def waits_for(self, worker: SupervisedWorker) -> str:

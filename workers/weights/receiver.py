@@ -16,7 +16,7 @@ from workers.spec import WorkerId
 
 
 class ReceiverState(Struct, frozen=True):
-    """How one process of an engine stands: in which group, and how far with which update."""
+    """The state of one process of an engine: its group, and its progress with an update."""
 
     key: str = ""
     group: str = "none"
@@ -28,7 +28,7 @@ class ReceiverState(Struct, frozen=True):
 
 
 class ReceiverFiles:
-    """Where the processes of a model's engines write how far they are."""
+    """The files in which the processes of a model's engines write their progress."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

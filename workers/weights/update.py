@@ -24,7 +24,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequest:
-    """What a caller asks for: the folder of a checkpoint, or tensors that a trainer will broadcast in their order.
+    """A caller's update: the folder of a checkpoint, or tensors that a trainer will broadcast in their order.
 
     ``version`` None is the next one. With ``clear_cache`` requests that are kept read their prompts again. Tensors are
     broadcast together until they are ``bucket_bytes``; with 0 each by itself. ``group`` is the number of the group that
@@ -41,7 +41,7 @@ class UpdateRequest:
 
 
 class WorkerProgress:
-    """What is measured of one worker in an update; ``stage`` is what it does, since ``since``, in monotonic seconds."""
+    """The progress of one worker in an update; it is in its ``stage`` since ``since``, in monotonic seconds."""
 
     def __init__(self, worker: WorkerId, incarnation: int, now: float) -> None:
         self.worker = worker
@@ -58,7 +58,7 @@ class WorkerProgress:
 
     @property
     def stage(self) -> UpdateStage:
-        """What it does."""
+        """The stage that it is in."""
         return self.part.stage
 
     @property

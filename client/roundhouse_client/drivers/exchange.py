@@ -36,7 +36,7 @@ AFTER: Final = (
 
 
 class Address:
-    """Where the service is, the key for it, and how long its answers may be silent.
+    """The address of the service, the key for it, and the seconds for which its answers may be silent.
 
     What is not given is taken from ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY``.
 

@@ -25,7 +25,7 @@ def is_passing(error: RoundhouseError) -> bool:
 
 
 class Patience:
-    """How long one outage is waited out: each pause is twice the last, and none is shorter than was asked for."""
+    """The pauses of one outage: each is twice the last, and none is shorter than was asked for."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

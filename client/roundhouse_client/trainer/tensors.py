@@ -37,7 +37,7 @@ class SentTensor:
 
     @property
     def document(self) -> dict[str, object]:
-        """What the service is told of it before."""
+        """The description that the service gets of it before."""
         return {"name": self.name, "dtype": self.dtype, "shape": self.shape}
 
     def digest(self) -> str:

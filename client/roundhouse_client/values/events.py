@@ -47,7 +47,7 @@ class TurnChange(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnProgress(Value):
-    """How far one turn in flight is."""
+    """The progress of one turn in flight."""
 
     conversation: str
     agent: str
@@ -63,7 +63,7 @@ class TurnProgress(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Value):
-    """How far the turns in flight are; not kept."""
+    """The progress of the turns in flight; not kept."""
 
     turns: tuple[TurnProgress, ...]
 

@@ -8,7 +8,7 @@ from typing import Literal, Required, TypedDict
 
 
 class ValidationDocument(TypedDict, total=False):
-    """What an answer has to be: one of ``choices``, ``pattern`` and ``json_schema``."""
+    """The form of an answer: one of ``choices``, ``pattern`` and ``json_schema``."""
 
     choices: Sequence[str]
     pattern: str
@@ -53,7 +53,7 @@ class PromptsDocument(TypedDict, total=False):
 
 
 class WebhookDocument(TypedDict, total=False):
-    """Who is told of the job's end, and the name of the secret that the message is signed with."""
+    """The listener to the job's end, and the name of the secret that the message is signed with."""
 
     url: Required[str]
     secret: str

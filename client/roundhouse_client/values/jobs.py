@@ -12,7 +12,7 @@ GOING_ON: Final = frozenset({"queued", "running"})  # every other state of a job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationCounts(Value):
-    """How many conversations of a job are how far."""
+    """The number of a job's conversations in each state."""
 
     total: int
     completed: int
@@ -22,7 +22,7 @@ class ConversationCounts(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCounts(Value):
-    """How many turns of a job are how far; ``pending`` wait for other turns, ``ready`` for a slot."""
+    """The number of a job's turns in each state; ``pending`` wait for other turns, ``ready`` for a slot."""
 
     total: int
     pending: int
@@ -35,7 +35,7 @@ class TurnCounts(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress(Value):
-    """How far a job is."""
+    """The state of a job."""
 
     conversations: ConversationCounts
     turns: TurnCounts
@@ -81,7 +81,7 @@ class LineFault(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLine(Value):
-    """What became of one line of a batch: a job with its ``id``, or a problem with its ``code``.
+    """The result of one line of a batch: a job with its ``id``, or a problem with its ``code``.
 
     ``status`` is 202 of a new job, 200 of one that was posted before with the same key, and that of the problem else.
     """

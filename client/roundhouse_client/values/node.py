@@ -19,7 +19,7 @@ class ConversationsSoFar(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixTokens(Value):
-    """What engines could have reused of agents' last prompts, and what they report to have reused."""
+    """The tokens of agents' last prompts that engines could have reused, and those that they report to have."""
 
     reusable: int
     reused: int
@@ -122,7 +122,7 @@ class Configuration(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reload(Value):
-    """What a reload has changed: settings that are in force by now, and models by their names.
+    """The changes of a reload: settings that are in force by now, and models by their names.
 
     ``restarted`` and ``resized`` models are changed worker after worker, from then on.
     """
@@ -183,7 +183,7 @@ class Speaking(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageLine(Value):
-    """What was used; the first five say of what, as far as was asked for.
+    """One line of usage; the first five fields say of what, as far as was asked for.
 
     ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are of attempts that stand,
     ``wasted_tokens`` of those that do not. ``slot_s`` is for how long slots were held, in seconds.
@@ -205,7 +205,7 @@ class UsageLine(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport(Value):
-    """What was used, in a line for each combination of ``by``; ``is_cut``: there are more than were asked for."""
+    """Usage, in a line for each combination of ``by``; ``is_cut``: there are more than were asked for."""
 
     by: tuple[str, ...]
     usage: tuple[UsageLine, ...]
@@ -229,7 +229,7 @@ class Readiness(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeEnd(Value):
-    """What became of an upgrade in place; ``detail`` is why it was refused, None where it was done.
+    """The result of an upgrade in place; ``detail`` is why it was refused, None where it was done.
 
     ``roundhouse`` is the version that left, or stayed. ``seconds`` is how long no program served. ``kept_servers`` and
     ``ended_servers`` are MCP servers over stdio, as MODEL/SERVER.

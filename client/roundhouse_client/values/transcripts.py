@@ -9,7 +9,7 @@ from roundhouse_client.values.value import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUsage(Value):
-    """What a turn cost, in tokens; None is not known."""
+    """The tokens of a turn; None is not known."""
 
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -84,7 +84,7 @@ class Result(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompt(Value):
-    """What one attempt was asked: messages as the engine was sent them, parameters, and definitions of tools.
+    """The prompt of one attempt: messages as the engine was sent them, parameters, and definitions of tools.
 
     None where an older version of Roundhouse asked, and kept nothing of it.
     """
@@ -96,6 +96,6 @@ class AskedPrompt(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompts(Value):
-    """What was asked for a turn: an entry for each of its attempts, in their order."""
+    """The prompts of a turn: an entry for each of its attempts, in their order."""
 
     attempts: tuple[AskedPrompt, ...]

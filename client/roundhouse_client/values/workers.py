@@ -17,7 +17,7 @@ class Slots(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExit(Value):
-    """How an engine's process ended."""
+    """The end of an engine's process."""
 
     status: int | None
     signal: int | None
@@ -64,7 +64,7 @@ class Spread(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace(Value):
-    """How fast an engine reads and writes a token; ``error`` is by what part predictions were off."""
+    """The pace of an engine, for a token read and written; ``error`` is by what part predictions were off."""
 
     prefill_ms: Spread | None
     decode_ms: Spread | None
@@ -165,7 +165,7 @@ class MemoryAtIncident(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools(Value):
-    """How many turns are in each of the three pools, and how many slots there are for them."""
+    """The number of turns in each of the three pools, and of slots for them."""
 
     pending: int
     ready: int

@@ -61,7 +61,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What a route needs; None is any key. What ``is_metered`` counts against a key's ``requests_per_s``."""
+    """The scope that a route needs; None is any key. Where it ``is_metered``, calls count for ``requests_per_s``."""
 
     scope: KeyScope | None
     is_metered: bool = False

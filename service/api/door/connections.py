@@ -80,7 +80,7 @@ LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 4096
 
 
 class Stage(Enum):
-    """What a connection is to send next."""
+    """The part of a request that a connection is to send next."""
 
     HEAD = auto()
     BODY = auto()
@@ -92,7 +92,7 @@ HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as 
 
 
 class Crowd:
-    """What all connections of a server share: who idles, the longest first, and how much all of them leave unread."""
+    """Shared by a server's connections: those that idle, the longest first, and the bytes that all leave unread."""
 
     def __init__(self) -> None:
         self.idle: dict[Door, float] = {}  # since when

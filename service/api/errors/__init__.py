@@ -1,1 +1,1 @@
-"""How errors are told over HTTP: as problems (RFC 9457), or in the form of the surface that was asked."""
+"""Errors over HTTP: problems (RFC 9457), or the form of the surface that was asked."""

@@ -78,7 +78,7 @@ ANTHROPIC_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientError:
-    """What a client is told of a failure; ``after_s`` is when to ask again, None is never."""
+    """A failure as its client hears of it; ``after_s`` is when to ask again, None is never."""
 
     status: int
     code: str

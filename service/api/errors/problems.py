@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorAnswer:
-    """What is answered where something went wrong in workers; ``path`` is that of the one fault, if it has one."""
+    """The answer to an error of workers; ``path`` is that of the one fault, if it has one."""
 
     status: int
     code: str

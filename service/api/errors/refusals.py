@@ -6,7 +6,7 @@ from service.errors import ServiceError
 
 
 class RequestMalformed(ServiceError, status=400, code="request_malformed", title="The request is not HTTP"):
-    """What came is no HTTP."""
+    """A request that is no HTTP."""
 
 
 class RequestTooSlow(ServiceError, status=408, code="request_too_slow", title="The request came too slowly"):

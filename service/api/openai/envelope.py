@@ -58,7 +58,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a body; ``chars`` is about how much the engine has to read, ``answers`` how many it writes."""
+    """A body as far as routing needs it; ``chars`` is about its prompt's length, ``answers`` how many it asks for."""
 
     model: str | None
     is_streamed: bool

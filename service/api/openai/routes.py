@@ -122,7 +122,7 @@ def model_router(node: Node) -> APIRouter:
 
 
 class Models:
-    """What may be named: models of this node, and the adapters on them."""
+    """The names that a request may give: models of this node, and the adapters on them."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

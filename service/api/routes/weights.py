@@ -100,7 +100,7 @@ def _worker(weights: ModelWeights, worker: SupervisedWorker) -> models.WorkerWei
 
 
 class InitSpec(StrictModel):
-    """Where a trainer's store listens (torch's words); the trainer is rank 0."""
+    """The address of a trainer's store (torch's words); the trainer is rank 0."""
 
     backend: Backend = Backend.GLOO
     master_address: Annotated[str, Field(min_length=1)] = "127.0.0.1"

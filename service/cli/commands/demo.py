@@ -69,7 +69,7 @@ async def play(
 
 
 class _Demo:
-    """What is printed of it, a line a thing."""
+    """The printed side of the demo, a line a thing."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

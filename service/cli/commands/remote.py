@@ -183,7 +183,7 @@ def _print_line(line: LogLine, *, as_json: bool) -> None:
 
 
 class ProgressLine:
-    """How far a job is, on the standard error: one line that moves, or where that is no terminal a line a second."""
+    """A job's progress on the standard error: one line that moves, or where that is no terminal a line a second."""
 
     def __init__(self, service: Client, job_id: str) -> None:
         self._service = service

@@ -27,7 +27,7 @@ IN_ROW: Final = r"[ .#x>!-]"  # what stands beside a mark
 
 
 class TimelineFormat(StrEnum):
-    """How a timeline is written."""
+    """The file format of a timeline."""
 
     HTML = "html"  # a page that needs nothing else
     TRACE = "trace"  # Chrome's trace format, for Perfetto

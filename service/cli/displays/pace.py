@@ -1,4 +1,4 @@
-"""How fast turns end, and when all will have: told only once enough of them have ended to know."""
+"""The pace at which turns end, and the time that is left: told only once enough have ended to know."""
 
 from collections import deque
 from typing import Final

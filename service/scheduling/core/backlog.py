@@ -1,4 +1,4 @@
-"""How much work is left, as far as can be known: what turns of each agent have cost so far, and what each job has left.
+"""The work that is left, by what turns of each agent have cost so far.
 
 Weights are in turns of average length, so that what nothing is known of yet (1.0) compares with what has been measured.
 Pure.
@@ -18,7 +18,7 @@ SMALLEST: Final = 0.001  # of a turn: what costs nothing is still a turn
 
 
 class Estimates:
-    """What a turn costs, by model and agent id: jobs of one kind name their agents alike."""
+    """The cost of turns by model and agent id: jobs of one kind name their agents alike."""
 
     def __init__(self) -> None:
         self._all = Mean()
@@ -41,7 +41,7 @@ class Estimates:
 
 
 class JobBacklog:
-    """What is left of one job; ``refresh`` makes it current, at the end of each of its turns."""
+    """The work left of one job; ``refresh`` makes it current, at the end of each of its turns."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -68,12 +68,12 @@ class JobBacklog:
 
     @property
     def turns_left(self) -> int:
-        """How many turns have not ended."""
+        """The number of turns that have not ended."""
         return sum(self._turns_left)
 
     @property
     def left_by_model(self) -> Counter[str]:
-        """How many turns of each model have not ended."""
+        """The number of each model's turns that have not ended."""
         left: Counter[str] = Counter()
         for agent, turns in zip(self._job.agents, self._turns_left, strict=True):
             left[agent.model] += turns

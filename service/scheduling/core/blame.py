@@ -79,7 +79,7 @@ Finding = DeathExplained | DeathUnexplained | SuspectsCleared | SourceDistrusted
 
 
 class BlameVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a death means for one turn that was on the engine; ``trial`` is None where it is no suspect."""
+    """The verdict on one turn that was on an engine as it died; ``trial`` is None where it is no suspect."""
 
     charges: Charges
     trial: Trial | None = None
@@ -113,7 +113,7 @@ class _Death:
 
 
 class Blame:
-    """What is known of engines, deaths and suspects; told by the scheduler of every start and end of an attempt.
+    """The knowledge of engines, deaths and suspects; the scheduler tells it every start and end of an attempt.
 
     ``owner_of`` gives the name of the key that a job came with. Times are in monotonic seconds.
     """

@@ -27,7 +27,7 @@ STALLED: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """What became of one model's turns: how many ended, and how many met a fault that was not theirs."""
+    """The record of one model's turns: how many ended, and how many met a fault that was not theirs."""
 
     acquitted: float = 0
     unexplained: float = 0

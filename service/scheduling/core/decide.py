@@ -104,7 +104,7 @@ class SchedulingCore:
 
     @property
     def kept(self) -> Mapping[TurnKey, int]:
-        """How many slots stand idle, since the last decision, until a turn on several has as many as it needs."""
+        """The slots that stand idle, since the last decision, until a turn on several has as many as it needs."""
         return self._dispatcher.kept
 
     def rests_until(self, model: str) -> float | None:

@@ -38,7 +38,7 @@ class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationSpoiled(msgspec.Struct, frozen=True, kw_only=True):
-    """What has happened in a conversation cannot be stored: it has failed there, and is to end here."""
+    """A conversation cannot be stored: it has failed there, and is to end here."""
 
     job_id: JobId
     conversation_id: str

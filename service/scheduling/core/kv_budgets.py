@@ -15,7 +15,7 @@ PrefixId = tuple[JobId, str]  # a job's agent: the prompts of all its conversati
 
 
 class KvNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one turn takes, in tokens; ``shared`` of the prompt are held once for all turns of ``prefix`` together."""
+    """The need of one turn, in tokens; ``shared`` of the prompt are held once for all turns of ``prefix`` together."""
 
     prompt: int
     answer: int
@@ -32,7 +32,7 @@ NOTHING: Final = KvNeed(prompt=0, answer=0)
 
 
 class KvUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn in flight takes by now, in tokens: its prompt as the engine has counted it, and what was answered."""
+    """The use of a turn in flight by now, in tokens: its prompt as the engine has counted it, and its answer so far."""
 
     prompt: int
     answer: int

@@ -1,4 +1,4 @@
-"""How many tokens of a KV cache a turn takes: its prompt, and the answer that is expected of it. Pure.
+"""The need of turns in tokens of a KV cache: their prompts, and the answers that are expected of them. Pure.
 
 A prompt is known from the agent's last turn, as its engine counted it, and from what the others have said since; before
 an agent's first turn it is estimated from its characters. An answer is expected to be no longer than nearly all of what
@@ -48,14 +48,14 @@ class AnswerLengths:
 
     @property
     def expected(self) -> int | None:
-        """What nearly no answer exceeds; None while too few are known."""
+        """The length that nearly no answer exceeds; None while too few are known."""
         if len(self._sorted) < LEAST:
             return None
         return self._sorted[min(len(self._sorted) - 1, int(QUANTILE * len(self._sorted)))]
 
 
 class PromptLengths:
-    """What first prompts of one agent took, by their characters: a line through them (least squares)."""
+    """The lengths of one agent's first prompts, by their characters: a line through them (least squares)."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -82,7 +82,7 @@ class PromptLengths:
 
 
 class _Spoken:
-    """What is known of one conversation: tokens said in it, and each agent's cache after its last turn."""
+    """One conversation as it is known: tokens said in it, and each agent's cache after its last turn."""
 
     __slots__ = ("contexts", "heard", "newest", "said", "told")
 
@@ -108,12 +108,12 @@ class TurnNeeds:
 
     @property
     def conversations(self) -> int:
-        """How many conversations something is known of."""
+        """The number of conversations of which something is known."""
         return len(self._spoken)
 
     @property
     def agents(self) -> int:
-        """How many agents' prompts or answers something is known of."""
+        """The number of agents of whose prompts or answers something is known."""
         return len({*self._answers, *self._prompts, *self._shared})
 
     def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:

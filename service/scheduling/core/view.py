@@ -28,7 +28,7 @@ class WorkerRoom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityView:
-    """Who has what of the KV caches, who was passed for want of room, and what is remembered to judge that by."""
+    """The shares of the KV caches, the turns passed for want of room, and the estimates behind both."""
 
     workers: Mapping[str, WorkerRoom]  # that are ready, or have turns on them
     passed: Mapping[TurnKey, int]  # ready turns, and how many others have started ahead of each
@@ -41,7 +41,7 @@ class CapacityView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyTurns:
-    """Where the ready turns of one model wait: for any slot, to be tried as suspects, or each for one worker."""
+    """The ready turns of one model: those that wait for any slot, to be tried as suspects, or each for one worker."""
 
     queued: frozenset[TurnKey]
     suspects: tuple[TurnKey, ...]  # the next one first

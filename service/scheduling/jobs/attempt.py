@@ -37,7 +37,7 @@ CANCELLED: Final[Mapping[CancelReason, FailureReason]] = {
 
 
 class RunningAttempt:
-    """What is known of an attempt; written by the runner of the turn and the request that it makes."""
+    """An attempt as it is known; written by the runner of the turn and the request that it makes."""
 
     def __init__(self, worker: str, incarnation: int) -> None:
         self.worker = worker
@@ -57,7 +57,7 @@ class RunningAttempt:
 
     @property
     def place(self) -> AttemptPlace:
-        """Where it runs, and since when."""
+        """Its worker, and its beginning."""
         return AttemptPlace(
             worker=self.worker, incarnation=self._incarnation, began_at=self.started_at, began_s=self._began_at
         )
@@ -93,7 +93,7 @@ class RunningAttempt:
 
     @property
     def prompt_so_far(self) -> PromptRecord | None:
-        """What is kept of its prompt, with the exchanges with tools by which it has grown."""
+        """The kept part of its prompt, with the exchanges with tools by which it has grown."""
         if self.prompt is None:
             return None
         return msgspec.structs.replace(
@@ -102,7 +102,7 @@ class RunningAttempt:
 
     @property
     def reading(self) -> PromptReading | None:
-        """What the engine has read for the newest generation, as far as it has told."""
+        """The engine's reading for the newest generation, as far as it has told."""
         generation = self.answer.generation
         if generation.usage is None or generation.first_token_at is None:
             return None

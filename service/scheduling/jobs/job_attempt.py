@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTurnsState:
-    """What all attempts of jobs' turns write to; owned by ``JobTurns``."""
+    """The state that all attempts of jobs' turns write to; owned by ``JobTurns``."""
 
     jobs: Mapping[JobId, JobPrompts]
     turns: Turns
@@ -73,12 +73,12 @@ class JobAttempt:
 
     @property
     def answer(self) -> Answer:
-        """What its attempt has brought so far."""
+        """The answer of its attempt so far."""
         return self._run.attempt.answer
 
     @property
     def charges(self) -> Charges:
-        """What the turn is charged with."""
+        """The charges of the turn."""
         return self._run.charges
 
     @charges.setter

@@ -31,7 +31,7 @@ async def judge(validation: Validation, answer: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a turn in flight is: tokens of the prompt read, of the answer written, and the watch's verdict on it.
+    """The progress of a turn in flight: tokens read of the prompt, written of the answer, and the watch's verdict.
 
     ``silent_s`` is 0 until the watch calls it silent; ``silence_limit_s`` is how long it may be.
     """
@@ -55,7 +55,7 @@ def constraint_of(agent: Agent) -> Constraint | None:
 
 
 class TurnRun:
-    """What is known of a turn that was on a slot and has not ended; written by the scheduler alone.
+    """A turn that was on a slot and has not ended, as it is known; written by the scheduler alone.
 
     ``attempt`` is the one that runs, or the last one.
     """
@@ -84,7 +84,7 @@ class TurnRun:
 
     @property
     def so_far(self) -> UnfinishedTurn:
-        """What the turn has behind it, as the next life of the service would need it."""
+        """The attempts and charges of the turn, as the next life of the service would need them."""
         return UnfinishedTurn(
             key=self.key,
             attempts=tuple(self.attempts),
@@ -108,12 +108,12 @@ class TurnRun:
 
     @property
     def words(self) -> str:
-        """What the answer says to others."""
+        """The answer's words to others."""
         return self.attempt.said(has_markup=self._agent.markup).words
 
     @property
     def constraint(self) -> Constraint | None:
-        """What an engine should hold the model to; None where the author does that, or wants it off."""
+        """The constraint for the engine; None where the author gives one, or wants none."""
         return constraint_of(self._agent)
 
     def demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:

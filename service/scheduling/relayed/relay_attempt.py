@@ -66,7 +66,7 @@ class RelayAttempt:
 
     @property
     def charges(self) -> Charges:
-        """What the request is charged with."""
+        """The charges of the request."""
         return self._request.charges
 
     @charges.setter
@@ -92,7 +92,7 @@ class RelayAttempt:
 
     @property
     def reading(self) -> PromptReading | None:
-        """What the engine has read, as far as it has told."""
+        """The engine's reading, as far as it has told."""
         generation = self.answer.generation
         if generation.usage is None:
             return None

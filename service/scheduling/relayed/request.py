@@ -20,7 +20,7 @@ REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT
 
 
 class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client has posted: ``body`` for ``path``, of the ``model`` that it names, or of an ``adapter`` on that.
+    """A client's post: ``body`` for ``path``, of the ``model`` that it names, or of an ``adapter`` on that.
 
     ``name`` is what the body calls it, ``chars`` about how long its prompt is. ``answers`` is how many it asks for,
     ``most_tokens`` how long each may be.
@@ -140,7 +140,7 @@ class RelayedRequest:
 
     @property
     def limit_left_s(self) -> float | None:
-        """How long it may still be on slots."""
+        """The seconds that it may still be on slots."""
         limit_s = self.posted.limit_s
         return None if limit_s is None else max(0.001, limit_s - self.on_slots_s)
 
@@ -189,7 +189,7 @@ class RelayedRequest:
 
     @property
     def measures(self) -> RequestMeasures:
-        """What it was like, once it is over."""
+        """The measures of it, once it is over."""
         reason = None if self.failure is None else self.failure.reason
         failed = TurnState.CANCELLED if reason == FailureReason.CANCELLED else TurnState.FAILED
         return RequestMeasures(

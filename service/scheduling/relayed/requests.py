@@ -68,7 +68,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """How many requests may wait for slots, and how large the bodies of all requests may be together."""
+    """Bounds on the requests that wait for slots, and on the bodies of all requests together."""
 
     requests: int
     bytes: int
@@ -116,7 +116,7 @@ class RelayedRequests(Work):
 
     @property
     def waiting(self) -> int:
-        """How many wait for a slot."""
+        """The number of those that wait for a slot."""
         return len(self._requests) - len(self._on_slots)
 
     @property

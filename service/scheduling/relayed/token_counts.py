@@ -40,7 +40,7 @@ class TokenCounts:
 
     @property
     def waiting(self) -> int:
-        """How many wait until their worker has counted for others."""
+        """The number of those that wait until their worker has counted for others."""
         return sum(limiter.statistics().tasks_waiting for limiter in self._limiters.values())
 
     async def ask(self, posted: PostedRequest) -> RelayedRequest | None:

@@ -14,11 +14,11 @@ Row = Sequence[Any]
 
 
 class Cursor(Protocol):
-    """What a statement has brought."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int:
-        """How many rows it has changed."""
+        """The number of rows that it has changed."""
 
     def fetchone(self) -> Row | None:
         """Return the next row."""
@@ -109,7 +109,7 @@ class Membership(Protocol):
 
 
 class Database(Protocol):
-    """Where connections come from; ``readers`` is how many may read at the same time."""
+    """The source of connections; ``readers`` is how many may read at the same time."""
 
     readers: int
 

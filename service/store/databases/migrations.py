@@ -26,7 +26,7 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """What tells it from another of the same number."""
+        """The sum that tells it from another of the same number."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
 

@@ -79,7 +79,7 @@ class Clock(StrEnum):
 
 
 class BiosPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator decides about the words around a job, for one model; None is Roundhouse's own.
+    """The operator's choice of the words around a job, for one model; None is Roundhouse's own.
 
     ``template`` stands in place of the whole BIOS: ``$context``, ``$tools``, ``$budget``, ``$now`` in it are filled in,
     ``$$`` is a dollar. ``clock_step_s`` is how far the clock is rounded down, in seconds: each new time is a new prompt
@@ -139,7 +139,7 @@ SEED_WORDS: Final = BiosWords(left="", none_left="")  # of Worker.submit: what i
 
 
 class BiosFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """What a conversation's BIOS is made of: its words, what it tells of the agents, and the time of its clock."""
+    """The material of a conversation's BIOS: its words, its sentence on the agents, and the time of its clock."""
 
     words: BiosWords
     context: str
@@ -147,7 +147,7 @@ class BiosFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BiosFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the BIOS tells of one request; ``now`` carries its zone.
+    """The facts of one request for the BIOS; ``now`` carries its zone.
 
     ``iterations`` is the whole budget for tools that run, ``iterations_left`` what is left of it.
     """

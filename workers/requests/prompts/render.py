@@ -13,7 +13,7 @@ from workers.tools.calls import STUCK
 
 
 class ToolBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many iterations a request has for tools, and whether it may write calls as text (``has_fallback``).
+    """The iterations that a request has for tools, and whether it may write calls as text (``has_fallback``).
 
     None is left once the same calls have brought the same results in ``stuck`` iterations running; None is never.
     """

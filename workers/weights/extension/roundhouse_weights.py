@@ -241,7 +241,7 @@ def repack_shared(model: torch.nn.Module) -> None:
 
 
 class WeightReceiver:
-    """What vLLM mixes into its workers; each call returns the receiver's state as JSON."""
+    """The class that vLLM mixes into its workers; each call returns the receiver's state as JSON."""
 
     def _roundhouse(self) -> GroupReceiver:
         receiver = self.__dict__.get("_roundhouse_receiver")

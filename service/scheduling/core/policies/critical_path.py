@@ -45,7 +45,7 @@ class CriticalPath(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """How many places of turns and of jobs in its order are kept."""
+        """The number of places of turns and of jobs that its order keeps."""
         of_turns = len(self._oldest) + sum(len(lane.heap) for lane in self._lanes.values())
         return super().entries + of_turns + len(self._by_path) + len(self._by_work)
 

@@ -19,7 +19,7 @@ LEAST_ANSWER: Final = 8  # of an answer, before its time tells anything
 
 
 class PromptReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine has read for a turn: tokens that it had not in its cache, and seconds to the first of the answer.
+    """The reading of an engine for a turn: tokens that its cache did not hold, and seconds to the answer's first.
 
     ``context_tokens`` is what its cache holds after the turn, prompt and answer; ``answer_tokens`` the answer alone,
     which took ``answer_s`` from its first token to its last.
@@ -33,14 +33,14 @@ class PromptReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an agent of a conversation was last, or a client's program, and how many tokens are in the cache there."""
+    """The last worker of a conversation's agent, or of a client's program, and the tokens in its cache."""
 
     worker: str
     tokens: int = 0
 
 
 class SpeedEstimates:
-    """How fast the engines of each model read and how long its turns take, in seconds."""
+    """The speed of each model's engines at reading, and the length of its turns, in seconds."""
 
     def __init__(self) -> None:
         self._by_token: dict[str, Mean] = {}

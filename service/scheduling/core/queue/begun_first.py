@@ -50,7 +50,7 @@ class BegunFirst(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """How many places in the orders of both queues are kept."""
+        """The number of places that the orders of both queues keep."""
         return self._line.entries + self._aside.entries
 
     @property

@@ -28,7 +28,7 @@ class FairQueue(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """How many places in the orders of all keys are kept."""
+        """The number of places that the orders of all keys keep."""
         return super().entries + sum(queue.entries for queue in self._queues.values())
 
     @property

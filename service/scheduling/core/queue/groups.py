@@ -30,7 +30,7 @@ class GroupedQueue(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """How many places in the orders of all groups, and among their ages, are kept."""
+        """The number of places that the orders of all groups, and their ages, keep."""
         ages = sum(map(len, self._ages.values()))
         return super().entries + ages + sum(group.entries for group in self._groups.values())
 

@@ -45,7 +45,7 @@ class ReadyTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class JobLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of one job, in turns of average length: all of it, that of one model, and its longest chain."""
+    """The work left of one job, in turns of average length: all of it, that of one model, and its longest chain."""
 
     priority: int
     work: float
@@ -75,7 +75,7 @@ class ReadyQueue(ABC):
 
     @property
     def entries(self) -> int:
-        """How many places in its order are kept: those of turns that have gone as well, until they are thrown out."""
+        """The number of places that its order keeps: turns that have gone have theirs until they are thrown out."""
         return len(self._front) + len(self._once_deferred)
 
     @property
@@ -187,7 +187,7 @@ class RankedQueue(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """How many places in its order are kept."""
+        """The number of places that its order keeps."""
         return super().entries + len(self._heap)
 
     @abstractmethod
