@@ -108,7 +108,7 @@ class Dispatcher:
         if isinstance(ready, GroupedQueue):
             yield from self._start_grouped(model, ready)
             return
-        passed_over, lacking = 0, list[ReadyTurn]()
+        passed_over, without_room = 0, list[ReadyTurn]()
         while ready and self._in_flight.has_free(model):
             if passed_over == PASSED_AT_ONCE:
                 yield ContinueDispatch()
@@ -121,32 +121,32 @@ class Dispatcher:
                 self._conversation(first.key).back_in_line(first, model)
                 ready.push_back(first)
                 break
-            if self._is_behind(lacking, first) or not self._has_room(model, first):
-                lacking.append(first)
-                if not self._may_pass(lacking, model):
+            if self._is_behind(without_room, first) or not self._has_room(model, first):
+                without_room.append(first)
+                if not self._may_pass(without_room, model):
                     break
                 continue
-            self._room.note_passed(lacking)  # by one that is deferred as well: it starts ahead of them
+            self._room.note_passed(without_room)  # by one that is deferred as well: it starts ahead of them
             deferral = self._defer(model, first)
             if deferral is not None:
                 yield deferral
             else:
                 yield from self._start(model, first)
-        for turn in reversed(lacking):
+        for turn in reversed(without_room):
             # Whoever was passed often enough is next, whatever comes that would go before it by its order.
             is_next = not turn.is_front and not self._room.may_pass(turn.key, 0)
             back = turn.after_deferral() if is_next else turn
             self._conversation(turn.key).back_in_line(back, model)
             ready.push_back(back)
-        self._end_keeping(others=len(ready) - len(lacking))
+        self._end_keeping(others=len(ready) - len(without_room))
 
-    def _may_pass(self, lacking: Sequence[ReadyTurn], model: str) -> bool:
+    def _may_pass(self, without_room: Sequence[ReadyTurn], model: str) -> bool:
         """Whether turns may start behind the last of these that have no room.
 
         One that was passed often enough has a worker kept for it: then others start on the model's other workers.
         """
-        last = lacking[-1]
-        if not self._room.may_pass(last.key, len(lacking)):
+        last = without_room[-1]
+        if not self._room.may_pass(last.key, len(without_room)):
             if self._in_flight.is_keeping:
                 return False
             self._in_flight.keep(model, last.key, self._agent(last).slots)
@@ -168,10 +168,10 @@ class Dispatcher:
         is_new = self._room.is_bounded and not (turn.is_front or self._conversation(turn.key).is_started)
         return not is_new or self._room.working_set.may_begin(model)
 
-    def _is_behind(self, lacking: Sequence[ReadyTurn], turn: ReadyTurn) -> bool:
+    def _is_behind(self, without_room: Sequence[ReadyTurn], turn: ReadyTurn) -> bool:
         """Whether a turn waits behind one without room: in free mode no agent overtakes another."""
         place = turn.key[:2]
-        return self._jobs[turn.key.job_id].job.mode is Mode.FREE and any(each.key[:2] == place for each in lacking)
+        return self._jobs[turn.key.job_id].job.mode is Mode.FREE and any(each.key[:2] == place for each in without_room)
 
     def _has_room(self, model: str, turn: ReadyTurn) -> bool:
         slots = self._agent(turn).slots

@@ -70,9 +70,9 @@ class RoomKeeper:
         if now != before:
             self._in_flight.kv.reserve(worker, key, now)
 
-    def may_pass(self, key: TurnKey, lacking: int) -> bool:
-        """Whether turns behind one without room may start; ``lacking`` have none so far at this moment."""
-        return self._passes.get(key, 0) < PASSES and lacking < LOOKED_AT
+    def may_pass(self, key: TurnKey, without_room: int) -> bool:
+        """Whether turns behind one without room may start; ``without_room`` have none so far at this moment."""
+        return self._passes.get(key, 0) < PASSES and without_room < LOOKED_AT
 
     def note_passed(self, turns: Iterable[ReadyTurn]) -> None:
         """Count, for each of these turns, one start ahead of it."""

@@ -114,7 +114,7 @@ def test_a_sibling_of_a_turn_that_has_started_has_begun() -> None:
 
 def test_a_search_puts_aside_a_bounded_number_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a new one begins after all: a search takes its bound."""
-    monkeypatch.setattr(begun_first, "PARKED_AT_ONCE", 3)
+    monkeypatch.setattr(begun_first, "MOVED_AT_ONCE", 3)
     line = Line("fifo", *(waiting(f"n{order}", order) for order in range(5)), waiting("b", 9), begun=["b"])
     assert line.rest() == ["n0", "b", "n1", "n2", "n3", "n4"]
 

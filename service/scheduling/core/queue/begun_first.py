@@ -15,118 +15,117 @@ from typing_extensions import override
 from service.conversations.job import JobId, TurnKey
 from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
-PARKED_AT_ONCE: Final = 1000  # turns of new conversations that are put aside in one search: some 10 ms, and once
+MOVED_AT_ONCE: Final = 1000  # turns of new conversations that one search sorts out: some 10 ms, and once
 
 
 class BegunFirst(ReadyQueue):
-    """Two queues of one policy: the line, and aside of it, under pressure, turns of conversations that are to begin.
+    """Two queues of one policy: one for all turns, and under pressure one for those of conversations that are to begin.
 
-    A turn of a job with a higher priority is not put behind others. Without pressure those aside and those in the line
-    go in turn.
+    A turn of a job with a higher priority is not put behind others. Without pressure the two queues go in turn.
     """
 
     def __init__(
         self, policy: PolicyFactory, is_begun: Callable[[TurnKey], bool], is_pressed: Callable[[], bool]
     ) -> None:
         super().__init__()
-        self._line = policy()
-        self._aside = policy()
+        self._all = policy()
+        self._new = policy()
         self._is_begun = is_begun
         self._is_pressed = is_pressed
-        self._priorities: Counter[int] = Counter()  # of those aside
-        self._is_asides_turn = False
+        self._priorities: Counter[int] = Counter()  # of those in the queue of new conversations
+        self._is_turn_of_new = False
 
     @override
     def __len__(self) -> int:
-        return len(self._line) + len(self._aside)
+        return len(self._all) + len(self._new)
 
     def __repr__(self) -> str:
-        return f"<BegunFirst {self._line!r} aside={len(self._aside)}>"
+        return f"<BegunFirst {self._all!r} new={len(self._new)}>"
 
     @override
     def __iter__(self) -> Iterator[TurnKey]:
-        yield from self._line
-        yield from self._aside
+        yield from self._all
+        yield from self._new
 
     @property
     def entries(self) -> int:
         """The number of places that the orders of both queues keep."""
-        return self._line.entries + self._aside.entries
+        return self._all.entries + self._new.entries
 
     @property
     @override
     def has_front(self) -> bool:
-        return self._line.has_front
+        return self._all.has_front
 
     @override
     def push(self, turn: ReadyTurn) -> None:
-        self._line.push(turn)
+        self._all.push(turn)
 
     def push_back(self, turn: ReadyTurn) -> None:
         """Put a turn back that was taken and cannot start."""
-        self._line.push_back(turn)
+        self._all.push_back(turn)
 
     @override
     def pop(self) -> ReadyTurn:
-        if not self._aside and not self._is_pressed():
-            return self._line.pop()
+        if not self._new and not self._is_pressed():
+            return self._all.pop()
         if not self._is_pressed():
-            self._is_asides_turn = not self._is_asides_turn
-            from_aside = self._aside and (self._is_asides_turn or not self._line) and not self._line.has_first
-            return self._take_aside() if from_aside else self._line.pop()
+            self._is_turn_of_new = not self._is_turn_of_new
+            takes_new = self._new and (self._is_turn_of_new or not self._all) and not self._all.has_first
+            return self._take_new() if takes_new else self._all.pop()
         turn = self._pop_begun()
         if turn is None:
-            return self._take_aside()
+            return self._take_new()
         if not self._is_first(turn) and turn.job_priority < max(self._priorities, default=turn.job_priority):
-            self._line.push_back(turn)
-            return self._take_aside()
+            self._all.push_back(turn)
+            return self._take_new()
         return turn
 
     def discard(self, key: TurnKey) -> ReadyTurn | None:
         """Take a turn out, if it is there."""
-        found = self._aside.discard(key)
+        found = self._new.discard(key)
         if found is None:
-            return self._line.discard(key)
+            return self._all.discard(key)
         self._count_out(found)
         return found
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return the turns that would go next, those that are put aside after the others."""
-        first = self._line.heads(count)
+        """Return the turns that would go next, those of new conversations after the others."""
+        first = self._all.heads(count)
         if self._is_pressed():
             first.sort(key=lambda turn: not (self._is_first(turn) or self._is_begun(turn.key)))
-        return [*first, *self._aside.heads(count - len(first))]
+        return [*first, *self._new.heads(count - len(first))]
 
     def note_begun(self, key: TurnKey) -> None:
-        """Move a turn whose conversation has begun into the line."""
-        turn = self._aside.discard(key)
+        """Move a turn whose conversation has begun to the others."""
+        turn = self._new.discard(key)
         if turn is not None:
             self._count_out(turn)
-            self._line.push(turn)
+            self._all.push(turn)
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:
         """Tell both queues."""
-        self._line.note_load(job_id, load)
-        self._aside.note_load(job_id, load)
+        self._all.note_load(job_id, load)
+        self._new.note_load(job_id, load)
 
     def note_slots(self, slots: int) -> None:
         """Tell both queues."""
-        self._line.note_slots(slots)
-        self._aside.note_slots(slots)
+        self._all.note_slots(slots)
+        self._new.note_slots(slots)
 
     def _pop_begun(self) -> ReadyTurn | None:
-        for _ in range(PARKED_AT_ONCE):
-            if not self._line:
+        for _ in range(MOVED_AT_ONCE):
+            if not self._all:
                 return None
-            turn = self._line.pop()
+            turn = self._all.pop()
             if self._is_first(turn) or self._is_begun(turn.key):
                 return turn
-            self._aside.push(turn)
+            self._new.push(turn)
             self._priorities[turn.job_priority] += 1
         return None
 
-    def _take_aside(self) -> ReadyTurn:
-        turn = self._aside.pop()
+    def _take_new(self) -> ReadyTurn:
+        turn = self._new.pop()
         self._count_out(turn)
         return turn
 
@@ -140,10 +139,10 @@ class BegunFirst(ReadyQueue):
         return turn.is_front or turn.was_deferred
 
     def _insert(self, turn: ReadyTurn) -> None:
-        self._line.push(turn)
+        self._all.push(turn)
 
     def _take(self) -> ReadyTurn:
-        return self._line.pop()
+        return self._all.pop()
 
     def _clear(self) -> None:
         """Do nothing: each queue clears itself with its last turn."""
