@@ -53,7 +53,7 @@ class RelayAttempt:
         self._on_end = on_end
         self.answer = Answer(time.monotonic)
         self.answer.own_tokens = request.own_tokens if request.posted.is_apart else None
-        self._relay = _relay_on_slot(request)
+        self._relay = relay_of(request)
         self._in_flight = worker.prepare(self._relay, self.answer)
         self._began_at = time.monotonic()
         self._started_at = datetime.now(UTC)
@@ -167,7 +167,8 @@ class RelayAttempt:
         self._on_end(self._request, self)
 
 
-def _relay_on_slot(request: RelayedRequest) -> Relay:
+def relay_of(request: RelayedRequest) -> Relay:
+    """Return a request as its engine is asked on a slot."""
     posted = request.posted
     return Relay(
         job_name=request.key.job_id,

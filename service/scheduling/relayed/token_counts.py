@@ -8,10 +8,11 @@ import time
 from typing import Final
 
 import anyio
+from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.errors import QueueFull
-from service.scheduling.relayed.relay_attempt import OVERLOADED
+from service.scheduling.relayed.relay_attempt import OVERLOADED, relay_of
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
 from service.scheduling.relayed.requests import RelayedRequests
 from workers.fleet import Fleet
@@ -72,17 +73,13 @@ class TokenCounts:
 
 def _relay_of(request: RelayedRequest) -> Relay:
     posted = request.posted
-    return Relay(
-        job_name=request.key.job_id,
-        path=posted.path,
-        body=posted.body,
-        model=posted.name,
-        adapter=posted.adapter,
-        chars=posted.chars,
+    return replace(
+        relay_of(request),
         is_streamed=False,
-        passage=request,
         own_tokens=0 if posted.is_apart else None,
         limit_s=min(LIMIT_S, posted.limit_s or LIMIT_S),
+        cache_owner=None,
+        most_tokens=None,
     )
 
 
