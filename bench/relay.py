@@ -13,6 +13,7 @@ requests of one token, 64 at once, each answered whole: requests a second, and t
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import statistics
@@ -310,7 +311,7 @@ def _compare_requests(connections: int, requests: int, rounds: int, rivals: Sequ
     bare = statistics.median(run["us"] for run in figures["aiohttp"])
     for name, runs in figures.items():
         rate, us = (statistics.median(run[key] for run in runs) for key in ("rate", "us"))
-        print(f"{name:<16}{rate:>14.0f}{us:>16.0f}{us / bare:>16.2f}", flush=True)
+        print(f"{name:<16}{rate:>14.0f}{us:>16.0f}{us / bare if bare else math.nan:>16.2f}", flush=True)
 
 
 def main() -> None:
