@@ -33,6 +33,7 @@ from transport.request import ChatRequest, Thought
 
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
+CLOSED_S: Final = 1.0  # in which one finds that its connection had been closed; later, its engine has failed with it
 EVENT_STREAM: Final = "text/event-stream"
 SHORT_TOKENS: Final = 16
 PROBE_BYTES: Final = 1024 * 1024  # of an answer beside the token path
@@ -215,10 +216,11 @@ class EngineClient:
         kept = exchange() if keeps and len(self._kept) else None
         transport = None if kept is None else self._kept.take(kept)
         if kept is not None and transport is not None:
+            sent_at = anyio.current_time()
             try:
                 await self._finish(kept, transport, keeps=keeps)
             except EngineUnreachable:
-                if kept.is_answered:
+                if kept.is_answered or anyio.current_time() - sent_at > CLOSED_S:
                     raise
             else:
                 return

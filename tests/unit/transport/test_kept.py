@@ -45,6 +45,7 @@ class Engine:
     heads: list[bytes] = field(default_factory=list)
     gone: int = 0
     idle_s: float | None = None  # after which it closes
+    silent_s: float = 0.0  # before it closes without a byte
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -56,6 +57,7 @@ class Engine:
                 told = self.answers[min(self.requests, len(self.answers) - 1)]
                 self.requests += 1
                 if told is None:
+                    await pass_time(self.silent_s)
                     break
                 writer.write(told)
         except (asyncio.IncompleteReadError, TimeoutError):
@@ -196,6 +198,19 @@ def test_a_request_with_a_byte_of_its_answer_is_not_sent_again() -> None:
 
     talk(cut, refused)
     assert cut.requests == 2
+
+
+def test_a_request_whose_engine_fails_under_it_is_not_sent_again() -> None:
+    """A connection that had been closed shows at once; one that breaks after a while is the engine's failure."""
+    engine = Engine([answer(), None, answer()], silent_s=2.0)
+
+    async def scenario(client: EngineClient) -> None:
+        await ask(client)
+        with pytest.raises(EngineUnreachable):
+            await ask(client)
+
+    talk(engine, scenario)
+    assert engine.requests == 2
 
 
 def test_a_cancel_closes_the_connection() -> None:
