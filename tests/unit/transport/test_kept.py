@@ -1,16 +1,22 @@
 """Connections that an answer has left open, on a network in memory: what is kept, and what a break of one means."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import anyio
 import pytest
+import trustme
 
+from tests.harness.ports import find_ports
 from tests.harness.virtual import pass_time
 from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.waiting import LIMIT_S, wait_until
+from transport import kept
 from transport.client import EngineClient
 from transport.dialects.dialect import PLAIN, Dialect
 from transport.dialects.llama_server import LLAMA_SERVER
@@ -211,6 +217,22 @@ def test_a_request_whose_engine_fails_under_it_is_not_sent_again() -> None:
 
     talk(engine, scenario)
     assert engine.requests == 2
+
+
+async def test_a_connection_over_tls_is_kept_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it spares a handshake of two milliseconds; on the loop that we ship."""
+    authority, engine = trustme.CA(), Engine([answer()])
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    monkeypatch.setattr(kept, "IDLE_S", 0.2)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    port = find_ports(1)
+    with anyio.fail_after(LIMIT_S):
+        async with await asyncio.start_server(engine.serve, "localhost", port, ssl=context):
+            await ask_thrice(EngineClient(Endpoint.of_url(f"https://localhost:{port}", {}), PLAIN))
+            assert (engine.connections, engine.requests) == (1, 3)
+            await wait_until(lambda: engine.gone == 1, "it is closed when nobody takes it")
 
 
 def test_a_cancel_closes_the_connection() -> None:
