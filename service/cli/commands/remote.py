@@ -140,9 +140,11 @@ def cancel(
 ) -> None:
     """End a job early; what was said is kept."""
     with connect(url, api_key) as service:
+        had_ended = service.get_job(job_id).has_ended
         job = service.cancel_job(job_id)
-    told = "nothing to cancel" if job.has_ended else "to be cancelled"
-    print_document(job.document, f"{job.id}: {job.state}, {told}", as_json=as_json)
+    # A quick service has ended the job before it answers.
+    told = ", nothing to cancel" if had_ended else "" if job.has_ended else ", to be cancelled"
+    print_document(job.document, f"{job.id}: {job.state}{told}", as_json=as_json)
 
 
 def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
