@@ -146,7 +146,7 @@ def scope_of(body: bytes) -> dict[str, Any]:
 
 
 def test_a_turn_makes_no_more_calls_than_it_did() -> None:
-    """From a job's queue to the records of its end; 64 slots had 64 such turns at once."""
+    """From a job's queue to the records of its end, on 16 slots."""
     few, many = calls_of_turns(20), calls_of_turns(120)
     assert (many - few) / 100 <= MOST_OF_A_TURN
 
