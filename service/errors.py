@@ -5,12 +5,12 @@ answered by the table of ``service/api/errors/problems.py``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing wrong with what a caller gave: where, and what with its mend."""
 
     path: str

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +26,7 @@ LOCK_LIMIT_S: Final = 30.0
 LOCK_POLL_S: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation as the index lists it."""
 
     id: str
@@ -164,8 +162,7 @@ def folder_for(output: Path, job_name: str) -> Path:
     return output / job_name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedConversation:
+class FailedConversation(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that failed, and what is known of why."""
 
     conversation: str

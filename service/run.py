@@ -1,13 +1,13 @@
 """Jobs from files in one process, without HTTP; run again on the same output it goes on where it was."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from service.config.schema import Config, rules_of
 from service.conversations.job import Job, JobId
@@ -28,8 +28,7 @@ FOR_EVER_S: Final = 3e9  # a job file that is run again on its output is the sam
 LOOK_INTERVAL_S: Final = 0.25  # how often progress is shown, and how long an ended conversation waits for its file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFile:
+class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """One job file that is valid for the configuration."""
 
     source: str

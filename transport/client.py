@@ -4,12 +4,12 @@ import asyncio
 import errno
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, TypeVar
 
 import anyio
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from transport.bodies import UNPACKED, UnreadableBody, read_beginning, read_body
 from transport.counters import EngineCounters, KvCache

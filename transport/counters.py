@@ -1,10 +1,9 @@
 """An engine's reports of its own work, apart from its streams."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotWork:
+class SlotWork(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of one slot with the task ``task``: tokens read of the prompt, and written of the answer.
 
     A task is one request's, and its number is never given again; a slot that is not busy may still show its last one.
@@ -18,8 +17,7 @@ class SlotWork:
     steps: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCache:
+class KvCache(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's KV cache: tokens that it has room for, tokens in use, and how often requests had to give way.
 
     Each request holds whole blocks of ``block`` tokens.
@@ -31,8 +29,7 @@ class KvCache:
     block: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCounters:
+class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's slots at one moment."""
 
     work: tuple[SlotWork, ...]

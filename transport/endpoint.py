@@ -2,13 +2,13 @@
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The address of one engine: a host and a port, or a UNIX socket.
 
     ``base_path`` stands before every path that is asked, without a slash at its end; ``headers`` are sent with every
@@ -20,7 +20,7 @@ class Endpoint:
     uds: str | None = None
     base_path: str = ""
     is_tls: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of_url(cls, url: str, headers: Mapping[str, str] | None = None) -> Self:

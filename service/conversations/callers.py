@@ -4,9 +4,10 @@ Source: specification, "Keys".
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 API_KEYS: Final = "api_keys"  # the name of all keys that have none
 
@@ -22,8 +23,7 @@ class KeyScope(StrEnum):
 USUAL_SCOPES: Final = (KeyScope.READ, KeyScope.SUBMIT)  # of a key for which none are told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The holder of a key; the rates are of a second, None is without a bound.
 
     ``name`` is the key's, None where no keys are configured. ``share`` is its part of the engines among keys that wait.

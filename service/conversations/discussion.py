@@ -1,16 +1,16 @@
 """The words of one conversation so far, and what each agent has heard of them when."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
+
+import msgspec
 
 from service.conversations.job import Agent, Job, Mode, View
 
 Spoken = Mapping[tuple[str, int], str]  # the words of (agent, round), of the turns that are completed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utterance:
+class Utterance(msgspec.Struct, frozen=True, kw_only=True):
     """The words of one agent in one round."""
 
     agent: str

@@ -1,7 +1,6 @@
 """A job's document as it was posted: what is looked up in it, without making a job of it again. Pure."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw, Struct
@@ -21,8 +20,7 @@ class _Document(Struct):
     rounds: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationPlace:
+class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as it was posted, and its neighbours in the job; ``number`` counts from 1."""
 
     prompt: str

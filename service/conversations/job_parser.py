@@ -6,7 +6,6 @@ Source: specification, "Job documents" and "Refused jobs".
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, islice
 from typing import Any, Final
@@ -44,8 +43,7 @@ CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRules:
+class JobRules(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a job here: models, sizes, and hosts that may be told of its end.
 
     ``adapters`` are names that agents may use as models, each with the model that it stands on. ``webhook_hosts`` None
@@ -53,7 +51,7 @@ class JobRules:
     """
 
     models: Collection[str]
-    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, str] = msgspec.field(default_factory=dict)
     limits: Limits
     webhook_hosts: Collection[str] | None = ()
     webhook_secrets: Collection[str] = ()

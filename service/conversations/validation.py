@@ -6,9 +6,10 @@ Source: specification, "Answer validation".
 import json
 import re
 import unicodedata
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from service.conversations.markup import without_markup
 from transport.request import Constraint, Thought
@@ -25,8 +26,7 @@ def folded(words: str) -> str:
     return " ".join(unicodedata.normalize("NFC", words).casefold().split())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """One of three kinds; ``retries`` is how often an answer that is not valid is asked for again.
 
     ``is_constrained`` says that the engine is to hold the model to it, where it can.

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -89,8 +89,7 @@ def _fits(lane: Lane, need_mib: int | None) -> bool:
     return room is None or need_mib is None or need_mib <= room
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class Served(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a checkpoint: the model of the lanes, and its adapter there, None for the model itself."""
 
     model: str

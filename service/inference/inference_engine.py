@@ -7,12 +7,13 @@ and its caller waits for one turn longer.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NotRequired, Self, TypedDict
 
+import msgspec
 from msgspec import structs
 
 from service.config.inventory import devices_of, lanes_on
@@ -57,8 +58,7 @@ class InferenceRequest(TypedDict):
     params: NotRequired[Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Agent:
+class _Agent(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     served: Served
     params: Mapping[str, object]  # generation parameters of all its runs

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from workers.lanes.lane_pool import LanePool
 from workers.policy.placement import AHEAD, Waiting
 from workers.requests.slots import Lease
@@ -15,8 +17,7 @@ from workers.supervised import SupervisedWorker
 Order = Literal["fair", "fcfs"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """A slot that a run was given: the worker, and the lease that gives it back."""
 
     worker: SupervisedWorker

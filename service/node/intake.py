@@ -9,12 +9,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Final
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from service.conversations.job import Job, JobId
@@ -41,8 +41,7 @@ PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumedJob:
+class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of one job, with the turns that have ended and what others have behind them.
 
     ``whole`` is the job with all its conversations; ``words`` are those of the conversations that have begun.

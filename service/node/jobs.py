@@ -4,7 +4,6 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
@@ -48,8 +47,7 @@ LOOK_S: Final = 0.5  # between two looks at a job that somebody waits for
 EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job with its counts."""
 
     stored: StoredJob

@@ -1,16 +1,16 @@
 """The configuration that is in force, for those parts of a node that go by it while it may change."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import overload
+
+import msgspec
 
 from service.config.schema import Config
 from workers.spec import WorkerSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReloadFailure:
+class ReloadFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A reload that changed nothing: when, and why."""
 
     at: datetime

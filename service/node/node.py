@@ -3,12 +3,13 @@
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import msgspec
 
 from service.config.schema import Config, StoreConfig, rules_of
 from service.config.secrets import child_environment
@@ -56,8 +57,7 @@ DETAIL_CHARS: Final = 300
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A running Roundhouse."""
 
     fleet: Fleet
@@ -129,8 +129,7 @@ class Node:
         patience.cancel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Left(msgspec.Struct, frozen=True, kw_only=True):
     """Left by an earlier program of this process: the hold on the state directory, engines, servers, children."""
 
     lock_fd: int | None = None
@@ -139,13 +138,16 @@ class Left:
     children: Sequence[ProcessId] = ()
 
 
+NOTHING_LEFT: Final = Left()
+
+
 @asynccontextmanager
 async def open_node(
     config: Config,
     specs: Sequence[WorkerSpec],
     state_dir: Path,
     shares: Mapping[str | None, float] | None = None,
-    left: Left = Left(),
+    left: Left = NOTHING_LEFT,
     named: Collection[str] = (),
 ) -> AsyncIterator[Node]:
     """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.

@@ -1,9 +1,10 @@
 """The exact prompt of each attempt, made again from the job, the words in force and the turns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+
+import msgspec
 
 from service.conversations.job import Agent, Job, TurnKey
 from service.conversations.job_parser import parse_stored
@@ -25,8 +26,7 @@ from workers.requests.request import CONSTRAINTS
 Constrain = Callable[[str, Constraint], Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedPrompt:
+class AskedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt's prompt as its engine was sent it last: after the calls of its tools, where there were any.
 
     ``messages`` None: an older version asked, and kept nothing of it.
@@ -37,8 +37,7 @@ class AskedPrompt:
     tools: Sequence[Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Conversation:
+class _Conversation(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     words: ConversationWords | None
     turns: Sequence[Turn]

@@ -4,10 +4,11 @@ Nothing waits in silence: every head of a pool says what it waits for.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
+
+import msgspec
 
 from roundhouse_client.values.node import ConversationsSoFar, PrefixTokens, SpeakingTurn, WaitingTurn
 from roundhouse_client.values.workers import Pools
@@ -56,8 +57,7 @@ def speaking(
     return shown, len(runs) > limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A moment of a whole Roundhouse."""
 
     jobs: int

@@ -5,8 +5,9 @@ A job of 10,000 conversations has some 100,000 rows to count, and whoever lists 
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_JOBS
@@ -18,8 +19,7 @@ REST: Final = 50.0  # times what a count took: at most 2 % of a reader's time go
 MOST_KEPT: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counted:
+class _Counted(msgspec.Struct, frozen=True, kw_only=True):
     tally: Tally
     is_final: bool  # the job had ended before it was counted
     due_at: float

@@ -3,10 +3,10 @@
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
+import msgspec
 from pydantic import ConfigDict, create_model
 from pydantic.errors import PydanticUserError
 
@@ -20,8 +20,7 @@ SETTLE_S: Final = 5.0  # how long a job waits for a server that is being connect
 Document = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogTool:
+class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
     """One tool: its OpenAI definition, and the MCP server that has it, None where it is a Python callable."""
 
     definition: Document
@@ -33,8 +32,7 @@ class CatalogTool:
         return str(self.definition["function"]["name"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolRunnersOfModel:
+class ToolRunnersOfModel(msgspec.Struct, frozen=True, kw_only=True):
     """The runners of one model's tools."""
 
     python: PythonTools | None

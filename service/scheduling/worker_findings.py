@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from service.conversations.job import TurnKey
 from service.scheduling.core.blame import (
@@ -52,8 +54,7 @@ class KvUses:
         return {key: use for key, use in seen.items() if use != before.get(key)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadLimit:
+class LoadLimit(msgspec.Struct, frozen=True, kw_only=True):
     """The lowered slots of one worker, and the ends that are left before one slot more is tried."""
 
     slots: int

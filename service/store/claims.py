@@ -7,9 +7,10 @@ Used by the writer's thread alone. What an operation changes here it returns as 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
+
+import msgspec
 
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
@@ -35,8 +36,7 @@ Place = tuple[JobId, str]  # a conversation
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """The fate of facts: conversations that ended with them, how many were refused, and how many are lost.
 
     ``spoiled`` are conversations that ended for a fact that cannot be written.

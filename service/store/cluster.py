@@ -5,10 +5,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
+import msgspec
 import psycopg
 from anyio.abc import TaskStatus
 from typing_extensions import override
@@ -33,8 +33,7 @@ COUNTED_JOBS: Final = 1000  # that a node reports of; more would make each renew
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Others:
+class _Others(msgspec.Struct, frozen=True, kw_only=True):
     models: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     counts: Sequence[Mapping[str, Sequence[int]]] = ()

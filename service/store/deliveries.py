@@ -1,7 +1,6 @@
 """Webhook outbox: a message is written in the transaction that ends its job."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex
 
@@ -13,8 +12,7 @@ from service.store import queries
 from service.store.databases.database import Connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """One message to one place; ``id`` is the same at every try, so that a receiver can tell a repeated one."""
 
     id: str

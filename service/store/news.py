@@ -1,15 +1,15 @@
 """News for a node from its store, its lease and its neighbours: values, told in the event loop without waiting."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from service.conversations.job import JobId
 from service.errors import StoreError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's report of itself: its models, and how many turns of each job are ready and in flight."""
 
     node_id: str
@@ -46,70 +46,59 @@ class Alone:
         return 0, 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsCommitted:
+class JobsCommitted(msgspec.Struct, frozen=True, kw_only=True):
     """This node's writes to these jobs are durable, ``seconds`` after they were handed in."""
 
     job_ids: frozenset[JobId]
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsChanged:
+class JobsChanged(msgspec.Struct, frozen=True, kw_only=True):
     """Other nodes have written to these jobs."""
 
     job_ids: frozenset[JobId]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreTroubled:
+class StoreTroubled(msgspec.Struct, frozen=True, kw_only=True):
     """The database cannot be written to; ``outage`` says why, in plain words."""
 
     outage: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreRecovered:
+class StoreRecovered(msgspec.Struct, frozen=True, kw_only=True):
     """The database is well again, and what was kept is written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimsLost:
+class ClaimsLost(msgspec.Struct, frozen=True, kw_only=True):
     """Another node has taken over this one's claims; its late results are refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WritesFailed:
+class WritesFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A write failed that no waiting will mend: nothing is written any more."""
 
     error: StoreError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactsLost:
+class FactsLost(msgspec.Struct, frozen=True, kw_only=True):
     """So many facts can never be written, and are lost; the conversations that they were of have ended as failed."""
 
     count: int
     conversations: tuple[tuple[JobId, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseEnding:
+class LeaseEnding(msgspec.Struct, frozen=True, kw_only=True):
     """The lease may end before it can be renewed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRenewed:
+class LeaseRenewed(msgspec.Struct, frozen=True, kw_only=True):
     """The lease is good, and what the neighbours have is known anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseLost:
+class LeaseLost(msgspec.Struct, frozen=True, kw_only=True):
     """The lease is over: another node may have taken over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkWaiting:
+class WorkWaiting(msgspec.Struct, frozen=True, kw_only=True):
     """There is something to claim."""
 
 

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
+from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.errors import StoreError, StoreUnavailable

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.errors import ServiceError, StoreError, StoreUnavailable
@@ -38,8 +40,7 @@ Operation = Callable[[Connection], Any]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class Write(msgspec.Struct, frozen=True, kw_only=True):
     """An operation and what came of it; one that ``is_kept`` is tried again until the database takes it.
 
     ``careful`` stands in its place once it cannot be written as it is: it costs more, and loses no more than it has to.
@@ -53,7 +54,7 @@ class Write:
     size: int = 1  # how many facts it writes
     key: str | None = None  # that it posts with
     careful: Operation | None = None
-    future: "Future[Any]" = field(default_factory=Future)
+    future: "Future[Any]" = msgspec.field(default_factory=Future)
 
 
 class Writer:

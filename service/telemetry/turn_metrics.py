@@ -1,10 +1,10 @@
 """Metrics of turns, counted as facts come: a few additions a turn, and none a token."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from service.conversations.measures import AttemptMeasures, RequestMeasures
@@ -19,8 +19,7 @@ REQUEST: Final = "request"
 MOST_TOOLS: Final = 100  # their names are those of jobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """The series of one source and model; to look each up anew would take as long as to add to it."""
 
     labels: tuple[str, str]

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, Protocol
 
 import anyio
+import msgspec
 
 from service import __version__
 from service.errors import ServiceError, StoreUnavailable, UpgradeRefused
@@ -63,8 +63,7 @@ class RestingServer(Protocol):
         """Take requests again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpgradeEnd:
+class UpgradeEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an upgrade: ``detail`` is why it was refused, None where it was done.
 
     ``seconds`` is how long no program served. ``kept`` are workers whose engines stayed, ``ended`` others, with the
@@ -76,9 +75,9 @@ class UpgradeEnd:
     detail: str | None = None
     seconds: float | None = None
     kept: Sequence[str] = ()
-    ended: Mapping[str, str] = field(default_factory=dict)
+    ended: Mapping[str, str] = msgspec.field(default_factory=dict)
     kept_servers: Sequence[str] = ()
-    ended_servers: Mapping[str, str] = field(default_factory=dict)
+    ended_servers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class Upgrader:

@@ -5,11 +5,12 @@ The page has no build step: what is in ``static`` is what browsers get.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 KINDS: Final = {
     ".html": "text/html; charset=utf-8",
@@ -21,8 +22,7 @@ PREFIX: Final = "/web/"
 INDEX: Final = "index.html"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFile:
+class PageFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file; ``tag`` is another one where the content is another (an ``ETag``)."""
 
     content: bytes

@@ -1,7 +1,6 @@
 """The form of a dialect: the differences between engines on the wire."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import msgspec
@@ -14,8 +13,7 @@ T_co = TypeVar("T_co", covariant=True)
 Params = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineQuery(Generic[T_co]):
+class EngineQuery(msgspec.Struct, Generic[T_co], frozen=True, kw_only=True):
     """Something that an engine tells of itself: the paths that are asked, and what their bodies together say.
 
     ``decode`` takes one body a path, and raises ``MalformedFrame`` where they are not what they should be.
@@ -25,8 +23,7 @@ class EngineQuery(Generic[T_co]):
     decode: Callable[..., T_co]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThoughtQuery:
+class ThoughtQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The question where a model's own thought stands.
 
     A prompt is rendered at ``render_path`` with those of a request's ``params`` that shape it; ``decode`` takes that
@@ -39,8 +36,7 @@ class ThoughtQuery:
     decode: Callable[[bytes, bytes], Thought]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountQuery:
+class CountQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The question for the tokens of a request's prompt: its path, and its answer.
 
     ``decode`` raises ``MalformedFrame`` where the answer is not what it should be.
@@ -55,8 +51,7 @@ def encode_plainly(request: ChatRequest) -> bytes:
     return msgspec.json.encode(body_of(request))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's way to be asked; None is what it does not tell.
 
     An engine is ready when all ``ready_paths`` answer 200; ``canary_params`` make it write one token and keep nothing.
@@ -73,7 +68,7 @@ class Dialect:
     counters: EngineQuery[EngineCounters] | None = None
     capacity: EngineQuery[int | None] | None = None
     kv_cache: EngineQuery[KvCache | None] | None = None
-    canary_params: Params = field(default_factory=lambda: {"max_tokens": 1})
+    canary_params: Params = msgspec.field(default_factory=lambda: {"max_tokens": 1})
     constrain: Callable[[Constraint], Params | None] = respond_in_format
     always_constrains: bool = True
     thoughts: ThoughtQuery | None = None

@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -48,8 +47,7 @@ class StoredAdapters(Struct, frozen=True, kw_only=True):
     past: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
     """A copy in the store."""
 
     digest: str

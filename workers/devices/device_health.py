@@ -14,11 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from workers.devices.device import CPU, DeviceMemory, MemoryFinding, is_devices_fault, judge_memory
 from workers.devices.layout import Device
@@ -79,8 +79,7 @@ def check_view(device: Device) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Why a device is left alone; one for memory goes when that is back."""
 
     because: str

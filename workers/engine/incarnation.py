@@ -7,12 +7,13 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.lowlevel
+import msgspec
+from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
@@ -44,8 +45,7 @@ VARIABLES: Final[Mapping[EngineKind, str]] = {
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Starter:
+class Starter(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine is started with; the same for every incarnation of a worker.
 
     Without a ``command`` there is nothing to start: the engine is attached.

@@ -1,16 +1,18 @@
 """The supervisor of one engine: acts out what ``policy.lifecycle`` decides, and alone writes a worker's state."""
 
+import dataclasses
 import logging
 import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
+from msgspec.structs import replace
 
 from transport.client import EngineClient
 from workers.devices.device_health import DeviceHealth
@@ -34,8 +36,7 @@ ERROR_TAIL_LINES: Final = 20
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerMove:
+class WorkerMove(msgspec.Struct, frozen=True, kw_only=True):
     """A worker is in another state since ``at_utc``; ``model`` is the one that it serves."""
 
     at_utc: datetime
@@ -65,8 +66,7 @@ class Moves:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Site:
+class _Site(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of a worker, and what it shares with other workers of the machine."""
 
     tasks: TaskGroup
@@ -119,7 +119,7 @@ class Supervisor:
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
             # A server that is not ours is waited for, however often it goes away.
-            restart=spec.restart if spec.owns_engine else replace(spec.restart, failures=None),
+            restart=spec.restart if spec.owns_engine else dataclasses.replace(spec.restart, failures=None),
         )
         self._now = Lifecycle()
         self._timer: tuple[int, float | None] = (-1, None)  # the last that was started, and when it runs down

@@ -4,9 +4,10 @@ Source: llama.cpp, ``gguf-py`` and ``docs/development`` for the keys; Hugging Fa
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from workers.errors import InvalidTensors
 from workers.files.gguf_header import read_gguf_header
@@ -20,8 +21,7 @@ MOST_DIMENSION: Final = 10_000_000
 DIMENSIONS: Final = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMemory:
+class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     """MiB of weights, and bytes of KV cache a token; None where the files do not tell."""
 
     weights_mib: int

@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from workers.devices.device import DeviceMemory
 from workers.health.probes import KernelView
@@ -21,8 +21,7 @@ TAIL_CHARS: Final = 16 * 1024  # of each stream: the newest lines that fit
 KEPT: Final = 100  # of one worker, the newest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Why a verdict was given; times are in seconds before it, None where it never was.
 
     ``silent_s`` counts from the model's last progress, ``last_byte_s`` from any byte at all.
@@ -40,8 +39,7 @@ class Evidence:
     log_grew_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestView:
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     """One request in flight at one moment; ``held_s`` is for how long it has been there."""
 
     id: int
@@ -51,8 +49,7 @@ class RequestView:
     held_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One broken incarnation: what was decided and on which evidence, how it ended, and what it said last.
 
     Also one that failed at what it was told and lives on: then ``exit`` is None.
@@ -151,8 +148,7 @@ def _read(file: Path | None) -> list[Incident]:
     return read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSnapshot:
+class WorkerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A worker at one moment; advisory."""
 
     id: WorkerId
@@ -175,8 +171,7 @@ class WorkerSnapshot:
     weight_version: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotLimit:
+class SlotLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Fewer slots than the engine says that it holds, and why."""
 
     slots: int

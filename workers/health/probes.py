@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from secrets import token_hex
@@ -12,6 +11,7 @@ from typing import Final, Protocol
 
 import anyio
 import anyio.to_thread
+import msgspec
 import psutil
 
 from transport.client import EngineClient
@@ -34,8 +34,7 @@ WARM_UP_S: Final = 60.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessView:
+class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     """One process as the kernel sees it: its state, what it waits for in the kernel, memory in bytes, CPU seconds."""
 
     pid: int
@@ -47,8 +46,7 @@ class ProcessView:
     threads: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelView:
+class KernelView(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's whole tree at one moment."""
 
     processes: tuple[ProcessView, ...] = ()
@@ -70,8 +68,7 @@ class KernelView:
         return any(process.cpu_s > spent.get(process.pid, -1.0) for process in compilers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds in which an engine read so many tokens of a prompt, and wrote so many of an answer."""
 
     tokens: int

@@ -4,10 +4,11 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 from urllib.parse import quote
+
+import msgspec
 
 from workers.devices.device import DeviceMemory
 from workers.devices.device_health import DeviceHealth
@@ -26,8 +27,7 @@ from workers.spec import WorkerId, WorkerSpec
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diary:
+class Diary(msgspec.Struct, frozen=True, kw_only=True):
     """One for each id of a worker: the models that come to a lane one after the other share it."""
 
     log: LogRing
@@ -45,8 +45,7 @@ def _file_name(worker_id: WorkerId) -> str:
     return f"{quote(worker_id, safe='')}.jsonl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
+class _Scene(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     reason: str
     verdict: Verdict | None

@@ -5,12 +5,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
+from msgspec.structs import replace
 
 from workers.devices.device_health import LOOK_S, DeviceHealth
 from workers.engine.start_gate import StartGate
@@ -41,8 +42,7 @@ REMEMBERED: Final = 100  # swaps
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swap:
+class Swap(msgspec.Struct, frozen=True, kw_only=True):
     """A model that was loaded on a lane, the one that left for it, why, and how long that took."""
 
     lane: str

@@ -6,9 +6,11 @@ the parent's, by which it would choose its batch.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from workers.devices.layout import Lane
 from workers.engine.launch.flags import named
@@ -18,8 +20,7 @@ from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec
 SLICE_BATCH: Final = 2048  # tokens: what vLLM chooses by itself would be for the whole GPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNeed:
+class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """MiB: ``least`` is what the model cannot do without, ``taken`` what its engine takes, None a whole lane's part."""
 
     least: int

@@ -1,16 +1,16 @@
 """Which engines that run are kept by another program of the same process, and why others are not. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 OTHER_LAUNCH: Final = "it is to be started otherwise"
 NOT_WANTED: Final = "the configuration has no such worker any more"
 OTHER_ADAPTERS: Final = "its adapters are others"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """A worker, and what its engine was started as or would be; ``adapters`` in the engine's order, with their paths.
 
     ``may_have_more``: an engine that has further adapters does as well.
@@ -23,8 +23,7 @@ class Launch:
     may_have_more: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
+class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     """The fate of workers, by their ids: engines that are kept, those that are ended with the reason, and others.
 
     ``started`` are those that have no engine yet, or another.

@@ -5,8 +5,10 @@ networks" (1989); specification, "Capacity in tokens".
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 GROWTH: Final = 8  # tokens that a request may write before it can be ended
 LEAST: Final = 0.3  # of the cache
@@ -15,8 +17,7 @@ GROW: Final = 0.01  # a look without a preemption
 WHOLE: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """The share of one request in the cache, in tokens; ``request`` is its number, in the order of arrival."""
 
     request: int
@@ -43,8 +44,7 @@ def youngest_without_room(holdings: Sequence[Holding], room: int) -> list[int]:
     return going
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvShare:
+class KvShare(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the cache that is lent, and how many preemptions the engine had told by then."""
 
     part: float = WHOLE

@@ -8,7 +8,8 @@ that does may be another client's, and a counter that rises vetoes every kill.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+import msgspec
 
 from transport.counters import EngineCounters, SlotWork
 
@@ -36,8 +37,7 @@ class SlotTasks:
         return max(within, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutOff:
+class CutOff(msgspec.Struct, frozen=True, kw_only=True):
     """A generation that was ended before the engine had; in monotonic seconds."""
 
     started_at: float

@@ -5,8 +5,10 @@ is gone already changes nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from workers.outcome import FailureReason
 from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
@@ -21,61 +23,53 @@ _RUNNING: Final = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerStat
 _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartRequested:
+class StartRequested(msgspec.Struct, frozen=True, kw_only=True):
     """An engine is wanted; its number is above ``after``, that of another model's engine which was in its place."""
 
     because: str = "asked to start"
     after: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
+class StopRequested(msgspec.Struct, frozen=True, kw_only=True):
     """No engine is wanted; ``at_once`` leaves out the grace."""
 
     because: str
     at_once: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRequested:
+class DrainRequested(msgspec.Struct, frozen=True, kw_only=True):
     """Admission stops until the hold is over."""
 
     because: str
     hold: Hold = Hold.OPERATOR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeRequested:
+class ResumeRequested(msgspec.Struct, frozen=True, kw_only=True):
     """A hold is over; an operator also starts a worker that gave up or was stopped."""
 
     because: str
     hold: Hold = Hold.OPERATOR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartRequested:
+class RestartRequested(msgspec.Struct, frozen=True, kw_only=True):
     """Another engine is wanted in place of this one, now."""
 
     because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineBegun:
+class EngineBegun(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's process is being started; until now others were, and its time has not run."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReady:
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True):
     """The readiness probe has succeeded."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineBroken:
+class EngineBroken(msgspec.Struct, frozen=True, kw_only=True):
     """The engine lives and is of no more use.
 
     ``suspects`` are the requests that may have caused it, by their ids, each with what it is charged with;
@@ -85,12 +79,11 @@ class EngineBroken:
     incarnation: int
     reason: FailureReason
     because: str
-    suspects: Mapping[int, FailureReason] = field(default_factory=dict)
+    suspects: Mapping[int, FailureReason] = msgspec.field(default_factory=dict)
     is_deferred: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineGone:
+class EngineGone(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's whole tree is gone, or it never came to be; ``jitter`` in [0, 1) spreads the restart.
 
     ``is_outside`` says that it died of a signal that neither we nor the kernel's OOM killer sent: that is no failure of
@@ -105,25 +98,21 @@ class EngineGone:
     is_deferred: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAnswered:
+class EngineAnswered(msgspec.Struct, frozen=True, kw_only=True):
     """The engine has answered a request to its end: the pauses before restarts begin anew."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureCounted:
+class FailureCounted(msgspec.Struct, frozen=True, kw_only=True):
     """A death that was deferred was no request's fault: it counts towards giving up at the next failure."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureExplained:
+class FailureExplained(msgspec.Struct, frozen=True, kw_only=True):
     """A request was convicted of a death that was deferred: the pauses before restarts begin anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimerElapsed:
+class TimerElapsed(msgspec.Struct, frozen=True, kw_only=True):
     """A timer of ours has run down."""
 
     timer: int
@@ -137,33 +126,28 @@ Event = Request | News | TimerElapsed | FailureCounted | FailureExplained
 # Actions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnEngine:
+class SpawnEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Start the process of this incarnation and probe it until it is ready."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminateEngine:
+class TerminateEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Send SIGTERM to the engine's group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillEngine:
+class KillEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Kill the engine's whole tree."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartTimer:
+class StartTimer(msgspec.Struct, frozen=True, kw_only=True):
     """Send ``TimerElapsed`` with this number after so many seconds."""
 
     timer: int
     after_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndRequests:
+class EndRequests(msgspec.Struct, frozen=True, kw_only=True):
     """End all requests in flight; the reason ``shutdown`` tells a stop that was asked for from a breakdown.
 
     ``brought_down`` says that the engine ended by itself under them: each of them may be the cause; ``is_outside``

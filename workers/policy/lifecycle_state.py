@@ -1,13 +1,12 @@
 """The grounds of a supervisor's decisions: the stage of its engine's life, and the configuration. Pure."""
 
-from dataclasses import dataclass
+import msgspec
 
 from workers.policy.restart import RestartPolicy
 from workers.states import Hold, WorkerState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lifecycle:
+class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """All that the supervisor decides by."""
 
     state: WorkerState = WorkerState.STOPPED
@@ -26,8 +25,7 @@ class Lifecycle:
     timer: int = 0  # the number of the only timer that means anything
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LifecycleLimits:
+class LifecycleLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's limits, in seconds."""
 
     start_s: float

@@ -6,10 +6,12 @@ read (``policy.liveness``), predicts what an answer takes, and is what that is c
 Source: specification, "Latency model".
 """
 
-from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 FORGETTING: Final = 1 / 50  # of the oldest knowledge with each turn: agents' answers grow with their conversations
 NEWEST: Final = 5  # prompts and answers that are remembered
@@ -37,8 +39,7 @@ class Mean:
         self.value += (value - self.value) * max(1 / self.count, FORGETTING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """A measure in milliseconds: the middle of the newest, the least and the most of them."""
 
     middle: float
@@ -46,8 +47,7 @@ class Spread:
     most: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePace:
+class EnginePace(msgspec.Struct, frozen=True, kw_only=True):
     """The pace of one engine: tokens of prompts a second, tokens a character of prompt, seconds an answer's token."""
 
     rates: tuple[float, ...] = ()  # tokens a second, of the newest prompts
@@ -101,8 +101,7 @@ class EnginePace:
         return _spread(tuple(MS * quantum * each for each in self.steps_s))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerWork:
+class AnswerWork(msgspec.Struct, frozen=True, kw_only=True):
     """The work of an answer: tokens of its prompt that no cache holds, its own tokens, its tools, a swap before it."""
 
     fresh_tokens: int

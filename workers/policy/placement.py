@@ -10,9 +10,11 @@ that is asked for least stands in for it (``heat``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 HALF_LIFE: Final = 8.0  # in requests of all models
 PATIENCE_S: Final = 60.0  # for which ``few`` lets a model wait while others that are there have turns
@@ -59,8 +61,7 @@ class LanePhase(StrEnum):
     BROKEN = "broken"  # it has failed, and waits for its next start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneView:
+class LaneView(msgspec.Struct, frozen=True, kw_only=True):
     """A lane as it is: ``resident`` is the model whose engine has its memory, ``next`` the one that it is kept for.
 
     ``used_at`` is when a turn last started there, in the seconds of ``now``. ``barred`` are models that failed there.
@@ -86,8 +87,7 @@ class LaneView:
         return self.next or (None if self.phase is LanePhase.LEAVING else self.resident)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """The turns that wait for a model: how many, and the places of the first in the order of arrival.
 
     ``is_full`` says that the KV caches of its ready lanes have no room for the next, whatever slots are free.
@@ -98,8 +98,7 @@ class Waiting:
     is_full: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDemand:
+class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
     """A model, and the turns that wait for it.
 
     ``need_mib`` is what it takes of a device, None where that is not known: then a whole lane's part. ``first`` are
@@ -130,8 +129,7 @@ class ModelDemand:
         return next((each for each in self.first if each > order), NEVER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignLane:
+class AssignLane(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a lane for a model; the lanes in ``leaving``, itself mostly among them, take no new turns."""
 
     lane: str
@@ -140,16 +138,14 @@ class AssignLane:
     because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadModel:
+class LoadModel(msgspec.Struct, frozen=True, kw_only=True):
     """Start the engine of the model that a lane is kept for: there is room."""
 
     lane: str
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveLane:
+class LeaveLane(msgspec.Struct, frozen=True, kw_only=True):
     """End an engine when its turns have ended."""
 
     lane: str

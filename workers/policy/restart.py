@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from annotated_types import Ge
 
 from workers.policy.limits import Configured, Seconds
@@ -10,8 +11,7 @@ from workers.policy.limits import Configured, Seconds
 MOST_DOUBLINGS = 62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses that double from ``first_s`` to ``last_s``, in seconds."""
 
     first_s: float

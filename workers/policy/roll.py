@@ -5,8 +5,9 @@ the next leaves when every other one takes requests again. So a setting that no 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 Address = tuple[str, int]
 
@@ -19,8 +20,7 @@ class LeaveReason(StrEnum):
     CHANGED = "its settings were changed in the configuration"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaView:
+class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """One worker that is there.
 
     ``is_current`` says that it has the settings that are wanted, ``is_ready`` that it takes requests or is drained by
@@ -36,8 +36,7 @@ class ReplicaView:
     address: Address | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedModel:
+class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The wanted number of a model's workers; ``first`` is where number 0 listens, and the others follow."""
 
     model: str
@@ -49,8 +48,7 @@ class WantedModel:
         return None if self.first is None else (self.first[0], self.first[1] + number)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Leave(msgspec.Struct, frozen=True, kw_only=True):
     """Give a worker nothing new, and end its engine when its last request has ended."""
 
     model: str
@@ -58,8 +56,7 @@ class Leave:
     because: LeaveReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Join(msgspec.Struct, frozen=True, kw_only=True):
     """Start a worker with the settings that are wanted."""
 
     model: str

@@ -6,9 +6,11 @@ goes on with the old ones. A worker that fails when its weights may be half chan
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from workers.policy.weights import UpdateMode, UpdatePhase
 
@@ -73,8 +75,7 @@ class Failure(StrEnum):
     BROKEN = "broken"  # its engine refused, died, or answered nothing that could be read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPart:
+class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part in an update.
 
     ``is_late`` says that it outran a limit by its own doing; ``is_gone`` that its engine has died; ``is_left_out`` that
@@ -88,8 +89,7 @@ class WorkerPart:
     is_left_out: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateProgress:
+class UpdateProgress(msgspec.Struct, frozen=True, kw_only=True):
     """All that an update is decided by; ``parts`` by the names of workers.
 
     ``needs_all`` says that nothing can be received where one worker is missing, ``is_staged`` that a worker which could
@@ -121,27 +121,24 @@ class UpdateProgress:
 
     def changed(self, worker: str, **changes: object) -> "UpdateProgress":
         """Return it with one part changed."""
-        part = replace(self.parts[worker], **changes)  # type: ignore[arg-type]
+        part = replace(self.parts[worker], **changes)
         return replace(self, parts={**self.parts, worker: part})
 
 
 # Events
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateBegun:
+class UpdateBegun(msgspec.Struct, frozen=True, kw_only=True):
     """The workers are known, and may be touched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnded:
+class StepEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A worker has ended the phase."""
 
     worker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFailed:
+class StepFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A worker has failed in the phase; ``is_gone`` says that its engine has died."""
 
     worker: str
@@ -150,13 +147,11 @@ class StepFailed:
     is_gone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionCommitted:
+class VersionCommitted(msgspec.Struct, frozen=True, kw_only=True):
     """The model has the new version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeBackFailed:
+class TakeBackFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A worker cannot go on with its old weights."""
 
     worker: str
@@ -169,42 +164,36 @@ UpdateEvent = UpdateBegun | StepEnded | StepFailed | VersionCommitted | TakeBack
 # Actions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeginStep:
+class BeginStep(msgspec.Struct, frozen=True, kw_only=True):
     """A worker begins a phase."""
 
     worker: str
     phase: UpdatePhase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndPhase:
+class EndPhase(msgspec.Struct, frozen=True, kw_only=True):
     """A phase is over for all workers; ``is_whole`` says that none failed in it."""
 
     phase: UpdatePhase
     is_whole: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HurryReceivers:
+class HurryReceivers(msgspec.Struct, frozen=True, kw_only=True):
     """Give those who still wait for the trainer a moment: where one is missing it may never send."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillWorker:
+class KillWorker(msgspec.Struct, frozen=True, kw_only=True):
     """Replace an engine whose weights are not known."""
 
     worker: str
     because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitVersion:
+class CommitVersion(msgspec.Struct, frozen=True, kw_only=True):
     """Make the new version the model's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeBack:
+class TakeBack(msgspec.Struct, frozen=True, kw_only=True):
     """Let a worker that still has all of its old weights go on with them."""
 
     worker: str

@@ -7,11 +7,11 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 import anyio
+import msgspec
 
 from workers.errors import SpawnFailed
 from workers.process import guardian
@@ -80,8 +80,7 @@ class GuardianLink(PipedChild):
         return line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A command: argv, and the whole environment."""
 
     argv: tuple[str, ...]

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Struct
 
 from workers.process.identity import EngineExit, ProcessId
 
@@ -44,8 +44,7 @@ class HeldProcess(Struct, frozen=True, kw_only=True):
         return engine.is_alive and ProcessId(pid=self.guardian.pid, started=self.guardian.started).is_alive
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of output; ``number`` counts all lines of the worker from 1, ``stream`` is 1, 2, or 0 for our own."""
 
     number: int
@@ -113,7 +112,7 @@ class HeldFleet(Struct, frozen=True, kw_only=True):
 
     run: str
     workers: list[HeldWorker]
-    scratch: dict[str, str] = field(default_factory=dict)
+    scratch: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def descriptors(self) -> list[int]:

@@ -12,12 +12,12 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 import anyio
+import msgspec
 import psutil
 
 from workers.process.identity import ProcessId, kill_exactly, mark_of
@@ -119,8 +119,7 @@ async def sweep(folder: Path) -> int:
     return len(killed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     boot_id: str
     owner: ProcessId

@@ -1,7 +1,6 @@
 """Whether an engine takes a constraint, as far as it has shown: what it refused, and what it was seen to keep."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -13,8 +12,7 @@ from workers.tools.call_parser import read_json
 KNOWN: Final = 1000  # constraints of which it is known that the engine refuses them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConstraintPlan:
+class ConstraintPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan for a constraint: the engine is sent it, the model is told of it in words, or both."""
 
     is_sent: bool

@@ -1,9 +1,10 @@
 """The seam to the journal of tool calls, which survives crashes: told before each call and after it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 
 class Unverified(StrEnum):
@@ -14,8 +15,7 @@ class Unverified(StrEnum):
     FAIL = "fail"  # end the request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is noted; ``key`` is the same for the same call in another attempt.
 
     ``was_begun`` says that it is one of those; ``result`` is then what came of it, as JSON, None where that is unknown.

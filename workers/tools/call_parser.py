@@ -7,9 +7,10 @@ parsers of engines miss a call now and then.
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+import msgspec
 
 from transport.events import ToolCallDelta
 from transport.request import ToolCall
@@ -29,8 +30,7 @@ class Fallback(StrEnum):
     MARKUP = "markup"  # <tool_request name="T">ARGS</tool_request> anywhere in it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedMessage:
+class ParsedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A model's message: its words, and the calls in it; ``fallback`` says how those were read from the words."""
 
     text: str

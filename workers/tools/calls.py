@@ -10,11 +10,12 @@ import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import anyio
+import msgspec
+from msgspec.structs import replace
 
 from transport.request import ToolCall
 from workers.errors import JournalClosed, UnknownTool
@@ -38,8 +39,7 @@ class WrongArguments(StrEnum):
     TELL = "tell"  # the model hears what is wrong, and may call again within its budget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolLimits:
+class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of tools: iterations of one request, seconds of one call, and the form of calls.
 
     ``fallback`` lets it write a call as text where it gives no structured one. ``arguments`` says what becomes of a
@@ -54,8 +54,7 @@ class ToolLimits:
     arguments: WrongArguments = WrongArguments.FAIL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """A call of an exit tool: recorded and never run. ``raw`` is what the model wrote, where that is no JSON object."""
 
     name: str
@@ -63,8 +62,7 @@ class Signal:
     raw: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolRecord:
+class ToolRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a tool as it is kept: what was asked, and what came of it, in the iteration counted from 0.
 
     ``said`` is what the model said in the message that held the call; ``reason`` is None where the call has a result.

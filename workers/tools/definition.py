@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Self
+
+import msgspec
 
 from workers.errors import InvalidTool
 from workers.offload.pool import judge
@@ -13,16 +14,14 @@ from workers.tools.schemas import schema_fault, schema_trouble
 OURS: Final = frozenset({"unverified", "mcp"})  # what Roundhouse adds to OpenAI definitions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolOrigin:
+class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The MCP server that has a tool, and what the server calls it."""
 
     server: str
     tool: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolDefinition:
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """One tool; ``document`` is its OpenAI definition, and goes to the engine so.
 
     ``unverified`` and ``mcp`` are additions of ours to such definitions: what is done with a call whose outcome is not

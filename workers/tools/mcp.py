@@ -9,11 +9,11 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, cast
 
 import anyio
+import msgspec
 
 from workers.errors import ToolRunFailed, UnknownTool
 from workers.policy.restart import Backoff
@@ -40,15 +40,14 @@ SPARED_S: Final = 30.0  # by those who would list, of a server that has not done
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpServer:
+class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """One server: a program and its further environment, or an address and its headers."""
 
     name: str
     command: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def launch(self) -> str:
@@ -57,8 +56,7 @@ class McpServer:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedTool:
+class ListedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as its server lists it; ``parameters`` is a JSON schema."""
 
     name: str
@@ -66,8 +64,7 @@ class ListedTool:
     parameters: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpState:
+class McpState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one server: ``tools`` counts those that it listed last, None where it was never reached.
 
     ``trouble`` is why it is not connected, None while it is.

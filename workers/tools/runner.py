@@ -8,10 +8,11 @@ import threading
 from asyncio import Future, get_running_loop
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import anyio
+import msgspec
+from msgspec.structs import replace
 
 from workers.errors import UnknownTool
 from workers.notifier import Notifier
@@ -100,8 +101,7 @@ def _deliverable(error: BaseException) -> BaseException:
     return error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolUse:
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """One call to run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate.
 
     ``key`` is the same when the same call is made again after a crash: a tool that keeps it acts once. ``origin`` is

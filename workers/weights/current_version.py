@@ -1,7 +1,6 @@
 """Which version of its weights a model has, and where they are: kept over restarts of Roundhouse."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -67,8 +66,7 @@ class CurrentWeights(Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentWeightsFile:
+class CurrentWeightsFile(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a model's standing; in memory alone where there is no state directory."""
 
     name: str

@@ -1,9 +1,10 @@
 """The group in which a trainer broadcasts: rank 0 is the trainer's, the engines' processes have the others."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
+
+import msgspec
 
 from workers.policy.weights import Backend
 from workers.spec import WorkerId
@@ -17,8 +18,7 @@ class GroupState(StrEnum):
     BROKEN = "broken"  # one of it is gone: it has to be made again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRequest:
+class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the trainer's store, and the seconds in which all are to come together."""
 
     backend: Backend
@@ -27,8 +27,7 @@ class GroupRequest:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's place: its first rank, and how many processes it has."""
 
     incarnation: int

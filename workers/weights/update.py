@@ -1,15 +1,15 @@
 """One update of weights as it is asked for, and as it goes. Values and what is measured; no I/O."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from workers.policy.weight_update import UpdateProgress, UpdateStage, UpdateState, WorkerPart
 from workers.policy.weights import UpdateMode, UpdatePhase
 from workers.spec import WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor that a trainer broadcasts; ``dtype`` is torch's word for it (``bfloat16``)."""
 
     name: str
@@ -22,8 +22,7 @@ class Tensor:
         return {"name": self.name, "dtype": self.dtype.removeprefix("torch."), "shape": list(self.shape)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRequest:
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A caller's update: the folder of a checkpoint, or tensors that a trainer will broadcast in their order.
 
     ``version`` None is the next one. With ``clear_cache`` requests that are kept read their prompts again. Tensors are

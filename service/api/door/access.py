@@ -5,9 +5,9 @@ route of the app and asks this table. A route that is missing here is for ``admi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Final
 
+import msgspec
 from fastapi import Depends, Request
 
 from service.api.errors.forms import SERVED
@@ -59,8 +59,7 @@ class Rates:
         return bucket.take_token(now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The scope that a route needs; None is any key. Where it ``is_metered``, calls count for ``requests_per_s``."""
 
     scope: KeyScope | None

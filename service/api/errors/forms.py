@@ -4,7 +4,6 @@ Source: specification, "Errors at the front door".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -76,8 +75,7 @@ ANTHROPIC_TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientError:
+class ClientError(msgspec.Struct, frozen=True, kw_only=True):
     """A failure as its client hears of it; ``after_s`` is when to ask again, None is never."""
 
     status: int

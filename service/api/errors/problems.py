@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -38,8 +37,7 @@ METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorAnswer:
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to an error of workers; ``path`` is that of the one fault, if it has one."""
 
     status: int

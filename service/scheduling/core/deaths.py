@@ -4,9 +4,9 @@ Source: the exact (Clopper-Pearson) bound of a binomial rate, C. J. Clopper and 
 """
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from service.conversations.transcript import Charges
@@ -25,8 +25,7 @@ PAUSE_S: Final = 30.0  # between two attempts, at most: while nobody asks, nobod
 STALLED: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRecord:
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one model's turns: how many ended, and how many met a fault that was not theirs."""
 
     acquitted: float = 0

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
@@ -14,8 +16,7 @@ from service.scheduling.core.room_keeper import RoomKeeper
 from workers.policy.placement import Waiting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRoom:
+class WorkerRoom(msgspec.Struct, frozen=True, kw_only=True):
     """The KV cache of one worker, in tokens: what it has room for, what is reserved of it, and by which turns.
 
     Without a ``budget`` the worker's slots bound it, or it is not ready.
@@ -26,8 +27,7 @@ class WorkerRoom:
     needs: Mapping[TurnKey, KvNeed]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityView:
+class CapacityView(msgspec.Struct, frozen=True, kw_only=True):
     """The shares of the KV caches, the turns passed for want of room, and the estimates behind both."""
 
     workers: Mapping[str, WorkerRoom]  # that are ready, or have turns on them
@@ -39,8 +39,7 @@ class CapacityView:
     agents: int  # the same of agents, over all conversations of a job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyTurns:
+class ReadyTurns(msgspec.Struct, frozen=True, kw_only=True):
     """The ready turns of one model: those that wait for any slot, to be tried as suspects, or each for one worker."""
 
     queued: frozenset[TurnKey]

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import anyio
+import msgspec
 from msgspec import structs
 
 from service.conversations.job import JobId
@@ -35,8 +35,7 @@ STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobTurnsState:
+class JobTurnsState(msgspec.Struct, frozen=True, kw_only=True):
     """The state that all attempts of jobs' turns write to; owned by ``JobTurns``."""
 
     jobs: Mapping[JobId, JobPrompts]

@@ -1,9 +1,9 @@
 """One turn from the moment it is ready to its end, over all its attempts."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from service.conversations.job import Agent, TurnKey
@@ -29,8 +29,7 @@ async def judge(validation: Validation, answer: str) -> str | None:
         return "its validation did not end in time"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a turn in flight: tokens read of the prompt, written of the answer, and the watch's verdict.
 
     ``silent_s`` is 0 until the watch calls it silent; ``silence_limit_s`` is how long it may be.

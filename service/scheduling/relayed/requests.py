@@ -5,12 +5,12 @@ import math
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from operator import itemgetter
 from typing import Final
 
+import msgspec
 from typing_extensions import override
 
 from service.conversations.job import Agent, JobId, TurnKey
@@ -66,8 +66,7 @@ class Programs:
             self._places.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on the requests that wait for slots, and on the bodies of all requests together."""
 
     requests: int

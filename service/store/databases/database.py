@@ -5,8 +5,9 @@ method here. All of a transaction's statements stand between ``begin`` and ``com
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from service.conversations.job import Job, JobId
 
@@ -52,8 +53,7 @@ class Connection(Protocol):
         """Close it; what is open is rolled back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that this node runs until it ends, is released, or is taken over; ``fence`` grows each time."""
 
     job_id: JobId

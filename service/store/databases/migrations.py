@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Final
+
+import msgspec
 
 from service.errors import StoreError
 from service.store.databases.database import Connection
@@ -16,8 +17,7 @@ TABLE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
+class Migration(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the schema, from 1."""
 
     number: int

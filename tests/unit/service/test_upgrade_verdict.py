@@ -1,10 +1,10 @@
 """What the new code says to the facts of the old one, and what is refused by name."""
 
 import os
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as with_changed
 
 from service.errors import ConfigError, StoreError

@@ -1,9 +1,10 @@
 """Which engines the next program keeps; and what a worker is held as comes back as it was."""
 
-from dataclasses import replace
+import dataclasses
 from datetime import UTC, datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from workers.engine.log_ring import LogRing
 from workers.handover import launch_of
@@ -49,16 +50,16 @@ def test_a_launch_is_told_apart_by_what_the_engine_is_started_with() -> None:
     """Flags, variables and the address; not by what the service alone does with it."""
     spec = WorkerSpec(id=WorkerId("m-0"), name="m", engine=EngineKind.LLAMA_SERVER, model="./a.gguf", port=9000)
     same = launch_of(spec, {})
-    assert launch_of(replace(spec, params={"max_tokens": 3}), {"HOME": "elsewhere"}) == same
+    assert launch_of(dataclasses.replace(spec, params={"max_tokens": 3}), {"HOME": "elsewhere"}) == same
     others = [
-        replace(spec, port=9001),
-        replace(spec, model="./b.gguf"),
-        replace(spec, args={"threads": 2}),
-        replace(spec, env={"A": "b"}),
-        replace(spec, slots=7),
+        dataclasses.replace(spec, port=9001),
+        dataclasses.replace(spec, model="./b.gguf"),
+        dataclasses.replace(spec, args={"threads": 2}),
+        dataclasses.replace(spec, env={"A": "b"}),
+        dataclasses.replace(spec, slots=7),
     ]
     assert len({same.digest, *(launch_of(each, {}).digest for each in others)}) == 1 + len(others)
-    adapted = launch_of(replace(spec, adapters={"p": "/p.gguf"}), {})
+    adapted = launch_of(dataclasses.replace(spec, adapters={"p": "/p.gguf"}), {})
     assert (adapted.digest, adapted.adapters) == (same.digest, {"p": "/p.gguf"})
 
 

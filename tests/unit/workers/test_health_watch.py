@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from dataclasses import replace
 from random import Random
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from tests.harness.virtual import pass_time, virtually
 from tests.harness.watching import MINUTE, Watching

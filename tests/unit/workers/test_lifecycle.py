@@ -1,12 +1,13 @@
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from workers import states
 from workers.errors import IllegalTransition
@@ -197,7 +198,7 @@ def test_a_tree_that_was_asked_to_end_and_hung_is_stopped_when_it_has_died(life:
 @pytest.mark.parametrize("retry_s", [None, 300.0])
 def test_a_worker_goes_on_once_a_process_that_hung_in_the_kernel_has_died(retry_s: float | None) -> None:
     """It has not given up: its engine was killed for a failure, as any that is broken (Process groups)."""
-    life = Life(replace(LIMITS, restart=replace(LIMITS.restart, retry_s=retry_s)))
+    life = Life(replace(LIMITS, restart=dataclasses.replace(LIMITS.restart, retry_s=retry_s)))
     life.tell(StartRequested())
     life.ready()
     life.tell(EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="silent"))

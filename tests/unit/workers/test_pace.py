@@ -1,9 +1,10 @@
 """How fast an engine is, what an answer takes by that, and what is asked of an engine before its first request."""
 
+import dataclasses
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.harness.virtual import virtually
 from tests.harness.watching import FakeEngine, Watching
@@ -22,7 +23,7 @@ from workers.tools.calls import ToolRecord
 
 LANE = lanes_of([], LayoutPolicy(), 8192)[0]
 ON_LANE = WorkerSpec(engine=EngineKind.VLLM, model="m", lane=LANE, max_tokens_per_step=32, warm_up="You are in Rome.")
-ON_LANE = replace(ON_LANE, warm_up_tools=({"name": "vote"},))
+ON_LANE = dataclasses.replace(ON_LANE, warm_up_tools=({"name": "vote"},))
 PACE = EnginePace().read(tokens=1000, seconds=2.0).wrote(tokens=100, seconds=1.0)
 
 
@@ -70,7 +71,7 @@ def test_an_engine_that_tells_nothing_is_served_all_the_same() -> None:
 
     async def scenario() -> None:
         watching = Watching()
-        spec = replace(ON_LANE, warm_up="", context=512, max_tokens_per_step=1)
+        spec = dataclasses.replace(ON_LANE, warm_up="", context=512, max_tokens_per_step=1)
         await EngineCalibration(spec, watching.engine, watching.watch.observations).run()
         assert watching.engine.calibrated_with == [(62, 16)]  # it fits, and tells of the rate
         assert watching.watch.observations.pace == EnginePace()
